@@ -1,0 +1,130 @@
+"""What a function is, as records: its sets, its limits, its code objects.
+
+A function is registered once and has one or more **code objects**, alternatives that compute the
+same thing on different backends. A code object says its *format*; a driver says which formats it
+runs. So neither the catalogue nor the dispatcher knows a backend by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+import msgspec
+
+from dandelion.data import Bytes, ItemSet, SetSpec
+
+Digest = NewType("Digest", str)
+"""Lower-case hexadecimal SHA-256 of a blob."""
+
+MIB = 1024 * 1024
+
+
+def digest_of(data: Bytes) -> Digest:
+    """Name a blob by its content."""
+    return Digest(hashlib.sha256(data).hexdigest())
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one instance of a function may use.
+
+    Attributes:
+        memory_bytes: host memory of the instance, without its inputs.
+        wall_s: wall-clock seconds.
+        cpu_s: CPU seconds, where the backend can tell.
+        output_bytes: data of all output items together.
+        output_items: number of output items.
+    """
+
+    memory_bytes: int = 512 * MIB
+    wall_s: float = 60.0
+    cpu_s: float = 60.0
+    output_bytes: int = 256 * MIB
+    output_items: int = 100_000
+
+
+class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One way to run a function.
+
+    Attributes:
+        format: what the bytes are: ``python``, ``blueprint``, ``elf``, ``wasm``, ``null``, ``http``.
+        main: digest of the blob that a driver reads first; empty for platform functions.
+        files: other blobs by the name that `main` uses for them (kernel sources, modules).
+        options: driver-specific settings, for example ``entry`` of a Python function.
+    """
+
+    format: str
+    main: Digest = Digest("")
+    files: dict[str, Digest] = {}
+    options: dict[str, str] = {}
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A registered function: names, sets, limits, code objects.
+
+    Attributes:
+        name: identifier, unique among functions and compositions.
+        inputs: input sets, in order; order is the position of a set in calls by position.
+        outputs: output sets, in order.
+        static: items of input sets that are fixed at registration, by set name: (item name, digest).
+            A static set has priority; callers may not give it.
+        code: alternatives, best first.
+        limits: what one instance may use.
+        kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
+        version: given by the catalogue, from 1 upwards.
+    """
+
+    name: str
+    inputs: tuple[SetSpec, ...] = ()
+    outputs: tuple[SetSpec, ...] = ()
+    static: dict[str, tuple[tuple[str, Digest], ...]] = {}
+    code: tuple[CodeObject, ...] = ()
+    limits: Limits = Limits()
+    kind: str = "compute"
+    version: int = 0
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the input sets, in order."""
+        return tuple(s.name for s in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the output sets, in order."""
+        return tuple(s.name for s in self.outputs)
+
+    def blobs(self) -> set[Digest]:
+        """Digests of all blobs that this function needs."""
+        wanted = {d for items in self.static.values() for _, d in items}
+        for code in self.code:
+            wanted.update(code.files.values())
+            if code.main:
+                wanted.add(code.main)
+        return wanted
+
+
+@dataclass(slots=True)
+class Function:
+    """A function with the blobs of one of its code objects: what a driver checks and an engine runs.
+
+    Attributes:
+        spec: the registered record.
+        code: the code object that was chosen.
+        main: bytes of ``code.main``.
+        files: bytes of ``code.files``, by name.
+        static: static input sets by name, in memory.
+        identity: digest of code and files; equal identity means equal behaviour.
+    """
+
+    spec: FunctionSpec
+    code: CodeObject
+    main: Bytes = b""
+    files: Mapping[str, Bytes] = field(default_factory=dict)
+    static: Mapping[str, ItemSet] = field(default_factory=dict)
+    identity: Digest = Digest("")
+
+    def __post_init__(self) -> None:
+        if not self.identity:
+            self.identity = digest_of(msgspec.msgpack.encode((self.spec, self.code), order="sorted"))
