@@ -4,8 +4,9 @@ An **item** is a name, a key (unsigned 32-bit) and bytes. A **set** is a named, 
 of items; a set without items does not exist, and is ``None`` wherever a set is expected. Items are
 immutable once produced, so passing one on is passing a reference.
 
-Ownership: `Item.data` is ``bytes`` or a read-only ``memoryview``. A view into a memory context keeps
-that context alive; the last view that goes returns the context to its domain. Nobody frees by hand.
+Ownership: `Item.data` is ``bytes`` or a read-only ``memoryview``. A view into a memory context
+keeps that context alive; the last view that goes returns the context to its domain. Nobody frees by
+hand.
 
 Source: data model of the Dandelion paper, section 3; keys and empty sets as in its composition
 language.
@@ -93,7 +94,7 @@ class ItemSet(msgspec.Struct, frozen=True):
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
 
-    def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Item]:
         return iter(self.items)
 
     def __len__(self) -> int:
@@ -129,7 +130,9 @@ class ItemSet(msgspec.Struct, frozen=True):
             raise InvalidInput(f"set {self.name}", f"it has {len(self.items)} items, not one")
         return self.items[0]
 
-    def numpy(self, dtype: npt.DTypeLike = None, shape: tuple[int, ...] = ()) -> npt.NDArray[Any]:
+    def numpy(
+        self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] = ()
+    ) -> npt.NDArray[Any]:
         """View the only item as a read-only numpy array; see `Item.numpy`.
 
         Without arguments the declared dtype and shape of the set are used, else flat bytes.
@@ -178,8 +181,8 @@ class Sets(Mapping[str, ItemSet | None]):
 def check_item(where: str, name: str, key: int) -> None:
     """Refuse item names and keys that the data model does not allow.
 
-    Names are free text, up to 255 bytes of UTF-8 without NUL. They are data, never paths: nothing in
-    the platform opens a file by an item's name.
+    Names are free text, up to 255 bytes of UTF-8 without NUL. They are data, never paths: nothing
+    in the platform opens a file by an item's name.
 
     Raises:
         InvalidInput: the name is too long, has a NUL or is no valid Unicode, or the key is no u32.
@@ -190,7 +193,9 @@ def check_item(where: str, name: str, key: int) -> None:
         except UnicodeEncodeError:
             raise InvalidInput(where, "the item's name is not valid Unicode") from None
         if len(encoded) > NAME_LIMIT_BYTES:
-            raise InvalidInput(where, f"an item's name has {len(encoded)} bytes, at most 255 may be")
+            raise InvalidInput(
+                where, f"an item's name has {len(encoded)} bytes, at most 255 may be"
+            )
     elif not name.isascii():
         try:
             name.encode()
@@ -310,4 +315,4 @@ def _array_bytes(where: str, array: npt.NDArray[Any], spec: SetSpec | None) -> B
     contiguous = np.ascontiguousarray(array)
     if contiguous.dtype.hasobject:
         raise InvalidInput(where, "an array of Python objects has no bytes")
-    return memoryview(contiguous.reshape(-1).view(np.uint8)).toreadonly()
+    return contiguous.reshape(-1).view(np.uint8).data.toreadonly()

@@ -49,7 +49,8 @@ class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """One way to run a function.
 
     Attributes:
-        format: what the bytes are: ``python``, ``blueprint``, ``elf``, ``wasm``, ``null``, ``http``.
+        format: what the bytes are: ``python``, ``blueprint``, ``elf``, ``wasm``, ``null``,
+        ``http``.
         main: digest of the blob that a driver reads first; empty for platform functions.
         files: other blobs by the name that `main` uses for them (kernel sources, modules).
         options: driver-specific settings, for example ``entry`` of a Python function.
@@ -68,8 +69,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         name: identifier, unique among functions and compositions.
         inputs: input sets, in order; order is the position of a set in calls by position.
         outputs: output sets, in order.
-        static: items of input sets that are fixed at registration, by set name: (item name, digest).
-            A static set has priority; callers may not give it.
+        static: items of input sets that are fixed at registration, by set name: (item name,
+            digest). A static set has priority; callers may not give it.
         code: alternatives, best first.
         limits: what one instance may use.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
@@ -107,7 +108,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 @dataclass(slots=True)
 class Function:
-    """A function with the blobs of one of its code objects: what a driver checks and an engine runs.
+    """A function with the blobs of one of its code objects: what a driver checks and an engine
+    runs.
 
     Attributes:
         spec: the registered record.
@@ -127,4 +129,6 @@ class Function:
 
     def __post_init__(self) -> None:
         if not self.identity:
-            self.identity = digest_of(msgspec.msgpack.encode((self.spec, self.code), order="sorted"))
+            self.identity = digest_of(
+                msgspec.msgpack.encode((self.spec, self.code), order="sorted")
+            )

@@ -1,0 +1,338 @@
+"""The catalogue: what is registered. The contract of every store, and the in-memory one.
+
+The catalogue keeps **records** (functions, compositions, libraries), each with a name and versions
+that count from 1, and **blobs** (code, weights) named by their SHA-256. A `Batch` is registered
+whole or not at all; when `register` returns, it is durable to the degree that the store promises.
+Functions and compositions share one space of names, libraries have their own.
+
+Durable stores are modules ``dandelion.registry.SCHEME`` with ``open_catalog(url) -> Catalog``.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from dandelion.data import Bytes
+from dandelion.errors import BackendUnavailable, Conflict, Unknown, nearest
+from dandelion.function import Digest, FunctionSpec, digest_of
+
+
+class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A registered composition, as canonical language text.
+
+    Attributes:
+        name: identifier, unique among functions and compositions.
+        text: one composition with its function declarations, as the printer writes it.
+        inputs, outputs: names of its sets, in order.
+        uses: names of the functions and compositions that it applies.
+        version: given by the catalogue.
+    """
+
+    name: str
+    text: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    uses: tuple[str, ...] = ()
+    version: int = 0
+
+
+class LibraryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A named code object that blueprints refer to by ``path``.
+
+    Attributes:
+        name: as blueprints write it; it is a key, never a path on any disk.
+        digest: the blob.
+        size_bytes: its length.
+        version: given by the catalogue.
+    """
+
+    name: str
+    digest: Digest
+    size_bytes: int = 0
+    version: int = 0
+
+
+Record: TypeAlias = FunctionSpec | CompositionRecord | LibraryRecord
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records and blobs that are registered together, all or nothing.
+
+    `blobs` need only hold what the catalogue has not got yet; `Catalog.has_blob` tells.
+    """
+
+    functions: list[FunctionSpec] = field(default_factory=list)
+    compositions: list[CompositionRecord] = field(default_factory=list)
+    libraries: list[LibraryRecord] = field(default_factory=list)
+    blobs: dict[Digest, Bytes] = field(default_factory=dict)
+
+    def records(self) -> list[Record]:
+        """All records: libraries, functions, compositions."""
+        return [*self.libraries, *self.functions, *self.compositions]
+
+
+class Catalog(abc.ABC):
+    """What is registered. Safe to call from any thread.
+
+    Readers get the newest version unless they name one. `generation` grows with every change, so
+    caches above can tell whether they are current.
+    """
+
+    generation: int = 0
+
+    def register(self, batch: Batch) -> list[Record]:
+        """Add a batch; give its records back with their versions, in the order of `Batch.records`.
+
+        A record equal to its newest registered version is not added again: registering is
+        idempotent.
+
+        Raises:
+            Conflict: a function's name belongs to a composition or the other way round, or the
+                batch names something twice.
+            Unknown: a blob is neither in the batch nor in the store.
+            InvalidInput: a blob's bytes do not have the digest they are filed under.
+        """
+        _check_batch(batch, self)
+        return self._register(batch)
+
+    @abc.abstractmethod
+    def _register(self, batch: Batch) -> list[Record]: ...
+
+    @abc.abstractmethod
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        """Find a function or composition."""
+
+    @abc.abstractmethod
+    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
+        """Find a library."""
+
+    @abc.abstractmethod
+    def records(self) -> list[Record]:
+        """All newest versions, by kind and name."""
+
+    @abc.abstractmethod
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        """All registered versions of a name, ascending; empty if there is none."""
+
+    @abc.abstractmethod
+    def has_blob(self, digest: Digest) -> bool:
+        """Tell whether a blob is stored."""
+
+    @abc.abstractmethod
+    def blob(self, digest: Digest) -> Bytes:
+        """Read a blob.
+
+        Raises:
+            Unknown: it is not stored.
+            CatalogCorrupt: its bytes no longer match its digest.
+        """
+
+    @abc.abstractmethod
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        """Remove one version, or all of a name; blobs that nobody uses any more go with them.
+
+        Raises:
+            Unknown: there is no such name or version.
+            Conflict: a registered composition uses it.
+        """
+
+    def close(self) -> None:
+        """Release files and connections."""
+
+    def get_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord:
+        """Find a function or composition.
+
+        Raises:
+            Unknown: with the nearest registered name.
+        """
+        found = self.find_callable(name, version)
+        if found is None:
+            names = [r.name for r in self.records() if not isinstance(r, LibraryRecord)]
+            close = nearest(name, names) if version is None else None
+            raise Unknown("function or composition", name, version, close)
+        return found
+
+
+def kind_of(record: Record | type[Record]) -> str:
+    """Word for a kind of record: ``function``, ``composition``, ``library``."""
+    cls = record if isinstance(record, type) else type(record)
+    return {FunctionSpec: "function", CompositionRecord: "composition"}.get(cls, "library")
+
+
+def users_of(name: str, records: Iterable[Record]) -> list[str]:
+    """Names of the compositions among `records` that use `name`."""
+    return [r.name for r in records if isinstance(r, CompositionRecord) and name in r.uses]
+
+
+def _check_batch(batch: Batch, catalog: Catalog) -> None:
+    seen: dict[str, type] = {}
+    named: list[FunctionSpec | CompositionRecord] = [*batch.functions, *batch.compositions]
+    for record in named:
+        if record.name in seen:
+            raise Conflict(kind_of(record), record.name, "it is named twice in one registration")
+        seen[record.name] = type(record)
+        other = catalog.find_callable(record.name)
+        if other is not None and type(other) is not type(record):
+            raise Conflict(kind_of(record), record.name, f"the name belongs to a {kind_of(other)}")
+    for digest, data in batch.blobs.items():
+        if digest_of(data) != digest:
+            raise Conflict("blob", digest, f"its bytes have the digest {digest_of(data)}")
+    for function in batch.functions:
+        for digest in function.blobs():
+            if digest not in batch.blobs and not catalog.has_blob(digest):
+                raise Unknown("blob", digest)
+    for library in batch.libraries:
+        if library.digest not in batch.blobs and not catalog.has_blob(library.digest):
+            raise Unknown("blob", library.digest)
+
+
+def same_but_version(a: Record, b: Record | None) -> bool:
+    """Tell whether two records differ in their version alone."""
+    return b is not None and with_version(a, 0) == with_version(b, 0)
+
+
+def with_version(record: Record, version: int) -> Record:
+    """Give the same record with another version."""
+    return msgspec.structs.replace(record, version=version)
+
+
+class MemoryCatalog(Catalog):
+    """A catalogue that lives and dies with its process."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], dict[int, Record]] = {}
+        self._blobs: dict[Digest, Bytes] = {}
+        self._next: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def _register(self, batch: Batch) -> list[Record]:
+        with self._lock:
+            self._blobs.update({d: bytes(b) for d, b in batch.blobs.items()})
+            result = [self._add(record) for record in batch.records()]
+            self._sweep()
+            self.generation += 1
+            return result
+
+    def _add(self, record: Record) -> Record:
+        slot = (kind_of(record), record.name)
+        versions = self._records.setdefault(slot, {})
+        newest = versions[max(versions)] if versions else None
+        if newest is not None and same_but_version(record, newest):
+            return newest
+        version = self._next.get(slot, 0) + 1
+        self._next[slot] = version
+        versions[version] = with_version(record, version)
+        return versions[version]
+
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        for kind in ("function", "composition"):
+            found = self._find(kind, name, version)
+            if isinstance(found, FunctionSpec | CompositionRecord):
+                return found
+        return None
+
+    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
+        found = self._find("library", name, version)
+        return found if isinstance(found, LibraryRecord) else None
+
+    def _find(self, kind: str, name: str, version: int | None) -> Record | None:
+        with self._lock:
+            versions = self._records.get((kind, name))
+            if not versions:
+                return None
+            return versions.get(max(versions) if version is None else version)
+
+    def records(self) -> list[Record]:
+        with self._lock:
+            return [v[max(v)] for _, v in sorted(self._records.items())]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        with self._lock:
+            return sorted(self._records.get((kind_of(kind), name), ()))
+
+    def has_blob(self, digest: Digest) -> bool:
+        return digest in self._blobs
+
+    def blob(self, digest: Digest) -> Bytes:
+        try:
+            return self._blobs[digest]
+        except KeyError:
+            raise Unknown("blob", digest) from None
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        with self._lock:
+            slot = (kind_of(kind), name)
+            versions = self._records.get(slot, {})
+            gone = [v for v in versions if version is None or v == version]
+            if not gone:
+                known = [n for k, n in self._records if k == slot[0]]
+                raise Unknown(slot[0], name, version, nearest(name, known))
+            if len(gone) == len(versions):
+                check_unused(slot[0], name, self._newest())
+                del self._records[slot]
+            removed = [versions.pop(v) for v in gone]
+            self._sweep()
+            self.generation += 1
+            return removed
+
+    def _newest(self) -> list[Record]:
+        return [v[max(v)] for v in self._records.values()]
+
+    def _sweep(self) -> None:
+        used = used_blobs(r for v in self._records.values() for r in v.values())
+        for digest in [d for d in self._blobs if d not in used]:
+            del self._blobs[digest]
+
+
+def check_unused(kind: str, name: str, records: Iterable[Record]) -> None:
+    """Refuse to remove what a composition uses.
+
+    Raises:
+        Conflict: with the names of the users.
+    """
+    users = [u for u in users_of(name, records) if u != name] if kind != "library" else []
+    if users:
+        raise Conflict(kind, name, f"composition {', '.join(sorted(users))} uses it")
+
+
+def used_blobs(records: Iterable[Record]) -> set[Digest]:
+    """Digests of all blobs that records refer to."""
+    used: set[Digest] = set()
+    for record in records:
+        if isinstance(record, FunctionSpec):
+            used |= record.blobs()
+        elif isinstance(record, LibraryRecord):
+            used.add(record.digest)
+    return used
+
+
+def open_catalog(url: str) -> Catalog:
+    """Open a catalogue: ``memory:``, or ``SCHEME:PATH`` of a store in ``dandelion.registry``.
+
+    Raises:
+        BackendUnavailable: no store has that scheme.
+        CatalogCorrupt: the store's files are damaged.
+    """
+    scheme, _, path = url.partition(":")
+    if scheme == "memory":
+        return MemoryCatalog()
+    try:
+        module = importlib.import_module(f"dandelion.registry.{scheme}")
+    except ModuleNotFoundError:
+        raise BackendUnavailable(f"registry {scheme}", "no such store", "use sqlite:PATH") from None
+    opener: Callable[[str], Catalog] = module.open_catalog
+    return opener(path)

@@ -1,0 +1,288 @@
+"""The contracts of a backend: `Driver` and `Engine`.
+
+A **driver** belongs to one backend. It tells what is there (`probe`), checks code at registration
+without touching a device (`check`), tells from sizes alone what a call will need (`demand`) and
+makes engines (`engine`). An **engine** runs one instance of a function at a time: sets in, sets
+out. It is plain synchronous code; where it runs is its driver's `hosting`, carried out by the node:
+
+========= ====================================================================================
+INLINE    in the dispatcher's own step; for functions that cost less than a thread switch
+THREAD    in a thread of the node, one for each engine; the engine itself isolates untrusted code
+PROCESS   in a child process that maps the arena; for devices, whose faults end a process
+LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); for I/O
+========= ====================================================================================
+
+A backend is a module or package ``dandelion.backends.NAME`` with a function ``driver() -> Driver``.
+Importing it, and calling `driver`, `check` and `demand`, must work without the backend's heavy
+library; only `probe` and `engine` may load that. Third parties add a backend by an entry point of
+the group ``dandelion.backends``.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import importlib
+import importlib.metadata
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
+
+from dandelion.data import Bytes, ItemSet, checked
+from dandelion.errors import (
+    BackendUnavailable,
+    BadOutput,
+    DandelionError,
+    InternalError,
+    InvalidInput,
+    nearest,
+)
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import MemoryDomain
+
+InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
+"""The sets of one instance, by position of the declaration; None where a set is absent."""
+
+
+class Hosting(enum.Enum):
+    """Where the node runs a driver's engines; see the module's text."""
+
+    INLINE = "inline"
+    THREAD = "thread"
+    PROCESS = "process"
+    LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Something one or more engines can be started on: a core, a device.
+
+    Attributes:
+        name: how the backend calls it, for example ``0`` or ``cpu``; `Driver.engine` understands
+        it.
+        description: for people, for example ``NVIDIA H200, 141 GB``.
+        memory_bytes: memory of its own, 0 if it uses the host's.
+        details: facts for ``dandelion doctor``.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int = 0
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a call will need, known before it runs.
+
+    Attributes:
+        output_bytes: upper bound of all outputs with their alignment; None if only the run tells.
+        device_bytes: device memory.
+        blocks: largest number of thread blocks that one launch has.
+    """
+
+    output_bytes: int | None = None
+    device_bytes: int = 0
+    blocks: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One instance, as an engine sees it.
+
+    Attributes:
+        id: unique within the node.
+        function: code and static facts.
+        inputs: sets by position of ``function.spec.inputs``; absent ones are None.
+        domain: where the engine acquires contexts for its outputs.
+        deadline_ns: on `time.monotonic_ns`; the engine ends the call with `TimedOut` after it.
+        stages: an engine writes here how long its stages took, in nanoseconds, by name.
+    """
+
+    id: int
+    function: Function
+    inputs: InstanceSets
+    domain: MemoryDomain
+    deadline_ns: int
+    stages: dict[str, int] = field(default_factory=dict)
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, not below zero."""
+        return max(0.0, (self.deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+class Engine(abc.ABC):
+    """Runs one instance at a time, on one resource. Used by one thread at a time, but for `cancel`.
+
+    Attributes:
+        name: for errors, metrics and traces, for example ``opencl:0``.
+    """
+
+    name: str
+
+    def run(self, call: Call) -> InstanceSets:
+        """Run an instance to its end.
+
+        Returns:
+            Output sets by position of ``call.function.spec.outputs``; None where empty. Their data
+            lies in contexts of ``call.domain``, or is small and on the heap.
+
+        Raises:
+            DandelionError: of the family that says whose fault it is. Anything else that `_run`
+                raises becomes an `InternalError`.
+        """
+        try:
+            outputs = self._run(call)
+            return check_outputs(call.function.spec, outputs)
+        except DandelionError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    @abc.abstractmethod
+    def _run(self, call: Call) -> InstanceSets: ...
+
+    def cancel(self, call_id: int) -> bool:
+        """Ask, from another thread, that a running call ends soon. False if it cannot be done."""
+        return False
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back everything: children, device memory, descriptors. May be called twice."""
+
+
+class AsyncEngine(abc.ABC):
+    """Runs many instances at once on an event loop. Trusted platform code only."""
+
+    name: str
+
+    async def run(self, call: Call) -> InstanceSets:
+        """Run an instance to its end, as `Engine.run`; cancelling the coroutine cancels it."""
+        try:
+            outputs = await self._run(call)
+            return check_outputs(call.function.spec, outputs)
+        except DandelionError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    @abc.abstractmethod
+    async def _run(self, call: Call) -> InstanceSets: ...
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close connections and sessions."""
+
+
+class Driver(abc.ABC):
+    """One backend. Cheap to make; see the module's text for what may load heavy libraries.
+
+    Attributes:
+        name: the backend's name.
+        formats: formats of code objects that its engines run.
+        hosting: where its engines run.
+    """
+
+    name: ClassVar[str]
+    formats: ClassVar[frozenset[str]]
+    hosting: ClassVar[Hosting]
+
+    @abc.abstractmethod
+    def probe(self) -> list[Resource]:
+        """List the resources that engines can be started on, best first.
+
+        Raises:
+            BackendUnavailable: with what is missing and how to get it.
+        """
+
+    def check(self, function: Function) -> None:
+        """Refuse code that could never run. No device is touched, no user code is run.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: with all problems at once.
+        """
+
+    def references(self, main: Bytes) -> tuple[str, ...]:
+        """Name the files that a code object's main blob refers to, such as a blueprint's modules.
+
+        Registration finds each among the code object's own files, else among the libraries.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: the blob cannot be read.
+        """
+        return ()
+
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        """Tell what a call will need, from the code and the inputs' sizes.
+
+        Raises:
+            InvalidInput, InvalidBlueprint: the inputs do not fit the code.
+        """
+        return Demand()
+
+    @abc.abstractmethod
+    def engine(self, resource: str) -> Engine | AsyncEngine:
+        """Start an engine, in the process and thread where it will run.
+
+        Raises:
+            BackendUnavailable: the resource is not there or cannot be used.
+        """
+
+    def functions(self) -> tuple[FunctionSpec, ...]:
+        """Platform functions that this backend provides, such as ``HTTP``."""
+        return ()
+
+
+def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
+    """Hold outputs against declaration and limits.
+
+    Raises:
+        BadOutput: wrong number of sets, or names, keys, sizes or counts that are not allowed.
+    """
+    if len(outputs) != len(spec.outputs):
+        raise BadOutput(spec.name, f"{len(outputs)} sets instead of {len(spec.outputs)}")
+    count = size = 0
+    result: list[ItemSet | None] = []
+    for declared, given in zip(spec.outputs, outputs, strict=True):
+        if given is None or not given.items:
+            result.append(None)
+            continue
+        count += len(given.items)
+        size += given.size_bytes
+        try:
+            result.append(checked(declared.name, given.items, declared))
+        except InvalidInput as error:
+            raise BadOutput(spec.name, str(error)) from None
+    if count > spec.limits.output_items:
+        raise BadOutput(spec.name, f"{count} items are more than {spec.limits.output_items}")
+    if size > spec.limits.output_bytes:
+        raise BadOutput(spec.name, f"{size} bytes are more than {spec.limits.output_bytes}")
+    return tuple(result)
+
+
+def backend_names() -> list[str]:
+    """List the names of the backends that are installed, working or not."""
+    found = {p.name for p in importlib.metadata.entry_points(group="dandelion.backends")}
+    return sorted(found | {"cuda", "hip", "http", "null", "opencl", "process"})
+
+
+def load_driver(name: str) -> Driver:
+    """Load a backend by name.
+
+    Raises:
+        BackendUnavailable: there is no such backend, or a third party's cannot be imported.
+    """
+    points = {p.name: p for p in importlib.metadata.entry_points(group="dandelion.backends")}
+    module_name = points[name].value if name in points else f"dandelion.backends.{name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        close = nearest(name, backend_names())
+        raise BackendUnavailable(
+            name,
+            f"no module '{error.name}'",
+            f"did you mean '{close}'?" if close and close != name else "",
+        ) from None
+    driver: Driver = module.driver()
+    return driver

@@ -1,0 +1,160 @@
+"""Contexts and the contract of the domains that give them out.
+
+A `Context` is a zeroed, bounded piece of memory. Functions' inputs and outputs lie in contexts, and
+items refer to them by views. **Lifetime is reference counting and nothing else**: a view keeps its
+context alive; when the context and the last view into it are gone, a lease returns the bytes to the
+domain. That holds for a user's numpy array as for the dispatcher's sets, so there is no way to free
+memory that somebody can still see, and nothing to forget.
+
+States of a piece of memory::
+
+    free (zero) --acquire--> leased --last view gone--> returned (dirty) --recycle--> free (zero)
+
+`_acquire` may only hand out zeroed bytes. Returning is one append to a queue, since it may happen
+anywhere, even inside the garbage collector; zeroing is done by `recycle`, off the caller's path.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dandelion.data import Bytes
+from dandelion.errors import ContextFull, InvalidInput
+
+PAGE_BYTES = 4096
+
+
+class Lease:
+    """Owns a piece of a domain's memory; calls `release` once, when the last view is gone.
+
+    It speaks numpy's array interface, so an array made over it keeps it alive, and so does every
+    memoryview or array that is derived from that one.
+    """
+
+    __slots__ = ("__array_interface__", "_keep", "_release")
+
+    def __init__(
+        self, address: int, size_bytes: int, release: Callable[[], None], keep: object
+    ) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        self._release = release
+        self._keep = keep  # the mapping must outlive the last view, even if the domain is closed
+
+    def __del__(self) -> None:
+        self._release()
+
+
+def leased_view(
+    address: int, size_bytes: int, release: Callable[[], None], keep: object
+) -> memoryview:
+    """Make a writable view of raw memory whose end of life calls `release`."""
+    return np.asarray(Lease(address, size_bytes, release, keep)).data
+
+
+@dataclass(slots=True)
+class Context:
+    """A bounded, zeroed piece of a domain's memory.
+
+    Attributes:
+        domain: who gave it out.
+        offset_bytes: start within the domain's address range (0 where there is none).
+        size_bytes: usable length.
+        view: writable view of exactly these bytes.
+    """
+
+    domain: MemoryDomain
+    offset_bytes: int
+    size_bytes: int
+    view: memoryview
+
+    def write(self, offset_bytes: int, data: Bytes) -> memoryview:
+        """Copy `data` in and give a read-only view of it.
+
+        Raises:
+            ContextFull: the data does not fit behind `offset_bytes`.
+        """
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        end = offset_bytes + size
+        if offset_bytes < 0 or end > self.size_bytes:
+            raise ContextFull("context", end, self.size_bytes)
+        target = self.view[offset_bytes:end]
+        target[:] = data
+        return target.toreadonly()
+
+    def read(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """View a part, read-only.
+
+        Raises:
+            ContextFull: the part does not lie inside the context.
+        """
+        end = offset_bytes + size_bytes
+        if offset_bytes < 0 or size_bytes < 0 or end > self.size_bytes:
+            raise ContextFull("context", end, self.size_bytes)
+        return self.view[offset_bytes:end].toreadonly()
+
+
+@dataclass(frozen=True, slots=True)
+class DomainStats:
+    """What a domain holds. All sizes in bytes.
+
+    `used_bytes` counts leased memory and memory that waits for zeroing; `contexts` counts leases.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    contexts: int
+
+
+class MemoryDomain(abc.ABC):
+    """Gives out contexts from one kind of memory. Safe to call from any thread.
+
+    Attributes:
+        kind: name of the kind of memory; transfers are chosen by pairs of kinds.
+    """
+
+    kind: ClassVar[str]
+
+    def acquire(self, size_bytes: int) -> Context:
+        """Give a zeroed context of at least one byte.
+
+        Raises:
+            InvalidInput: the size is not positive.
+            ContextFull: the domain has no room; nothing changed.
+        """
+        if size_bytes <= 0:
+            raise InvalidInput("context", f"a context of {size_bytes} bytes was asked for")
+        return self._acquire(size_bytes)
+
+    def recycle(self) -> int:
+        """Zero what was returned and make it free again. Returns the bytes that were zeroed."""
+        return 0
+
+    def locate(self, data: Bytes) -> int | None:
+        """Tell the offset of `data` within this domain's memory, or None if it lies elsewhere."""
+        return None
+
+    @abc.abstractmethod
+    def _acquire(self, size_bytes: int) -> Context: ...
+
+    @abc.abstractmethod
+    def stats(self) -> DomainStats:
+        """Count what is in use."""
+
+    def close(self) -> None:
+        """Give the memory back to the system. Views that are still alive stay valid."""
+
+
+def address_of(data: Bytes) -> int:
+    """Tell the address of the first byte of a bytes-like object."""
+    array: Any = np.frombuffer(data, dtype=np.uint8)
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,148 @@
+"""The shared domain: one sealed memfd, the **arena**, of which contexts are page-aligned slices.
+
+The node owns the arena and its allocator. Trusted engine processes map the same memory by file
+descriptor (`ArenaMap`) and are told (offset, length) pairs; they never allocate. Untrusted code
+never maps it. The file cannot shrink or grow (seals), so a mapping can never fault because of a
+peer.
+
+Acquiring is a lookup in the free ranges, never a system call. Returned slices are zeroed by
+writing, not by punching holes: engines pin this memory for their devices, and a hole would leave a
+device with the old pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+from collections import deque
+from typing import ClassVar
+
+from dandelion.data import Bytes
+from dandelion.errors import ContextFull, InvalidInput
+from dandelion.memory.context import (
+    PAGE_BYTES,
+    Context,
+    DomainStats,
+    MemoryDomain,
+    address_of,
+    leased_view,
+)
+from dandelion.memory.free_ranges import FreeRanges
+
+_F_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
+
+
+class ArenaMap:
+    """A mapping of the arena in this process.
+
+    Args:
+        fd: the arena's memfd; this object owns and closes it.
+        size_bytes: size of the arena.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self._map = mmap.mmap(fd, size_bytes)
+        self.view = memoryview(self._map)
+        self.address = address_of(self.view)
+
+    def locate(self, data: Bytes) -> int | None:
+        """Tell the offset of `data` in the arena, or None if it lies elsewhere."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if not size or isinstance(data, bytes):
+            return None
+        offset = address_of(data) - self.address
+        return offset if 0 <= offset <= self.size_bytes - size else None
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping goes with the last view into it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class SharedDomain(MemoryDomain):
+    """Contexts as slices of one arena that other processes can map.
+
+    Args:
+        capacity_bytes: size of the arena, rounded up to pages. It is reserved address space; memory
+            is used as it is touched.
+    """
+
+    kind: ClassVar[str] = "shared"
+
+    def __init__(self, capacity_bytes: int) -> None:
+        if capacity_bytes <= 0:
+            raise InvalidInput("arena", f"a capacity of {capacity_bytes} bytes was asked for")
+        size = _pages(capacity_bytes)
+        fd = os.memfd_create("dandelion-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+            self.map = ArenaMap(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._ranges = FreeRanges(size)
+        self._returned: deque[tuple[int, int]] = deque()
+        self._leased = 0
+        self._lock = threading.Lock()  # the ranges; held for microseconds
+        self._zeroing = threading.Lock()  # held while memory is zeroed
+
+    def _acquire(self, size_bytes: int) -> Context:
+        size = _pages(size_bytes)
+        start = self._take(size)
+        if start is None:
+            self.recycle()
+            start = self._take(size)
+        if start is None:
+            raise ContextFull(self.kind, size, self._ranges.largest)
+        returned = self._returned
+
+        def release() -> None:  # may run inside the collector: one atomic append, no lock
+            returned.append((start, size))
+
+        address = self.map.address + start
+        view = leased_view(address, size_bytes, release, self.map.view)
+        return Context(self, start, size_bytes, view)
+
+    def _take(self, size: int) -> int | None:
+        with self._lock:
+            start = self._ranges.take(size)
+            if start is not None:
+                self._leased += 1
+            return start
+
+    def recycle(self) -> int:
+        total = 0
+        with self._zeroing:  # who waits here for room finds all of it afterwards
+            while self._returned:
+                start, size = self._returned.popleft()
+                ctypes.memset(self.map.address + start, 0, size)
+                with self._lock:
+                    self._ranges.give(start, size)
+                    self._leased -= 1
+                total += size
+        return total
+
+    def locate(self, data: Bytes) -> int | None:
+        return self.map.locate(data)
+
+    def stats(self) -> DomainStats:
+        self.recycle()
+        with self._lock:
+            return DomainStats(
+                self.map.size_bytes, self.map.size_bytes - self._ranges.free, self._leased
+            )
+
+    def close(self) -> None:
+        self.map.close()
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
