@@ -1,0 +1,294 @@
+"""The dynamic semantics of one application: its instances, and the merge of what they produce.
+
+Everything that decides *which* instances an application has stands in this file, as pure functions
+over sets. The rules, with their source in the language of the original system:
+
+1. **Groups.** The parameters of a ``by`` clause form one group, every other parameter is a group of
+   its own. Instances are the cross product of the groups; the first group varies slowest. Groups
+   stand in join order: joined keyed parameters, other keyed ones, joined ``anyKeyed`` ones, the
+   rest; within each in order of the declaration.
+2. **Values of a group.** ``all``: the set. ``each``: one item at a time, in the set's order.
+   ``keyed``: one key at a time, ascending, whatever the order of the items; items of a key keep
+   their order. An absent set that is optional is one value, the absent set.
+3. **Joins** go from left to right over keys; a row holds one key or nothing for each set. ``inner``
+   keeps rows whose key the next set has, ``left`` keeps all rows, ``right`` gives a row for each key
+   of the next set, ``full`` both, ``cross`` every pair. After a ``cross`` the key of a row is that of
+   the set on the right. ``right`` and ``full`` order their rows by key, the others keep the order.
+   A set without a row's key is absent in that instance. An absent set has no keys.
+4. **any shardings** make as many partitions as the policy says, of neighbouring items or keys.
+5. If nothing is bound, or every bound set is absent, there is exactly one instance.
+6. **Merge.** For each output, the items of all instances in instance order, then sorted by key,
+   stably. No items: the set is absent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dandelion.data import Item, ItemSet
+from dandelion.dataflow.graph import Sharding, Strategy
+
+Instance: TypeAlias = tuple[ItemSet | None, ...]
+Row: TypeAlias = tuple[ItemSet | None, ...]
+"""One value of a group: a set for each of the group's parameters."""
+
+_ANY = (Sharding.ANY_EACH, Sharding.ANY_KEYED)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that are sharded together.
+
+    Attributes:
+        positions: parameters by position of the declaration, in join order.
+        sharding: the sharding of all of them.
+        strategies: one less than positions.
+    """
+
+    positions: tuple[int, ...]
+    sharding: Sharding
+    strategies: tuple[Strategy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How many partitions ``any`` shardings get: the platform's choice.
+
+    Attributes:
+        mode: ``max`` (as many as ``each`` or ``keyed`` would give), ``fixed`` or ``auto``.
+        number: N of ``fixed:N``; K of ``auto:K``, the work in a partition that is worth a core.
+        cores: cores that can run instances at once.
+    """
+
+    mode: str = "auto"
+    number: int = 2
+    cores: int = 1
+
+
+def groups_of(
+    shardings: Sequence[Sharding | None],
+    joined: Sequence[int] = (),
+    strategies: Sequence[Strategy] = (),
+) -> tuple[Group, ...]:
+    """Order the bound parameters of an application into groups (rule 1).
+
+    Args:
+        shardings: by position of the declaration; None where nothing is bound.
+        joined: positions named by the ``by`` clause, in its order.
+        strategies: one less than `joined`.
+    """
+    join = Group(tuple(joined), _sharding(shardings, joined), tuple(strategies)) if joined else None
+    singles = [
+        Group((at,), sharding)
+        for at, sharding in enumerate(shardings)
+        if sharding is not None and at not in joined
+    ]
+    keyed = [g for g in singles if g.sharding is Sharding.KEYED]
+    rest = [g for g in singles if g.sharding is not Sharding.KEYED]
+    if join is None:
+        return (*keyed, *rest)
+    if join.sharding is Sharding.KEYED:
+        return (join, *keyed, *rest)
+    return (*keyed, join, *rest)
+
+
+def _sharding(shardings: Sequence[Sharding | None], joined: Sequence[int]) -> Sharding:
+    sharding = shardings[joined[0]]
+    assert sharding is not None, "validation refuses joins of unbound parameters"
+    return sharding
+
+
+def instances(
+    groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
+) -> Iterator[Instance]:
+    """Give the instances of an application one after the other, in order (rules 1 to 5).
+
+    Args:
+        groups: from `groups_of`.
+        sets: by position; None where unbound or absent. Absent sets must be optional ones.
+        policy: for ``any`` shardings.
+    """
+    width = len(sets)
+    if all(item_set is None for item_set in sets):
+        yield (None,) * width
+        return
+    if width == 1 and groups[0].sharding is not Sharding.ALL and groups[0].sharding not in _ANY:
+        yield from _units(groups[0], sets)
+        return
+    if all(g.sharding is Sharding.ALL for g in groups):
+        yield tuple(sets)
+        return
+    values = _values(groups, sets, policy)
+    for combination in itertools.product(*values):
+        instance: list[ItemSet | None] = [None] * width
+        for group, row in zip(groups, combination, strict=True):
+            for position, item_set in zip(group.positions, row, strict=True):
+                instance[position] = item_set
+        yield tuple(instance)
+
+
+def _values(
+    groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
+) -> list[list[Row]]:
+    """Give all values of every group; ``any`` groups are partitioned with the others in view."""
+    values = [list(_units(group, sets)) for group in groups]
+    chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
+    if chosen:
+        fixed = math.prod(len(values[i]) for i in range(len(groups)) if i not in chosen)
+        sizes = [_largest_bytes(groups[i], sets) for i in chosen]
+        counts = partition_counts([len(values[i]) for i in chosen], sizes, policy, fixed)
+        for i, count in zip(chosen, counts, strict=True):
+            values[i] = list(_merged_rows(values[i], count))
+    return values
+
+
+def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
+    """Give the smallest values of one group (rules 2 and 3)."""
+    first = sets[group.positions[0]]
+    if len(group.positions) > 1:
+        yield from joined_rows([sets[p] for p in group.positions], group.strategies)
+    elif first is None or group.sharding is Sharding.ALL:
+        yield (first,)
+    elif group.sharding in (Sharding.EACH, Sharding.ANY_EACH):
+        for item in first.items:
+            yield (ItemSet(first.name, (item,), first.dtype, first.shape),)
+    else:
+        yield from ((part,) for part in by_key(first).values())
+
+
+def _largest_bytes(group: Group, sets: Sequence[ItemSet | None]) -> int:
+    bound = (sets[p] for p in group.positions)
+    return max(s.size_bytes if s is not None else 0 for s in bound)
+
+
+def partition_counts(
+    maxima: Sequence[int], sizes_bytes: Sequence[int], policy: Partitioning, fixed: int
+) -> list[int]:
+    """Choose how many partitions each ``any`` group gets (rule 4).
+
+    Args:
+        maxima: number of items or keys of each group: it cannot have more partitions.
+        sizes_bytes: bytes of the largest set of each group; a group without bytes is not reduced.
+        policy: the mode.
+        fixed: number of instances that the other groups give already.
+    """
+    target = _target(sizes_bytes, policy)
+    if target == 0:
+        return list(maxima)
+    counts = [m if not size else 1 for m, size in zip(maxima, sizes_bytes, strict=True)]
+    left = target // max(1, fixed)
+    open_groups = [i for i, size in enumerate(sizes_bytes) if size and maxima[i]]
+    while left > 1 and open_groups:
+        wanted = left
+        best = min(open_groups, key=lambda i: (maxima[i] % wanted) / maxima[i])
+        open_groups.remove(best)
+        counts[best] = min(left, maxima[best])
+        if maxima[best] >= left:
+            break
+        left //= maxima[best]
+    return counts
+
+
+def _target(sizes_bytes: Sequence[int], policy: Partitioning) -> int:
+    if policy.mode == "max":
+        return 0
+    if policy.mode == "fixed":
+        return policy.number
+    return policy.cores if math.prod(sizes_bytes) else 0
+
+
+def _merged_rows(rows: Sequence[Row], count: int) -> Iterator[Row]:
+    """Merge neighbouring rows into `count` partitions; the first ones are longer by one."""
+    if not rows:
+        return
+    size, longer = divmod(len(rows), count)
+    start = 0
+    for index in range(count):
+        end = start + size + (index < longer)
+        columns = zip(*rows[start:end], strict=True)
+        yield tuple(_concatenated(column) for column in columns)
+        start = end
+
+
+def _concatenated(parts: Iterable[ItemSet | None]) -> ItemSet | None:
+    present = [part for part in parts if part is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    items = tuple(itertools.chain.from_iterable(part.items for part in present))
+    return ItemSet(present[0].name, items, present[0].dtype, present[0].shape)
+
+
+def by_key(item_set: ItemSet | None) -> dict[int, ItemSet]:
+    """Split a set by key, keys ascending; items of a key keep their order."""
+    if item_set is None:
+        return {}
+    parts: dict[int, list[Item]] = {}
+    for item in item_set.items:
+        parts.setdefault(item.key, []).append(item)
+    return {
+        key: ItemSet(item_set.name, tuple(parts[key]), item_set.dtype, item_set.shape)
+        for key in sorted(parts)
+    }
+
+
+def joined_rows(sets: Sequence[ItemSet | None], strategies: Sequence[Strategy]) -> Iterator[Row]:
+    """Join keyed sets from left to right (rule 3)."""
+    parts = [by_key(item_set) for item_set in sets]
+    rows: _Rows = [(key, (part,)) for key, part in parts[0].items()]
+    for width, (strategy, right) in enumerate(zip(strategies, parts[1:], strict=True), start=1):
+        rows = _join(rows, width, strategy, right)
+    return (row for _, row in rows)
+
+
+_Rows: TypeAlias = list[tuple[int, Row]]
+
+
+def _join(rows: _Rows, width: int, strategy: Strategy, right: dict[int, ItemSet]) -> _Rows:
+    """Join rows of `width` sets, each with its key, with one more set."""
+    if strategy is Strategy.CROSS:
+        return [(key, (*row, part)) for _, row in rows for key, part in right.items()]
+    keep_left = strategy in (Strategy.LEFT, Strategy.FULL)
+    result = [(key, (*row, right.get(key))) for key, row in rows if keep_left or key in right]
+    if strategy in (Strategy.RIGHT, Strategy.FULL):
+        known = {key for key, _ in rows}
+        absent = (None,) * width
+        result += [(key, (*absent, part)) for key, part in right.items() if key not in known]
+        result.sort(key=lambda row: row[0])
+    return result
+
+
+def merged(
+    names: Sequence[str], outputs: Sequence[Sequence[ItemSet | None]]
+) -> tuple[ItemSet | None, ...]:
+    """Merge what the instances of an application produced (rule 6).
+
+    Args:
+        names: the sets' names, by position of the output.
+        outputs: for each instance, in instance order, its outputs by position.
+    """
+    if len(outputs) == 1:
+        return tuple(_sorted(name, (s,)) for name, s in zip(names, outputs[0], strict=True))
+    return tuple(
+        _sorted(name, [instance[at] for instance in outputs]) for at, name in enumerate(names)
+    )
+
+
+def _sorted(name: str, parts: Iterable[ItemSet | None]) -> ItemSet | None:
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    first = present[0]
+    if len(present) == 1 and len(first.items) == 1:
+        items = first.items
+    else:
+        everything = itertools.chain.from_iterable(part.items for part in present)
+        items = tuple(sorted(everything, key=_key))
+    return ItemSet(name, items, first.dtype, first.shape)
+
+
+_key = operator.attrgetter("key")
