@@ -11,10 +11,10 @@ over sets. The rules, with their source in the language of the original system:
    ``keyed``: one key at a time, ascending, whatever the order of the items; items of a key keep
    their order. An absent set that is optional is one value, the absent set.
 3. **Joins** go from left to right over keys; a row holds one key or nothing for each set. ``inner``
-   keeps rows whose key the next set has, ``left`` keeps all rows, ``right`` gives a row for each key
-   of the next set, ``full`` both, ``cross`` every pair. After a ``cross`` the key of a row is that of
-   the set on the right. ``right`` and ``full`` order their rows by key, the others keep the order.
-   A set without a row's key is absent in that instance. An absent set has no keys.
+   keeps rows whose key the next set has, ``left`` keeps all rows, ``right`` gives a row for each
+   key of the next set, ``full`` both, ``cross`` every pair. After a ``cross`` the key of a row is
+   that of the set on the right. ``right`` and ``full`` order their rows by key, the others keep the
+   order. A set without a row's key is absent in that instance. An absent set has no keys.
 4. **any shardings** make as many partitions as the policy says, of neighbouring items or keys.
 5. If nothing is bound, or every bound set is absent, there is exactly one instance.
 6. **Merge.** For each output, the items of all instances in instance order, then sorted by key,
@@ -61,12 +61,12 @@ class Partitioning:
 
     Attributes:
         mode: ``max`` (as many as ``each`` or ``keyed`` would give), ``fixed`` or ``auto``.
-        number: N of ``fixed:N``; K of ``auto:K``, the work in a partition that is worth a core.
+        number: N of ``fixed:N``.
         cores: cores that can run instances at once.
     """
 
     mode: str = "auto"
-    number: int = 2
+    number: int = 1
     cores: int = 1
 
 
@@ -283,9 +283,8 @@ def _sorted(name: str, parts: Iterable[ItemSet | None]) -> ItemSet | None:
     if not present:
         return None
     first = present[0]
-    if len(present) == 1 and len(first.items) == 1:
-        items = first.items
-    else:
+    items = first.items
+    if len(present) > 1 or len(items) > 1:
         everything = itertools.chain.from_iterable(part.items for part in present)
         items = tuple(sorted(everything, key=_key))
     return ItemSet(name, items, first.dtype, first.shape)

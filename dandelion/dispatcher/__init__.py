@@ -1,0 +1,17 @@
+"""The dispatcher: a pure state machine that walks one invocation's graph."""
+
+from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, Target, compile_composition
+from dandelion.dispatcher.walk import Cancel, Complete, Fail, Instruction, Run, Walk
+
+__all__ = [
+    "ApplicationPlan",
+    "Cancel",
+    "Complete",
+    "CompositionPlan",
+    "Fail",
+    "Instruction",
+    "Run",
+    "Target",
+    "Walk",
+    "compile_composition",
+]

@@ -1,0 +1,194 @@
+"""Compositions compiled for walking: names become small integers, once.
+
+A `CompositionPlan` is immutable and shared by all invocations of a version. Sets have ids; for each
+set the plan knows which applications wait for it. A nested composition is a plan within a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, Union
+
+from dandelion.data import SetSpec
+from dandelion.dataflow.graph import Application, Composition, Sharding, application_ids
+from dandelion.dataflow.sharding import Group, groups_of
+from dandelion.function import FunctionSpec
+
+Target: TypeAlias = Union[FunctionSpec, "CompositionPlan"]
+"""What an application applies."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ApplicationPlan:
+    """One application, by numbers.
+
+    Attributes:
+        id: name for people and traces, unique within the composition.
+        index: position within the composition.
+        target: the function or the nested composition.
+        sources: for each input set of the target the id of the bound set, or None.
+        required: positions whose absence skips the application.
+        groups: the sharding, see `dandelion.dataflow.sharding`.
+        produced: for each output set of the target the id of the set it becomes, or None.
+        needs: ids of the different sets that must be known before it can run.
+        waits: how many these are.
+        output_names: names of the target's outputs.
+    """
+
+    id: str
+    index: int
+    target: Target
+    sources: tuple[int | None, ...]
+    required: tuple[int, ...]
+    groups: tuple[Group, ...]
+    produced: tuple[int | None, ...]
+    needs: tuple[int, ...]
+    waits: int
+    output_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompositionPlan:
+    """A composition, by numbers.
+
+    Attributes:
+        name: of the composition.
+        inputs: declared input sets; set id i is input i.
+        output_names: names of the output sets.
+        outputs: ids of the output sets.
+        set_count: number of set ids.
+        applications: in the order of the text.
+        consumers: for each set id the applications that wait for it.
+        uses: for each set id the number of its consumers, and one more if it is an output.
+        is_direct: made for calling one function by name.
+    """
+
+    name: str
+    inputs: tuple[SetSpec, ...]
+    output_names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    set_count: int
+    applications: tuple[ApplicationPlan, ...]
+    consumers: tuple[tuple[int, ...], ...]
+    uses: tuple[int, ...]
+    is_direct: bool = False
+
+
+def compile_composition(composition: Composition, find: Callable[[str], Target]) -> CompositionPlan:
+    """Compile a valid composition.
+
+    Args:
+        composition: it has passed `dandelion.dataflow.validate`.
+        find: gives the function or the compiled composition of a name.
+    """
+    ids: dict[str, int] = {}
+    for name in (*composition.inputs, *composition.outputs):
+        ids.setdefault(name, len(ids))
+    for application in composition.applications:
+        for returned in application.returns:
+            ids.setdefault(returned.target, len(ids))
+    names = application_ids(composition)
+    applications = tuple(
+        _compile_application(index, name, application, find(application.function), ids)
+        for index, (name, application) in enumerate(
+            zip(names, composition.applications, strict=True)
+        )
+    )
+    consumers: list[list[int]] = [[] for _ in ids]
+    for plan in applications:
+        for set_id in plan.needs:
+            consumers[set_id].append(plan.index)
+    outputs = tuple(ids[name] for name in composition.outputs)
+    return CompositionPlan(
+        composition.name,
+        tuple(_input_spec(name, ids[name], applications) for name in composition.inputs),
+        composition.outputs,
+        outputs,
+        len(ids),
+        applications,
+        tuple(tuple(c) for c in consumers),
+        tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
+    )
+
+
+def direct_plan(function: FunctionSpec) -> CompositionPlan:
+    """Make the plan for calling a function by its name: all its sets, no sharding, one instance."""
+    given = [s for s in function.inputs if s.name not in function.static]
+    ids = {s.name: at for at, s in enumerate(given)}
+    sources = tuple(ids.get(s.name) for s in function.inputs)
+    outputs = tuple(range(len(given), len(given) + len(function.outputs)))
+    shardings = [None if source is None else Sharding.ALL for source in sources]
+    application = ApplicationPlan(
+        function.name,
+        0,
+        function,
+        sources,
+        (),
+        groups_of(shardings),
+        outputs,
+        tuple(range(len(given))),
+        len(given),
+        function.output_names,
+    )
+    set_count = len(given) + len(outputs)
+    return CompositionPlan(
+        function.name,
+        tuple(given),
+        function.output_names,
+        outputs,
+        set_count,
+        (application,),
+        tuple((0,) if i < len(given) else () for i in range(set_count)),
+        (1,) * set_count,
+        is_direct=True,
+    )
+
+
+def target_inputs(target: Target) -> tuple[str, ...]:
+    """Names of the input sets of a target, in order."""
+    return tuple(s.name for s in target.inputs)
+
+
+def target_outputs(target: Target) -> tuple[str, ...]:
+    """Names of the output sets of a target, in order."""
+    return target.output_names
+
+
+def _compile_application(
+    index: int, name: str, application: Application, target: Target, ids: dict[str, int]
+) -> ApplicationPlan:
+    inputs = target_inputs(target)
+    outputs = target_outputs(target)
+    bound = {binding.parameter: binding for binding in application.bindings}
+    sources = tuple(ids[bound[p].source] if p in bound else None for p in inputs)
+    shardings = [bound[p].sharding if p in bound else None for p in inputs]
+    join = application.join
+    joined: Sequence[int] = [inputs.index(p) for p in join.order] if join is not None else ()
+    strategies = join.strategies if join is not None else ()
+    needs = tuple(sorted({s for s in sources if s is not None}))
+    produced = {returned.output: ids[returned.target] for returned in application.returns}
+    return ApplicationPlan(
+        name,
+        index,
+        target,
+        sources,
+        tuple(at for at, p in enumerate(inputs) if p in bound and not bound[p].optional),
+        groups_of(shardings, joined if strategies else (), strategies),
+        tuple(produced.get(name) for name in outputs),
+        needs,
+        len(needs),
+        outputs,
+    )
+
+
+def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:
+    """Give an input of a composition dtype and shape if all its consumers declare the same."""
+    found = {
+        (spec.dtype, spec.shape)
+        for application in applications
+        for source, spec in zip(application.sources, application.target.inputs, strict=True)
+        if source == set_id
+    }
+    dtype, shape = found.pop() if len(found) == 1 else (None, None)
+    return SetSpec(name, dtype, shape)

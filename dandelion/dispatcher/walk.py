@@ -1,0 +1,304 @@
+"""The walk of one invocation: a pure state machine, events in, instructions out.
+
+Events are the methods `start`, `finished`, `failed` and `cancel`; each gives a list of
+instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever drives a walk calls
+it from one thread at a time.
+
+Life of an application within a frame (a frame is one run of a composition)::
+
+    waiting --last set known--> skipped                      (a required set is absent)
+                            --> running --last instance--> merged
+
+* A set is known when all instances of its producer have finished; there is no streaming between
+  applications.
+* Instances are made as places become free: at most `window` of an application are out at once.
+* Nested compositions run in frames of their own, one for each instance.
+* The first failure ends the walk: what is out is cancelled, what is held is dropped. Events for
+  instances that are no longer out are ignored, so cancelling may race with finishing.
+
+Source: execution model of the Dandelion paper; skipping and optional sets as in its language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dandelion.data import ItemSet
+from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
+from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan
+from dandelion.errors import ApplicationFailed, DandelionError
+from dandelion.function import FunctionSpec
+
+_END = -1  # settled last: everything of the frame is known
+
+WINDOW = 64
+"""How many instances of one application are out at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Run an instance of a function; answer with `Walk.finished` or `Walk.failed`.
+
+    Attributes:
+        instance: id of the instance within the walk.
+        function: what to run.
+        inputs: its sets by position; static ones are absent here.
+        application: which use of the function it is, for people and traces.
+        number: which instance of its application, from 0.
+    """
+
+    instance: int
+    function: FunctionSpec
+    inputs: Instance
+    application: ApplicationPlan
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop an instance if that is easy; whatever it gives is dropped."""
+
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The invocation has its result: the output sets by position."""
+
+    outputs: tuple[ItemSet | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The invocation failed."""
+
+    error: DandelionError
+
+
+Instruction: TypeAlias = Run | Cancel | Complete | Fail
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An application whose instances are under way."""
+
+    plan: ApplicationPlan
+    source: Iterator[Instance]
+    outputs: list[tuple[ItemSet | None, ...]] = field(default_factory=list)
+    made: int = 0
+    out: int = 0
+    exhausted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """One run of a composition. `parent` is the instance of the enclosing frame, if any.
+
+    `missing` counts the sets that an application waits for, `left` the applications that have not
+    merged, `uses` the applications that still need a set: without uses a set is dropped.
+    """
+
+    plan: CompositionPlan
+    sets: list[ItemSet | None]
+    missing: list[int]
+    parent: _Out | None
+    left: int
+    uses: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class _Out:
+    """An instance that is out: whose it is, which one, with which inputs."""
+
+    frame: _Frame
+    running: _Running
+    number: int
+    key: int | None
+
+
+class Walk:
+    """One invocation of a composition.
+
+    Args:
+        plan: what is invoked.
+        policy: partitions of ``any`` shardings.
+        window: how many instances of an application may be out at once.
+    """
+
+    def __init__(self, plan: CompositionPlan, policy: Partitioning, window: int = WINDOW) -> None:
+        self.plan = plan
+        self.done = False
+        self._policy = policy
+        self._window = window
+        self._out: dict[int, _Out] = {}
+        self._next_instance = 0
+        self._instructions: list[Instruction] = []
+        self._settling: list[tuple[_Frame, int, ItemSet | None]] = []
+
+    @property
+    def out(self) -> int:
+        """Number of function instances that are out."""
+        return len(self._out)
+
+    def start(self, inputs: Sequence[ItemSet | None]) -> list[Instruction]:
+        """Begin, with the input sets by position."""
+        self._enter(self.plan, inputs, None)
+        return self._take()
+
+    def finished(self, instance: int, outputs: tuple[ItemSet | None, ...]) -> list[Instruction]:
+        """An instance gave its outputs, by position."""
+        out = self._out.pop(instance, None)
+        if out is None or self.done:
+            return []
+        self._collect(out, outputs)
+        return self._take()
+
+    def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
+        """An instance failed; so does the invocation."""
+        out = self._out.pop(instance, None)
+        if out is None or self.done:
+            return []
+        parent: _Out | None = out
+        while parent is not None and not parent.frame.plan.is_direct:
+            frame = parent.frame
+            outer = ApplicationFailed(
+                frame.plan.name, parent.running.plan.id, parent.number, parent.key
+            )
+            outer.__cause__ = error
+            error = outer
+            parent = frame.parent
+        return self.cancel(error)
+
+    def cancel(self, error: DandelionError) -> list[Instruction]:
+        """End the invocation with an error: of an instance, a deadline, a caller who left."""
+        if self.done:
+            return []
+        self.done = True
+        instructions: list[Instruction] = [Cancel(instance) for instance in self._out]
+        self._out.clear()
+        self._instructions.clear()
+        self._settling.clear()
+        return [*instructions, Fail(error)]
+
+    # --- inside: nothing below is called by anyone else --------------------------------------
+
+    def _take(self) -> list[Instruction]:
+        """Settle what became known, without recursion, and hand out the instructions."""
+        while self._settling and not self.done:
+            frame, set_id, item_set = self._settling.pop()
+            self._settle(frame, set_id, item_set)
+        instructions = self._instructions
+        self._instructions = []
+        return instructions
+
+    def _enter(
+        self, plan: CompositionPlan, inputs: Sequence[ItemSet | None], parent: _Out | None
+    ) -> None:
+        frame = _Frame(
+            plan,
+            [None] * plan.set_count,
+            [application.waits for application in plan.applications],
+            parent,
+            len(plan.applications),
+            list(plan.uses),
+        )
+        for application in plan.applications:
+            if not application.waits:
+                self._begin(frame, application)
+        for set_id, item_set in enumerate(inputs):
+            self._settling.append((frame, set_id, item_set))
+        if not plan.applications:
+            self._settling.insert(0, (frame, _END, None))
+
+    def _settle(self, frame: _Frame, set_id: int, item_set: ItemSet | None) -> None:
+        """A set of a frame is known: begin what waited for it, or leave the frame."""
+        if set_id == _END:
+            self._leave(frame)
+            return
+        frame.sets[set_id] = item_set
+        for index in frame.plan.consumers[set_id]:
+            frame.missing[index] -= 1
+            if not frame.missing[index]:
+                self._begin(frame, frame.plan.applications[index])
+
+    def _begin(self, frame: _Frame, plan: ApplicationPlan) -> None:
+        sets = tuple(None if s is None else frame.sets[s] for s in plan.sources)
+        if any(sets[at] is None for at in plan.required):
+            self._merge(frame, _Running(plan, iter(())))
+            return
+        running = _Running(plan, instances(plan.groups, sets, self._policy))
+        self._advance(frame, running)
+
+    def _advance(self, frame: _Frame, running: _Running) -> None:
+        """Make instances up to the window; merge when the last one is in."""
+        while not running.exhausted and running.out < self._window:
+            inputs = next(running.source, None)
+            if inputs is None:
+                running.exhausted = True
+                break
+            self._send(_Out(frame, running, running.made, _key_of(running.plan, inputs)), inputs)
+        if running.exhausted and not running.out:
+            self._merge(frame, running)
+
+    def _send(self, out: _Out, inputs: Instance) -> None:
+        running = out.running
+        running.made += 1
+        running.out += 1
+        running.outputs.append(())
+        target = running.plan.target
+        if isinstance(target, CompositionPlan):
+            self._enter(target, inputs, out)
+            return
+        instance = self._next_instance
+        self._next_instance += 1
+        self._out[instance] = out
+        self._instructions.append(Run(instance, target, inputs, running.plan, out.number))
+
+    def _collect(self, out: _Out, outputs: tuple[ItemSet | None, ...]) -> None:
+        running = out.running
+        running.outputs[out.number] = outputs
+        running.out -= 1
+        self._advance(out.frame, running)
+
+    def _merge(self, frame: _Frame, running: _Running) -> None:
+        plan = running.plan
+        outputs: tuple[ItemSet | None, ...]
+        if running.outputs:
+            outputs = merged(plan.output_names, running.outputs)
+        else:
+            outputs = (None,) * len(plan.produced)
+        frame.left -= 1
+        for set_id in plan.needs:
+            frame.uses[set_id] -= 1
+            if not frame.uses[set_id]:
+                frame.sets[set_id] = None
+        for produced, item_set in zip(plan.produced, outputs, strict=True):
+            if produced is not None:
+                self._settling.append((frame, produced, item_set))
+        if not frame.left:
+            self._settling.insert(0, (frame, _END, None))
+
+    def _leave(self, frame: _Frame) -> None:
+        outputs = tuple(
+            None if s is None else ItemSet(name, s.items, s.dtype, s.shape)
+            for name, s in zip(
+                frame.plan.output_names, (frame.sets[i] for i in frame.plan.outputs), strict=True
+            )
+        )
+        if frame.parent is not None:
+            self._collect(frame.parent, outputs)
+            return
+        self.done = True
+        self._instructions.append(Complete(outputs))
+
+
+def _key_of(plan: ApplicationPlan, inputs: Instance) -> int | None:
+    """Name the instance by the key of its first sharded set, for error messages."""
+    for group in plan.groups:
+        for position in group.positions:
+            item_set = inputs[position]
+            if group.sharding.value != "all" and item_set is not None:
+                return item_set.items[0].key
+    return None
