@@ -1,0 +1,91 @@
+"""The null backend: answers at once. It measures the platform, and is the pattern of a backend.
+
+By default output i is input i, passed on by reference. Two options of the code object change that:
+``outputs`` gives so many small items in every output instead (for fan-out measurements), and
+``fail`` makes every call end with that message.
+
+A backend in five steps, each to be seen below: name the formats that you run and where your engines
+are hosted; say what is there (`probe`); refuse code that can never run (`check`); start an engine
+(`engine`); let the engine turn sets into sets (`_run`). Then name the module in the entry points
+``dandelion.backends``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dandelion.data import Item, ItemSet
+from dandelion.driver import Call, Demand, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.errors import InvalidFunction, Problem, Raised, nearest
+from dandelion.function import Function
+
+_OPTIONS = ("outputs", "fail")
+
+
+class NullDriver(Driver):
+    """Runs functions of the format ``null`` in the dispatcher's own step."""
+
+    name: ClassVar[str] = "null"
+    formats: ClassVar[frozenset[str]] = frozenset({"null"})
+    hosting: ClassVar[Hosting] = Hosting.INLINE
+
+    def probe(self) -> list[Resource]:
+        return [Resource("null", "answers at once")]
+
+    def check(self, function: Function) -> None:
+        problems = [p for item in function.code.options.items() if (p := _problem(*item))]
+        if problems:
+            raise InvalidFunction(tuple(problems))
+
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        return Demand(output_bytes=0)  # by reference, or small and on the heap
+
+    def engine(self, resource: str) -> NullEngine:
+        return NullEngine()
+
+
+class NullEngine(Engine):
+    """Passes sets on, or makes what the options ask for."""
+
+    name = "null"
+
+    def _run(self, call: Call) -> InstanceSets:
+        function = call.function
+        options = function.code.options
+        if "fail" in options:
+            raise Raised(function.spec.name, options["fail"])
+        if "outputs" in options:
+            return _small_items(function, int(options["outputs"]))
+        inputs = _with_static(function, call.inputs) if function.static else call.inputs
+        count = len(function.spec.outputs)
+        if len(inputs) >= count:
+            return inputs[:count]
+        return inputs + (None,) * (count - len(inputs))
+
+    def close(self) -> None:
+        pass
+
+
+def _problem(option: str, value: str) -> Problem | None:
+    where = f"code.options.{option}"
+    if option not in _OPTIONS:
+        close = nearest(option, _OPTIONS) or ""
+        return Problem("unknown-option", f"no option '{option}'", where, nearest=close)
+    if option == "outputs" and not (value.isascii() and value.isdigit()):
+        return Problem("bad-option", "not a number of items", where, expected="0 or more")
+    return None
+
+
+def _small_items(function: Function, count: int) -> InstanceSets:
+    items = tuple(Item(str(key), key, b"%d" % key) for key in range(count))
+    return tuple(ItemSet(s.name, items) if items else None for s in function.spec.outputs)
+
+
+def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:
+    declared = zip(function.spec.input_names, inputs, strict=True)
+    return tuple(function.static.get(name, given) for name, given in declared)
+
+
+def driver() -> NullDriver:
+    """Make the driver of this backend."""
+    return NullDriver()
