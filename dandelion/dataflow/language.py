@@ -1,0 +1,135 @@
+"""The composition language: text to records. The other way is `dandelion.dataflow.printer`.
+
+`grammar.lark` is the grammar; lark makes LALR tables of it once, on first use. A text that fits is
+turned into a `Module` here; one that does not goes to `dandelion.dataflow.syntax`, which reads it
+again, slower, to say what is wrong in words for people. What names mean is not looked at: that is
+`dandelion.dataflow.validate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from lark import Token, Transformer
+from lark.exceptions import UnexpectedInput
+
+from dandelion.dataflow.graph import (
+    Application,
+    Binding,
+    Composition,
+    Declaration,
+    Join,
+    Module,
+    Place,
+    Return,
+    Sharding,
+    Strategy,
+)
+from dandelion.dataflow.syntax import diagnose, parser
+from dandelion.errors import InvalidComposition
+
+Children: TypeAlias = list[Any]
+"""What lark hands to a rule: tokens and what the rules below made. Typed by the grammar alone."""
+
+
+def parse(text: str, file: str = "") -> Module:
+    """Read a text of the composition language.
+
+    Args:
+        text: declarations and compositions in any order.
+        file: name of the text for places and messages.
+
+    Returns:
+        The records, with places; names are not resolved yet.
+
+    Raises:
+        InvalidComposition: the text does not fit the grammar. All places where it does not, as far
+            as they can be told apart, each with file, line, column and what was expected.
+    """
+    try:
+        tree = parser().parse(text, start="module")
+    except UnexpectedInput:
+        raise InvalidComposition(tuple(diagnose(text, file, "module"))) from None
+    module: Module = _Builder(file).transform(tree)
+    return module
+
+
+def parse_signature(text: str, place: Place) -> Declaration:
+    """Read ``Name(input, ...) -> (output, ...)``, as the Python DSL writes it.
+
+    Args:
+        text: the signature; ``=>`` will do as well.
+        place: where the text stands in the user's program.
+
+    Raises:
+        InvalidComposition: the text is not of that form. Line and column are those of `place`, the
+            excerpt shows the signature itself.
+    """
+    try:
+        tree = parser().parse(text.replace("->", "=>"), start="signature")
+    except UnexpectedInput:
+        raise InvalidComposition(tuple(diagnose(text, "", "signature", place))) from None
+    name, inputs, outputs = _Builder("").transform(tree)
+    return Declaration(str(name), inputs, outputs, place)
+
+
+class _Builder(Transformer[Token, Any]):
+    """Turns the tree into records, rule by rule, innermost first."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+
+    def _place(self, token: Token) -> Place:
+        return Place(token.line or 0, token.column or 0, self._file)
+
+    def module(self, parts: Children) -> Module:
+        declarations = tuple(p for p in parts if isinstance(p, Declaration))
+        compositions = tuple(p for p in parts if isinstance(p, Composition))
+        return Module(declarations, compositions)
+
+    def declaration(self, parts: Children) -> Declaration:
+        name, inputs, outputs = parts[1]
+        return Declaration(str(name), inputs, outputs, self._place(name))
+
+    def composition(self, parts: Children) -> Composition:
+        name, inputs, outputs = parts[1]
+        applications = tuple(parts[2:])
+        return Composition(str(name), inputs, outputs, applications, self._place(name))
+
+    def signature(self, parts: Children) -> tuple[Token, tuple[str, ...], tuple[str, ...]]:
+        name, inputs, outputs = parts
+        return name, inputs, outputs
+
+    def names(self, parts: Children) -> tuple[str, ...]:
+        return tuple(str(part) for part in parts)
+
+    def application(self, parts: Children) -> Application:
+        name, bindings, returns = parts[:3]
+        join = parts[3] if len(parts) > 3 else None
+        return Application(str(name), bindings, returns, join, self._place(name))
+
+    def bindings(self, parts: Children) -> tuple[Binding, ...]:
+        return tuple(parts)
+
+    def binding(self, parts: Children) -> Binding:
+        parameter, sharding, source = parts[0], parts[-2], parts[-1]
+        optional = len(parts) == 4
+        return Binding(str(parameter), str(source), sharding, optional, self._place(parameter))
+
+    def sharding(self, parts: Children) -> Sharding:
+        return Sharding(str(parts[0]))
+
+    def returns(self, parts: Children) -> tuple[Return, ...]:
+        return tuple(parts)
+
+    def result(self, parts: Children) -> Return:
+        target, output = parts
+        return Return(str(target), str(output), self._place(target))
+
+    def by(self, parts: Children) -> Join:
+        order = tuple(str(part) for part in parts[1::2])
+        return Join(order, tuple(parts[2::2]), self._place(parts[0]))
+
+    def join(self, parts: Children) -> Strategy:
+        return Strategy(str(parts[0]))

@@ -1,0 +1,312 @@
+"""What is wrong with a text that does not fit the grammar, said for people.
+
+The text is read again, token by token, with lark's interactive parser. Between two statements the
+state of the parser is kept as a checkpoint. At a token that does not fit, one problem is noted and
+reading goes on:
+
+- a ``;`` that is missing at the end of a line is put in;
+- ``function NAME`` or ``composition NAME`` inside a body closes the body;
+- otherwise the rest of the statement is skipped and the checkpoint taken up again. A ``{`` that is
+  met on the way opens a body under a head that could not be read.
+
+So one slip costs one message, mostly. Words that no token can be made of are reported by themselves
+and replaced, so they do not get a second message.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from dandelion.dataflow.excerpt import excerpt
+from dandelion.dataflow.graph import Place
+from dandelion.errors import Problem, nearest
+
+LIMIT = 20  # problems reported of one text
+KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})
+END = "$END"
+MEANT = {"->": "=>", "outer": "full"}  # what people write for what, though it looks different
+_BAD = re.compile(r"->|\w+|[^\s\w(){},;=#]+|.", re.DOTALL)
+_OPEN_BODY = (
+    ("COMPOSITION", "composition"),
+    ("WORD", "_"),
+    ("LPAR", "("),
+    ("RPAR", ")"),
+    ("ARROW", "=>"),
+    ("LPAR", "("),
+    ("RPAR", ")"),
+    ("LBRACE", "{"),
+)
+
+
+@functools.cache
+def parser() -> Lark:
+    """Give the parser of the language; its tables are made on first use."""
+    grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
+    return Lark(grammar, parser="lalr", lexer="basic", start=["module", "signature"])
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """How each terminal with one spelling is written."""
+    return {t.name: t.pattern.value for t in parser().terminals if t.pattern.type == "str"}
+
+
+def diagnose(text: str, file: str, start: str, place: Place | None = None) -> list[Problem]:
+    """List what keeps `text` from being read.
+
+    Args:
+        text: a text that `parser` refuses.
+        file: its name for messages.
+        start: ``module`` or ``signature``.
+        place: position to report instead of the one in the text, if that is part of another source.
+
+    Returns:
+        At least one problem, each with a position and an excerpt; at most `LIMIT`.
+    """
+    reading = _Reading(text, file, place)
+    tokens = reading.scan()
+    reading.read(tokens, start)
+    return sorted(reading.problems, key=lambda p: (p.line, p.column))[:LIMIT]
+
+
+class _Reading:
+    """One pass over a text; see the module for the rules of recovery."""
+
+    def __init__(self, text: str, file: str, place: Place | None) -> None:
+        self.problems: list[Problem] = []
+        self._text = text
+        self._lines = text.split("\n")
+        self._file = file
+        self._place = place
+        self._bad: set[int] = set()  # offsets of words that were replaced
+        self._reported: set[int] = set()
+        self._in_body = False
+        self._composition = ""
+        self._since: list[Token] = []  # tokens after the checkpoint
+        self._checkpoint: InteractiveParser
+        self._state: InteractiveParser
+
+    # --- words ------------------------------------------------------------------------------
+
+    def scan(self) -> list[Token]:
+        """Split the text into tokens; report and replace what is none."""
+        text = self._text
+        while True:
+            try:
+                return list(parser().lex(text))
+            except UnexpectedCharacters as error:
+                offset = error.pos_in_stream or 0
+                match = _BAD.match(self._text, offset)
+                bad = match.group() if match else self._text[offset]
+                if len(self.problems) < LIMIT and not (bad == "->" and self._place):
+                    self._report_word(bad, error.line, error.column)
+                self._bad.add(offset)
+                filler = MEANT.get(bad, "_" * len(bad))
+                text = text[:offset] + filler + text[offset + len(bad) :]
+
+    def _report_word(self, bad: str, line: int, column: int) -> None:
+        meant = MEANT.get(bad, "")
+        rule = f"'{meant}'" if meant else "names of ASCII letters, digits and '_', or a sign"
+        message = f"cannot read '{_printable(bad)}'"
+        self._add(message, line, column, len(bad), expected=rule, nearest=meant)
+
+    # --- structure --------------------------------------------------------------------------
+
+    def read(self, tokens: list[Token], start: str) -> None:
+        """Feed all tokens to the parser; report and recover at those that do not fit."""
+        self._keep(parser().parse_interactive("", start=start))
+        tokens = [*tokens, self._end(tokens)]
+        index = 0
+        while index < len(tokens) and len(self.problems) < LIMIT:
+            token = tokens[index]
+            if self._feed(token):
+                index += 1
+            elif start == "module":
+                index = self._recover(tokens, index)
+            else:
+                self._report(token)
+                return
+
+    def _end(self, tokens: list[Token]) -> Token:
+        if not tokens:
+            return Token(END, "", 0, 1, 1)
+        last = tokens[-1]
+        return Token(END, "", len(self._text), last.end_line, last.end_column)
+
+    def _keep(self, state: InteractiveParser) -> None:
+        self._state = state
+        self._checkpoint = _copy(state)
+        self._since = []
+
+    def _restore(self) -> None:
+        self._keep(self._checkpoint)
+
+    def _feed(self, token: Token) -> bool:
+        try:
+            self._state.feed_token(token)
+        except UnexpectedToken:
+            return False
+        self._since.append(token)
+        if token.type == "LBRACE":
+            self._in_body = True
+            self._composition = str(self._since[1])
+        if token.type == "RBRACE":
+            self._in_body = False
+        if token.type in {"LBRACE", "RBRACE", "SEMICOLON"}:
+            self._keep(self._state)
+        return True
+
+    def _accepted(self) -> set[str]:
+        """Terminals that could stand where the parser stopped."""
+        state = _copy(self._checkpoint)
+        for token in self._since:
+            state.feed_token(token)
+        return set(state.accepts())  # type: ignore[no-untyped-call]  # lark leaves it untyped
+
+    def _recover(self, tokens: list[Token], index: int) -> int:
+        """Report ``tokens[index]``, bring the parser into a state to go on; give the next index."""
+        token = tokens[index]
+        if self._unclosed(token):
+            keyword = self._since[0]
+            self._restore()
+            self._report(keyword, {"RBRACE"})
+            self._feed(Token("RBRACE", "}"))
+            return index - 1
+        accepted = self._accepted()
+        self._report(token, accepted)
+        starts_line = index > 0 and (token.line or 0) > (tokens[index - 1].line or 0)
+        if "SEMICOLON" in accepted and starts_line:
+            self._rewind()
+            self._feed(Token("SEMICOLON", ";"))
+            return index
+        return self._skip(tokens, index)
+
+    def _unclosed(self, token: Token) -> bool:
+        one_keyword = len(self._since) == 1 and self._since[0].type in KEYWORDS
+        return self._in_body and one_keyword and token.type == "WORD"
+
+    def _rewind(self) -> None:
+        """Undo what a refused token made the parser do."""
+        since = self._since
+        self._restore()
+        for token in since:
+            self._feed(token)
+
+    def _skip(self, tokens: list[Token], index: int) -> int:
+        started = bool(self._since)
+        self._restore()
+        for at in range(index, len(tokens) - 1):
+            kind = tokens[at].type
+            if kind == "SEMICOLON":
+                return at + 1
+            if kind == "RBRACE":
+                return at if self._in_body else at + 1
+            if kind == "LBRACE" and not self._in_body:
+                self._open_body()
+                return at + 1
+            if kind in KEYWORDS and not self._in_body and (at > index or started):
+                return at
+        return len(tokens)
+
+    def _open_body(self) -> None:
+        for kind, text in _OPEN_BODY:
+            self._feed(Token("__ANON_0" if kind == "ARROW" else kind, text))
+        self._composition = ""
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def _report(self, token: Token, accepted: set[str] | None = None) -> None:
+        offset = token.start_pos or 0
+        before = self._since[-1].start_pos if self._since else None
+        if offset in self._reported or {offset, before} & self._bad:
+            return
+        self._reported.add(offset)
+        accepted = self._accepted() if accepted is None else accepted
+        found = "the end of the text" if token.type == END else f"'{token}'"
+        self._add(
+            f"cannot read {self._context()}",
+            token.line or 1,
+            token.column or 1,
+            len(token),
+            expected=_expected(accepted),
+            found=found,
+            nearest=_nearest(str(token), accepted),
+        )
+
+    def _context(self) -> str:
+        words = [str(token) for token in self._since]
+        if self._in_body:
+            body = f"composition '{self._composition}'" if self._composition else "the composition"
+            return f"the application of '{words[0]}'" if words else body
+        if not words or self._since[0].type not in KEYWORDS:
+            return "the text" if self._place is None else "the signature"
+        kind = "declaration of" if self._since[0].type == "FUNCTION" else "head of composition"
+        return f"the {kind} '{words[1]}'" if len(words) > 1 else f"what follows '{words[0]}'"
+
+    def _add(
+        self,
+        message: str,
+        line: int,
+        column: int,
+        length: int,
+        *,
+        expected: str,
+        found: str = "",
+        nearest: str = "",
+    ) -> None:
+        place = self._place or Place(line, column, self._file)
+        shown = excerpt(self._lines[line - 1], line, column, length)
+        self.problems.append(
+            Problem(
+                "syntax",
+                message,
+                str(place),
+                place.line,
+                place.column,
+                expected,
+                found,
+                nearest,
+                shown,
+            )
+        )
+
+
+def _copy(state: InteractiveParser) -> InteractiveParser:
+    # The trees under way are shared, not copied: nobody reads them after a problem.
+    copied: InteractiveParser = state.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]  # as above
+    return copied
+
+
+def _expected(accepted: Iterable[str]) -> str:
+    """Say ``a name``, ``';' or 'by'``; keywords count as names where any name may stand."""
+    spelled = _spellings()
+    words = set(accepted)
+    if "WORD" in words:
+        words = {w for w in words if not spelled.get(w, "").isalpha()}
+    signs = [w for w in spelled if not spelled[w].isalpha()]
+    order = ["WORD", *signs, *(w for w in spelled if w not in signs), END]
+    said = {"WORD": "a name", END: "the end of the text"}
+    parts = [said.get(w) or f"'{spelled[w]}'" for w in sorted(words, key=order.index)]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def _nearest(found: str, accepted: set[str]) -> str:
+    if "WORD" in accepted:
+        return ""
+    spelled = _spellings()
+    known = {spelled[w].lower(): spelled[w] for w in accepted if w in spelled}
+    meant = MEANT.get(found, "")
+    if meant in known:
+        return known[meant]
+    return known.get(nearest(found.lower(), known) or "", "")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:40])
