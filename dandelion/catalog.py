@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.data import Bytes
-from dandelion.errors import BackendUnavailable, Conflict, Unknown, nearest
+from dandelion.errors import BackendUnavailable, Conflict, InvalidInput, Unknown, nearest
 from dandelion.function import Digest, FunctionSpec, digest_of
 
 
@@ -60,6 +61,8 @@ class LibraryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Record: TypeAlias = FunctionSpec | CompositionRecord | LibraryRecord
+Slot: TypeAlias = tuple[str, str]
+"""Kind and name of a record: versions count within a slot."""
 
 
 @dataclass(slots=True)
@@ -100,11 +103,12 @@ class Catalog(abc.ABC):
             Unknown: a blob is neither in the batch nor in the store.
             InvalidInput: a blob's bytes do not have the digest they are filed under.
         """
-        _check_batch(batch, self)
+        check_batch(batch)
         return self._register(batch)
 
     @abc.abstractmethod
-    def _register(self, batch: Batch) -> list[Record]: ...
+    def _register(self, batch: Batch) -> list[Record]:
+        """Add a batch that is sound in itself; `check_against` must hold in the same step."""
 
     @abc.abstractmethod
     def find_callable(
@@ -171,31 +175,51 @@ def kind_of(record: Record | type[Record]) -> str:
     return {FunctionSpec: "function", CompositionRecord: "composition"}.get(cls, "library")
 
 
+def _slot(record: Record) -> Slot:
+    return kind_of(record), record.name
+
+
 def users_of(name: str, records: Iterable[Record]) -> list[str]:
     """Names of the compositions among `records` that use `name`."""
     return [r.name for r in records if isinstance(r, CompositionRecord) and name in r.uses]
 
 
-def _check_batch(batch: Batch, catalog: Catalog) -> None:
-    seen: dict[str, type] = {}
+def check_batch(batch: Batch) -> None:
+    """Check a batch by itself.
+
+    Raises:
+        Conflict: it names something twice.
+        InvalidInput: a blob's bytes do not have the digest they are filed under.
+    """
+    spaces: list[list[Record]] = [[*batch.functions, *batch.compositions], [*batch.libraries]]
+    for records in spaces:
+        seen: set[str] = set()
+        for record in records:
+            if record.name in seen:
+                raise Conflict(
+                    kind_of(record), record.name, "it is named twice in one registration"
+                )
+            seen.add(record.name)
+    for digest, data in batch.blobs.items():
+        if digest_of(data) != digest:
+            raise InvalidInput(f"blobs.{digest}", f"its bytes have the digest {digest_of(data)}")
+
+
+def check_against(batch: Batch, catalog: Catalog) -> None:
+    """Check a batch against what is registered.
+
+    Raises:
+        Conflict: a function's name belongs to a composition or the other way round.
+        Unknown: a blob is neither in the batch nor in the store.
+    """
     named: list[FunctionSpec | CompositionRecord] = [*batch.functions, *batch.compositions]
     for record in named:
-        if record.name in seen:
-            raise Conflict(kind_of(record), record.name, "it is named twice in one registration")
-        seen[record.name] = type(record)
         other = catalog.find_callable(record.name)
         if other is not None and type(other) is not type(record):
             raise Conflict(kind_of(record), record.name, f"the name belongs to a {kind_of(other)}")
-    for digest, data in batch.blobs.items():
-        if digest_of(data) != digest:
-            raise Conflict("blob", digest, f"its bytes have the digest {digest_of(data)}")
-    for function in batch.functions:
-        for digest in function.blobs():
-            if digest not in batch.blobs and not catalog.has_blob(digest):
-                raise Unknown("blob", digest)
-    for library in batch.libraries:
-        if library.digest not in batch.blobs and not catalog.has_blob(library.digest):
-            raise Unknown("blob", library.digest)
+    for digest in sorted(used_blobs(batch.records())):
+        if digest not in batch.blobs and not catalog.has_blob(digest):
+            raise Unknown("blob", digest)
 
 
 def same_but_version(a: Record, b: Record | None) -> bool:
@@ -209,32 +233,63 @@ def with_version(record: Record, version: int) -> Record:
 
 
 class MemoryCatalog(Catalog):
-    """A catalogue that lives and dies with its process."""
+    """A catalogue that lives and dies with its process.
+
+    A durable store may derive from it: reads stay in memory, and `_save` and `_erase` write each
+    change down before anyone sees it. Blobs live as long as records refer to them.
+    """
 
     def __init__(self) -> None:
-        self._records: dict[tuple[str, str], dict[int, Record]] = {}
+        self._records: dict[Slot, dict[int, Record]] = {}
+        self._next: dict[Slot, int] = {}
+        self._references: Counter[Digest] = Counter()
         self._blobs: dict[Digest, Bytes] = {}
-        self._next: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _register(self, batch: Batch) -> list[Record]:
         with self._lock:
-            self._blobs.update({d: bytes(b) for d, b in batch.blobs.items()})
-            result = [self._add(record) for record in batch.records()]
-            self._sweep()
-            self.generation += 1
+            check_against(batch, self)
+            result = [self._planned(record) for record in batch.records()]
+            added = [r for r in result if r.version > self._next.get(_slot(r), 0)]
+            if added:
+                self._save(added)
+            self._keep_blobs({d: batch.blobs[d] for d in used_blobs(result) if d in batch.blobs})
+            for record in added:
+                self._insert(record)
+            self.generation += bool(added)
             return result
 
-    def _add(self, record: Record) -> Record:
-        slot = (kind_of(record), record.name)
-        versions = self._records.setdefault(slot, {})
+    def _planned(self, record: Record) -> Record:
+        versions = self._records.get(_slot(record))
         newest = versions[max(versions)] if versions else None
         if newest is not None and same_but_version(record, newest):
             return newest
-        version = self._next.get(slot, 0) + 1
-        self._next[slot] = version
-        versions[version] = with_version(record, version)
-        return versions[version]
+        return with_version(record, self._next.get(_slot(record), 0) + 1)
+
+    def _insert(self, record: Record) -> None:
+        slot = _slot(record)
+        self._records.setdefault(slot, {})[record.version] = record
+        self._next[slot] = max(record.version, self._next.get(slot, 0))
+        self._references.update(used_blobs([record]))
+
+    def _release(self, digests: Iterable[Digest]) -> None:
+        for digest in digests:
+            self._references[digest] -= 1
+            if self._references[digest] <= 0:
+                del self._references[digest]
+                self._drop_blob(digest)
+
+    def _save(self, added: list[Record]) -> None:
+        """Write new records down. What is raised here undoes the registration."""
+
+    def _erase(self, removed: list[Record]) -> None:
+        """Write a removal down. What is raised here undoes it."""
+
+    def _keep_blobs(self, blobs: dict[Digest, Bytes]) -> None:
+        self._blobs.update({d: bytes(b) for d, b in blobs.items()})
+
+    def _drop_blob(self, digest: Digest) -> None:
+        self._blobs.pop(digest, None)
 
     def find_callable(
         self, name: str, version: int | None = None
@@ -277,25 +332,22 @@ class MemoryCatalog(Catalog):
         with self._lock:
             slot = (kind_of(kind), name)
             versions = self._records.get(slot, {})
-            gone = [v for v in versions if version is None or v == version]
-            if not gone:
-                known = [n for k, n in self._records if k == slot[0]]
+            removed = [r for v, r in sorted(versions.items()) if version in (None, v)]
+            if not removed:
+                known = [] if versions else [n for k, n in self._records if k == slot[0]]
                 raise Unknown(slot[0], name, version, nearest(name, known))
-            if len(gone) == len(versions):
-                check_unused(slot[0], name, self._newest())
+            if len(removed) == len(versions):
+                everything = (r for v in self._records.values() for r in v.values())
+                check_unused(slot[0], name, everything)
+            self._erase(removed)
+            for record in removed:
+                del versions[record.version]
+            if not versions:
                 del self._records[slot]
-            removed = [versions.pop(v) for v in gone]
-            self._sweep()
+            for record in removed:
+                self._release(used_blobs([record]))
             self.generation += 1
             return removed
-
-    def _newest(self) -> list[Record]:
-        return [v[max(v)] for v in self._records.values()]
-
-    def _sweep(self) -> None:
-        used = used_blobs(r for v in self._records.values() for r in v.values())
-        for digest in [d for d in self._blobs if d not in used]:
-            del self._blobs[digest]
 
 
 def check_unused(kind: str, name: str, records: Iterable[Record]) -> None:
@@ -334,5 +386,7 @@ def open_catalog(url: str) -> Catalog:
         module = importlib.import_module(f"dandelion.registry.{scheme}")
     except ModuleNotFoundError:
         raise BackendUnavailable(f"registry {scheme}", "no such store", "use sqlite:PATH") from None
-    opener: Callable[[str], Catalog] = module.open_catalog
+    opener: Callable[[str], Catalog] | None = getattr(module, "open_catalog", None)
+    if opener is None:
+        raise BackendUnavailable(f"registry {scheme}", "no such store", "use sqlite:PATH")
     return opener(path)
