@@ -1,0 +1,169 @@
+"""Blobs as files: one file for each content, named by its digest and by nothing else.
+
+A blob is written to ``staging/``, flushed to the disk, renamed to ``blobs/ab/cdef...`` and its
+folder flushed too; only then may a record refer to it. So a file below ``blobs/`` is whole or the
+disk is damaged, and every read checks the digest to tell. What no record refers to is swept when
+the folder is opened: leftovers of a process that was killed between two of these steps.
+
+A file is never changed in place. Removing one leaves those who have it mapped undisturbed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import secrets
+import shutil
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from dandelion.data import Bytes
+from dandelion.errors import CatalogCorrupt, ContextFull, Unknown
+from dandelion.function import Digest, digest_of
+
+MAPPED_BYTES = 64 * 1024
+"""Blobs from this size on are mapped; smaller ones are cheaper to copy."""
+
+_PREFIX = re.compile(r"[0-9a-f]{2}")
+_REST = re.compile(r"[0-9a-f]{62}")
+
+
+class BlobFolder:
+    """The blobs of a catalogue. Reads and writes may come from any thread.
+
+    Args:
+        root: the catalogue's folder.
+        is_used: tells on opening which blobs a record refers to; all others are swept.
+    """
+
+    def __init__(self, root: Path, is_used: Callable[[Digest], bool]) -> None:
+        self._blobs = root / "blobs"
+        self._staging = root / "staging"
+        self._mapped: weakref.WeakValueDictionary[Digest, mmap.mmap] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._blobs.mkdir(exist_ok=True)
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.mkdir(exist_ok=True)
+        self._stored = self._sweep(is_used)
+        flush_folder(root)
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._stored
+
+    def write(self, digest: Digest, data: Bytes) -> None:
+        """Store a blob durably.
+
+        Raises:
+            ContextFull: the disk has no room; nothing is left behind.
+        """
+        target = self._path(digest)
+        staged = self._staging / f"{digest}.{secrets.token_hex(4)}"
+        try:
+            _write_flushed(staged, data)
+            if not target.parent.exists():
+                target.parent.mkdir(exist_ok=True)
+                flush_folder(self._blobs)
+            staged.replace(target)
+            flush_folder(target.parent)
+        except OSError as error:
+            staged.unlink(missing_ok=True)
+            free = shutil.disk_usage(self._staging).free
+            size = memoryview(data).nbytes
+            raise ContextFull(f"{self._blobs} ({error.strerror})", size, free) from None
+        with self._lock:
+            self._mapped.pop(digest, None)
+            self._stored.add(digest)
+
+    def read(self, digest: Digest) -> Bytes:
+        """Read a blob: small ones as bytes, large ones as a view of the mapped file.
+
+        Raises:
+            Unknown: it is not stored.
+            CatalogCorrupt: its bytes no longer match its digest. From then on it counts as not
+                stored, so that registering it again repairs it.
+        """
+        if digest not in self._stored:
+            raise Unknown("blob", digest)
+        with self._lock:
+            mapped = self._mapped.get(digest)
+        if mapped is not None:
+            return memoryview(mapped)
+        path = self._path(digest)
+        try:
+            data = self._load(digest, path)
+        except OSError as error:
+            self._stored.discard(digest)
+            raise CatalogCorrupt(str(path), error.strerror or str(error)) from None
+        return data
+
+    def delete(self, digest: Digest) -> None:
+        """Forget a blob. Views of it stay valid."""
+        self._stored.discard(digest)
+        with self._lock:
+            self._mapped.pop(digest, None)
+        if _REST.fullmatch(digest[2:]):
+            self._path(digest).unlink(missing_ok=True)
+
+    def path(self, digest: Digest) -> Path:
+        """Where a blob lies."""
+        return self._path(digest)
+
+    def _path(self, digest: Digest) -> Path:
+        assert _PREFIX.fullmatch(digest[:2])
+        assert _REST.fullmatch(digest[2:])
+        return self._blobs / digest[:2] / digest[2:]
+
+    def _load(self, digest: Digest, path: Path) -> Bytes:
+        mapped: mmap.mmap | None = None
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < MAPPED_BYTES:
+                data: Bytes = file.read()
+            else:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                data = memoryview(mapped)
+        if digest_of(data) != digest:
+            self._stored.discard(digest)
+            raise CatalogCorrupt(str(path), f"{size} bytes that do not have the blob's digest")
+        if mapped is not None:
+            with self._lock:
+                self._mapped[digest] = mapped
+        return data
+
+    def _sweep(self, is_used: Callable[[Digest], bool]) -> set[Digest]:
+        kept: set[Digest] = set()
+        for folder in self._blobs.iterdir():
+            if not _PREFIX.fullmatch(folder.name) or not folder.is_dir():
+                continue
+            for file in folder.iterdir():
+                if not _REST.fullmatch(file.name):
+                    continue
+                digest = Digest(folder.name + file.name)
+                if is_used(digest):
+                    kept.add(digest)
+                else:
+                    file.unlink()
+        return kept
+
+
+def flush_folder(path: Path) -> None:
+    """Make names that were added to or removed from a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_flushed(path: Path, data: Bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,577 @@
+"""One suite for every store of the catalogue; the durable ones must also survive being reopened."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dandelion.catalog import (
+    Batch,
+    Catalog,
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    open_catalog,
+)
+from dandelion.data import Bytes, SetSpec
+from dandelion.errors import (
+    BackendUnavailable,
+    CatalogCorrupt,
+    Conflict,
+    ContextFull,
+    InvalidInput,
+    Unknown,
+)
+from dandelion.function import CodeObject, Digest, FunctionSpec, Limits, digest_of
+
+Open = Callable[[], Catalog]
+BIG = bytes(range(256)) * 4096  # 1 MiB: mapped, not read
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'catalog'}"
+    with contextlib.closing(open_catalog(url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "catalog"
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Catalog]:
+    with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
+        yield catalog
+
+
+def a_function(name: str = "F", *codes: bytes, **fields: object) -> Batch:
+    """A function with code objects, and their blobs."""
+    blobs: dict[Digest, Bytes] = {digest_of(c): c for c in codes or (name.encode(),)}
+    code = tuple(CodeObject("python", main=d) for d in blobs)
+    spec = FunctionSpec(name, (SetSpec("a"),), (SetSpec("b", "float32", (-1,)),), code=code)
+    for field, value in fields.items():
+        spec = type(spec)(**{f: getattr(spec, f) for f in spec.__struct_fields__} | {field: value})
+    return Batch(functions=[spec], blobs=blobs)
+
+
+def a_composition(name: str, *uses: str, text: str = "text") -> Batch:
+    return Batch(compositions=[CompositionRecord(name, text, ("a",), ("b",), uses)])
+
+
+def a_library(name: str, data: bytes) -> Batch:
+    digest = digest_of(data)
+    return Batch(libraries=[LibraryRecord(name, digest, len(data))], blobs={digest: data})
+
+
+def only(batch: Batch) -> Digest:
+    (digest,) = batch.blobs
+    return digest
+
+
+# --- what every store does ------------------------------------------------------------------
+
+
+def test_what_is_registered_is_found(catalog: Catalog) -> None:
+    batch = a_function("F", static={"a": ()}, limits=Limits(wall_s=2.5), kind="io")
+    batch.compositions = a_composition("C", "F").compositions
+    batch.libraries = a_library("path/../lib.cl", b"F").libraries
+    library, function, composition = catalog.register(batch)
+    assert [r.version for r in (library, function, composition)] == [1, 1, 1]
+    assert catalog.find_callable("F") == function
+    assert catalog.find_callable("C") == composition
+    assert catalog.find_library("path/../lib.cl") == library
+    assert isinstance(function, FunctionSpec)
+    assert (function.limits.wall_s, function.kind, function.static) == (2.5, "io", {"a": ()})
+    assert function.outputs[0] == SetSpec("b", "float32", (-1,))
+    assert bytes(catalog.blob(only(batch))) == b"F"
+    assert catalog.records() == [composition, function, library]
+
+
+def test_what_is_not_there_is_not_found(catalog: Catalog) -> None:
+    catalog.register(a_function("resize"))
+    assert catalog.find_callable("F") is None
+    assert catalog.find_callable("resize", 2) is None
+    assert catalog.find_library("resize") is None
+    assert catalog.versions(FunctionSpec, "F") == []
+    assert not catalog.has_blob(digest_of(b"no"))
+    with pytest.raises(Unknown):
+        catalog.blob(digest_of(b"no"))
+    with pytest.raises(Unknown) as caught:
+        catalog.get_callable("resise")
+    assert caught.value.nearest == "resize"
+
+
+@pytest.mark.parametrize("digest", ["", "..", "../catalog.sqlite", "a" * 64, "/etc/passwd", "é"])
+def test_strange_digests_are_unknown(catalog: Catalog, digest: str) -> None:
+    assert not catalog.has_blob(Digest(digest))
+    with pytest.raises(Unknown):
+        catalog.blob(Digest(digest))
+    spec = FunctionSpec("F", code=(CodeObject("python", main=Digest(digest or "?")),))
+    with pytest.raises(Unknown):
+        catalog.register(Batch(functions=[spec]))
+
+
+def test_versions_count_up_and_readers_get_the_newest(catalog: Catalog) -> None:
+    for number in range(1, 4):
+        (record,) = catalog.register(a_function("F", b"%d" % number))
+        assert record.version == number
+    assert catalog.versions(FunctionSpec, "F") == [1, 2, 3]
+    newest, second = catalog.find_callable("F"), catalog.find_callable("F", 2)
+    assert newest is not None
+    assert second is not None
+    assert (newest.version, second.version) == (3, 2)
+    assert catalog.records() == [newest]
+
+
+def test_registering_is_idempotent(catalog: Catalog) -> None:
+    first = catalog.register(a_function("F"))
+    generation = catalog.generation
+    assert catalog.register(a_function("F")) == first
+    assert catalog.versions(FunctionSpec, "F") == [1]
+    assert catalog.generation == generation
+    catalog.register(a_function("F", b"other"))
+    (third,) = catalog.register(a_function("F"))
+    assert third.version == 3  # equal to an old one is not equal to the newest
+
+
+def test_generation_grows_with_every_change(catalog: Catalog) -> None:
+    seen = [catalog.generation]
+    catalog.register(a_function("F"))
+    seen.append(catalog.generation)
+    catalog.register(a_function("F", b"2"))
+    seen.append(catalog.generation)
+    catalog.remove(FunctionSpec, "F", 1)
+    seen.append(catalog.generation)
+    catalog.remove(FunctionSpec, "F")
+    seen.append(catalog.generation)
+    assert seen == sorted(set(seen))
+
+
+def test_versions_are_not_used_again(catalog: Catalog) -> None:
+    catalog.register(a_function("F", b"1"))
+    catalog.register(a_function("F", b"2"))
+    catalog.remove(FunctionSpec, "F", 2)
+    (third,) = catalog.register(a_function("F", b"3"))
+    assert third.version == 3
+    catalog.remove(FunctionSpec, "F")
+    (fourth,) = catalog.register(a_function("F", b"1"))
+    assert fourth.version == 4
+
+
+def test_functions_and_compositions_share_names_libraries_do_not(catalog: Catalog) -> None:
+    catalog.register(a_function("F"))
+    catalog.register(a_composition("C"))
+    catalog.register(a_library("F", b"lib"))
+    with pytest.raises(Conflict):
+        catalog.register(a_composition("F"))
+    with pytest.raises(Conflict):
+        catalog.register(a_function("C"))
+
+
+@pytest.mark.parametrize("first", [a_function("N"), a_composition("N"), a_library("N", b"x")])
+@pytest.mark.parametrize("second", [a_function("N"), a_composition("N"), a_library("N", b"y")])
+def test_a_batch_may_name_a_thing_once(catalog: Catalog, first: Batch, second: Batch) -> None:
+    batch = Batch(
+        first.functions + second.functions,
+        first.compositions + second.compositions,
+        first.libraries + second.libraries,
+        first.blobs | second.blobs,
+    )
+    if len(batch.libraries) == 1:
+        assert len(catalog.register(batch)) == 2
+        return
+    with pytest.raises(Conflict):
+        catalog.register(batch)
+    assert catalog.records() == []
+
+
+def test_a_bad_batch_changes_nothing(catalog: Catalog) -> None:
+    catalog.register(a_composition("C"))
+    good, generation = a_function("G", b"good"), catalog.generation
+    conflicting = Batch(
+        functions=good.functions + a_function("C", b"bad").functions,
+        blobs=good.blobs | {digest_of(b"bad"): b"bad"},
+    )
+    with pytest.raises(Conflict):
+        catalog.register(conflicting)
+    with pytest.raises(Unknown):
+        catalog.register(Batch(functions=good.functions))
+    with pytest.raises(InvalidInput):
+        catalog.register(Batch(functions=good.functions, blobs={only(good): b"evil"}))
+    assert catalog.generation == generation
+    assert [r.name for r in catalog.records()] == ["C"]
+    assert not catalog.has_blob(only(good))
+
+
+def test_blobs_are_shared_and_go_with_their_last_user(catalog: Catalog) -> None:
+    data, digest = b"shared", digest_of(b"shared")
+    catalog.register(a_function("F", data))
+    catalog.register(Batch(functions=a_function("G", data).functions))  # without the blob
+    catalog.register(Batch(libraries=a_library("L", data).libraries))
+    static = FunctionSpec("S", (SetSpec("a"),), static={"a": (("item", digest),)})
+    catalog.register(Batch(functions=[static]))
+    for kind, name in (("F", FunctionSpec), ("G", FunctionSpec), ("S", FunctionSpec)):
+        catalog.remove(name, kind)
+        assert bytes(catalog.blob(digest)) == data
+    catalog.remove(LibraryRecord, "L")
+    assert not catalog.has_blob(digest)
+    with pytest.raises(Unknown):
+        catalog.blob(digest)
+
+
+def test_each_version_keeps_its_own_blob(catalog: Catalog) -> None:
+    catalog.register(a_function("F", b"1"))
+    catalog.register(a_function("F", b"2"))
+    catalog.remove(FunctionSpec, "F", 1)
+    assert not catalog.has_blob(digest_of(b"1"))
+    assert bytes(catalog.blob(digest_of(b"2"))) == b"2"
+
+
+def test_blobs_that_no_record_wants_are_not_kept(catalog: Catalog) -> None:
+    batch = a_function("F")
+    batch.blobs[digest_of(b"stray")] = b"stray"
+    catalog.register(batch)
+    assert not catalog.has_blob(digest_of(b"stray"))
+    assert catalog.has_blob(digest_of(b"F"))
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"y" * 65535, b"z" * 65536, BIG])
+def test_blobs_of_all_sizes_are_read_back(catalog: Catalog, data: bytes) -> None:
+    batch = a_library("L", b"")
+    batch.libraries = [LibraryRecord("L", digest_of(data), len(data))]
+    batch.blobs = {digest_of(data): memoryview(data)}
+    catalog.register(batch)
+    read = catalog.blob(digest_of(data))
+    assert read == data
+    if isinstance(read, memoryview):
+        assert read.readonly
+
+
+def test_removing(catalog: Catalog) -> None:
+    catalog.register(a_function("F", b"1"))
+    (second,) = catalog.register(a_function("F", b"2"))
+    assert catalog.remove(FunctionSpec, "F", 2) == [second]
+    assert catalog.versions(FunctionSpec, "F") == [1]
+    assert [r.version for r in catalog.remove(FunctionSpec, "F")] == [1]
+    assert catalog.find_callable("F") is None
+    assert catalog.records() == []
+
+
+def test_removing_what_is_not_there(catalog: Catalog) -> None:
+    catalog.register(a_function("resize"))
+    with pytest.raises(Unknown) as caught:
+        catalog.remove(FunctionSpec, "resise")
+    assert caught.value.nearest == "resize"
+    with pytest.raises(Unknown) as caught:
+        catalog.remove(FunctionSpec, "resize", 2)
+    assert (caught.value.version, caught.value.nearest) == (2, None)
+    with pytest.raises(Unknown):
+        catalog.remove(CompositionRecord, "resize")
+
+
+def test_what_a_composition_uses_stays(catalog: Catalog) -> None:
+    catalog.register(a_function("F", b"1"))
+    catalog.register(a_function("F", b"2"))
+    catalog.register(a_composition("C", "F"))
+    catalog.register(a_composition("C", text="without F"))
+    with pytest.raises(Conflict):
+        catalog.remove(FunctionSpec, "F")  # version 1 of C can still be invoked
+    catalog.remove(FunctionSpec, "F", 1)
+    with pytest.raises(Conflict):
+        catalog.remove(FunctionSpec, "F", 2)
+    catalog.remove(CompositionRecord, "C", 1)
+    catalog.remove(FunctionSpec, "F")
+
+
+def test_many_threads_at_once(catalog: Catalog) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for round_ in range(6):
+                shared = b"shared %d" % round_
+                batch = a_function(f"F{number}", shared, b"%d %d" % (number, round_))
+                (record,) = catalog.register(batch)
+                assert catalog.find_callable(f"F{number}") == record
+                assert bytes(catalog.blob(digest_of(shared))) == shared
+                catalog.remove(FunctionSpec, f"F{number}", record.version)
+                catalog.register(a_function("common", shared))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    versions = catalog.versions(FunctionSpec, "common")
+    assert versions == list(range(1, len(versions) + 1))
+    for number in versions:
+        record = catalog.find_callable("common", number)
+        assert isinstance(record, FunctionSpec)
+        assert all(digest_of(catalog.blob(d)) == d for d in record.blobs())
+
+
+def test_a_name_is_won_once_among_threads(catalog: Catalog) -> None:
+    barrier = threading.Barrier(2)
+    won: list[Record] = []
+    lost: list[Conflict] = []
+
+    def work(batch: Batch) -> None:
+        barrier.wait()
+        try:
+            won.extend(catalog.register(batch))
+        except Conflict as error:
+            lost.append(error)
+
+    for number in range(20):
+        name = f"N{number}"
+        batches = (a_function(name), a_composition(name))
+        threads = [threading.Thread(target=work, args=(b,)) for b in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(won) == len(lost) == 20
+
+
+# --- what durable stores do -----------------------------------------------------------------
+
+
+def test_everything_is_there_after_reopening(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F", b"1", BIG))
+        catalog.register(a_function("F", b"2"))
+        catalog.register(a_composition("C", "F"))
+        catalog.register(a_library("L", b"lib"))
+        catalog.register(a_function("gone"))
+        catalog.remove(FunctionSpec, "gone")
+        records, generation = catalog.records(), catalog.generation
+    with opened(folder) as again:
+        assert again.records() == records
+        assert again.generation == generation
+        assert again.versions(FunctionSpec, "F") == [1, 2]
+        assert again.blob(digest_of(BIG)) == BIG
+        assert not again.has_blob(digest_of(b"gone"))
+        (record,) = again.register(a_function("gone"))
+        assert record.version == 2
+
+
+def test_big_blobs_are_mapped_and_outlive_removal_and_closing(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F", BIG))
+        view = catalog.blob(digest_of(BIG))
+        assert isinstance(view, memoryview)
+        again = catalog.blob(digest_of(BIG))
+        assert isinstance(again, memoryview)
+        assert again.obj is view.obj  # one mapping, verified once
+        catalog.remove(FunctionSpec, "F")
+    assert view == BIG
+
+
+def test_a_folder_has_one_owner(folder: Path) -> None:
+    with opened(folder), pytest.raises(Conflict) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert str(os.getpid()) in caught.value.message
+    with opened(folder):
+        pass
+
+
+def test_the_owner_may_be_another_process(folder: Path) -> None:
+    script = (
+        "import sys; from dandelion.catalog import open_catalog\n"
+        "c = open_catalog(sys.argv[1]); print('open', flush=True); sys.stdin.read(); c.close()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, f"sqlite:{folder}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"open\n"
+        with pytest.raises(Conflict) as caught:
+            open_catalog(f"sqlite:{folder}")
+        assert str(child.pid) in caught.value.message
+        child.kill()
+    with opened(folder):
+        pass
+
+
+def test_a_lock_without_a_number_is_respected_too(folder: Path) -> None:
+    with opened(folder):
+        pass
+    with (folder / "lock").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Conflict):
+            open_catalog(f"sqlite:{folder}")
+
+
+def test_a_newer_schema_is_refused(folder: Path) -> None:
+    with opened(folder):
+        pass
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(CatalogCorrupt) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert "99" in caught.value.message
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
+        db.execute("PRAGMA user_version = 1")
+    with opened(folder):
+        pass
+
+
+def test_records_of_a_newer_version_are_named(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F"))
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db, db:
+        db.execute("UPDATE records SET body = ?", (b"\x81\xa4name\x01",))
+    with pytest.raises(CatalogCorrupt) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert "function 'F' version 1" in caught.value.message
+
+
+@pytest.mark.parametrize("garbage", [b"no database" * 500, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_database_is_reported(folder: Path, garbage: bytes) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F"))
+    (folder / "catalog.sqlite").write_bytes(garbage)
+    with pytest.raises(CatalogCorrupt) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert str(folder) in caught.value.path
+
+
+def blob_file(folder: Path, data: bytes) -> Path:
+    digest = digest_of(data)
+    return folder / "blobs" / digest[:2] / digest[2:]
+
+
+@pytest.mark.parametrize("data", [b"small", BIG])
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "missing"])
+def test_a_damaged_blob_is_reported_and_healed(folder: Path, data: bytes, damage: str) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F", data))
+        catalog.register(a_function("G", b"whole"))
+    file = blob_file(folder, data)
+    if damage == "missing":
+        file.unlink()
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        file.write_bytes({"cut": data[:-1], "empty": b"", "flip": flipped}[damage])
+    with opened(folder) as catalog:
+        with pytest.raises(CatalogCorrupt) as caught:
+            catalog.blob(digest_of(data))
+        assert caught.value.path == str(file)
+        with pytest.raises(CatalogCorrupt):
+            catalog.blob(digest_of(data))
+        assert not catalog.has_blob(digest_of(data))
+        assert bytes(catalog.blob(digest_of(b"whole"))) == b"whole"
+        (record,) = catalog.register(a_function("F", data))
+        assert record.version == 1
+        assert catalog.blob(digest_of(data)) == data
+    with opened(folder) as catalog:
+        assert catalog.blob(digest_of(data)) == data
+
+
+def test_leftovers_are_swept_on_opening(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F"))
+    orphan = blob_file(folder, b"orphan")
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_bytes(b"orphan")
+    staged = folder / "staging" / "half"
+    staged.write_bytes(b"ha")
+    foreign = folder / "blobs" / "README"
+    foreign.write_text("not ours")
+    with opened(folder) as catalog:
+        assert not orphan.exists()
+        assert not staged.exists()
+        assert foreign.exists()
+        assert bytes(catalog.blob(digest_of(b"F"))) == b"F"
+
+
+def test_nothing_is_left_over_by_use(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F", b"1", b"2"))
+        with pytest.raises(Conflict):
+            catalog.register(Batch(compositions=a_composition("F").compositions, blobs=stray()))
+        catalog.remove(FunctionSpec, "F")
+        files = [p for sub in ("blobs", "staging") for p in (folder / sub).rglob("*")]
+        assert not [p for p in files if p.is_file()]
+
+
+def stray() -> dict[Digest, Bytes]:
+    return {digest_of(b"stray"): b"stray"}
+
+
+def test_a_disk_without_room_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with opened(folder) as catalog:
+        catalog.register(a_function("F"))
+        before = catalog.records(), catalog.generation
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(ContextFull) as caught:
+                catalog.register(a_function("G", b"12345"))
+        assert caught.value.needed_bytes == 5
+        assert (catalog.records(), catalog.generation) == before
+        assert not list((folder / "staging").iterdir())
+        catalog.register(a_function("G", b"12345"))
+
+
+def test_a_failed_commit_changes_nothing(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function("F"))
+        before = catalog.records(), catalog.generation
+        with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as other:
+            other.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON versions BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+            with pytest.raises(CatalogCorrupt):
+                catalog.register(a_function("G"))
+            other.execute("DROP TRIGGER full")
+        assert (catalog.records(), catalog.generation) == before
+        assert not catalog.has_blob(digest_of(b"G"))
+        (record,) = catalog.register(a_function("G"))
+        assert record.version == 1
+
+
+def test_a_closed_catalogue_refuses_changes(folder: Path) -> None:
+    catalog = open_catalog(f"sqlite:{folder}")
+    catalog.close()
+    catalog.close()
+    with pytest.raises(Conflict):
+        catalog.register(a_function("F"))
+
+
+@pytest.mark.parametrize("url", ["nosuch:x", "", "blob_folder:x", "a.b:x"])
+def test_unknown_stores_are_refused(url: str) -> None:
+    with pytest.raises(BackendUnavailable):
+        open_catalog(url)
+
+
+def test_a_path_is_needed() -> None:
+    with pytest.raises(InvalidInput):
+        open_catalog("sqlite:")
+
+
+def test_a_path_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text(json.dumps({}))
+    with pytest.raises(CatalogCorrupt):
+        open_catalog(f"sqlite:{file}")
