@@ -1,0 +1,1 @@
+"""What all GPU backends share: blueprints become plans, plans run on devices."""

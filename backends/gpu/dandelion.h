@@ -1,0 +1,252 @@
+/* dandelion.h: one kernel source for OpenCL C, CUDA C++ and HIP C++.
+ *
+ * Every word below means the same on each device. A source includes this file, uses these words and
+ * is otherwise plain C99: no templates, no C++, no vendor built-ins. See docs/blueprint.md.
+ *
+ *   #include "dandelion.h"
+ *
+ *   KERNEL void scale(GLOBAL const f32 *x, GLOBAL f32 *y, f32 factor, u64 count)
+ *   {
+ *       u64 i = GLOBAL_ID(0);
+ *       if (i < count)
+ *           y[i] = factor * x[i];
+ *   }
+ *
+ * Local memory of fixed size:   LOCAL f32 tile[16][16];          (at the top of the kernel's body)
+ * Local memory of launch size:  KERNEL void k(GLOBAL f32 *x DYNAMIC_LOCAL)   (no comma before it)
+ *                               { USE_DYNAMIC_LOCAL(f32, tile);  ... tile[0] ... }
+ */
+#ifndef DANDELION_H
+#define DANDELION_H
+
+#if defined(__OPENCL_VERSION__) || defined(__OPENCL_C_VERSION__)
+
+/* ---------------------------------------------------------------------------- OpenCL C -- */
+
+#ifdef cl_khr_fp64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+#ifdef cl_khr_int64_base_atomics
+#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable
+#endif
+
+#define DANDELION_OPENCL 1
+
+#define KERNEL __kernel
+#define DEVICE
+#define GLOBAL __global
+#define LOCAL __local
+#define CONSTANT __constant
+#define RESTRICT restrict
+
+typedef char i8;
+typedef short i16;
+typedef int i32;
+typedef long i64;
+typedef uchar u8;
+typedef ushort u16;
+typedef uint u32;
+typedef ulong u64;
+typedef float f32;
+typedef double f64;
+
+#define GLOBAL_ID(d) ((u64)get_global_id(d))
+#define GLOBAL_SIZE(d) ((u64)get_global_size(d))
+#define LOCAL_ID(d) ((u32)get_local_id(d))
+#define LOCAL_SIZE(d) ((u32)get_local_size(d))
+#define GROUP_ID(d) ((u32)get_group_id(d))
+#define NUM_GROUPS(d) ((u32)get_num_groups(d))
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+
+#define DYNAMIC_LOCAL , __local uchar *dandelion_local
+#define USE_DYNAMIC_LOCAL(type, name) __local type *name = (__local type *)dandelion_local
+
+#define AS_F32(x) as_float((u32)(x))
+#define AS_U32(x) as_uint((f32)(x))
+#define AS_F64(x) as_double((u64)(x))
+#define AS_U64(x) as_ulong((f64)(x))
+
+/* Mathematics: C's names with f for f32. Names without f take and give f64. */
+#define acosf(x) acos((f32)(x))
+#define asinf(x) asin((f32)(x))
+#define atanf(x) atan((f32)(x))
+#define atan2f(y, x) atan2((f32)(y), (f32)(x))
+#define ceilf(x) ceil((f32)(x))
+#define cosf(x) cos((f32)(x))
+#define coshf(x) cosh((f32)(x))
+#define erff(x) erf((f32)(x))
+#define exp2f(x) exp2((f32)(x))
+#define expf(x) exp((f32)(x))
+#define expm1f(x) expm1((f32)(x))
+#define fabsf(x) fabs((f32)(x))
+#define floorf(x) floor((f32)(x))
+#define fmaf(a, b, c) fma((f32)(a), (f32)(b), (f32)(c))
+#define fmaxf(a, b) fmax((f32)(a), (f32)(b))
+#define fminf(a, b) fmin((f32)(a), (f32)(b))
+#define fmodf(a, b) fmod((f32)(a), (f32)(b))
+#define hypotf(a, b) hypot((f32)(a), (f32)(b))
+#define log10f(x) log10((f32)(x))
+#define log1pf(x) log1p((f32)(x))
+#define log2f(x) log2((f32)(x))
+#define logf(x) log((f32)(x))
+#define powf(a, b) pow((f32)(a), (f32)(b))
+#define rintf(x) rint((f32)(x))
+#define roundf(x) round((f32)(x))
+#define rsqrtf(x) rsqrt((f32)(x))
+#define sinf(x) sin((f32)(x))
+#define sinhf(x) sinh((f32)(x))
+#define sqrtf(x) sqrt((f32)(x))
+#define tanf(x) tan((f32)(x))
+#define tanhf(x) tanh((f32)(x))
+#define truncf(x) trunc((f32)(x))
+
+/* Atomics: each gives the old value. I32 and U32 take pointers to GLOBAL and LOCAL, the others to
+ * GLOBAL only. */
+#define ATOMIC_ADD_I32(p, v) atomic_add((p), (i32)(v))
+#define ATOMIC_ADD_U32(p, v) atomic_add((p), (u32)(v))
+#define ATOMIC_MIN_I32(p, v) atomic_min((p), (i32)(v))
+#define ATOMIC_MIN_U32(p, v) atomic_min((p), (u32)(v))
+#define ATOMIC_MAX_I32(p, v) atomic_max((p), (i32)(v))
+#define ATOMIC_MAX_U32(p, v) atomic_max((p), (u32)(v))
+#define ATOMIC_OR_U32(p, v) atomic_or((p), (u32)(v))
+#define ATOMIC_AND_U32(p, v) atomic_and((p), (u32)(v))
+#define ATOMIC_XCHG_U32(p, v) atomic_xchg((p), (u32)(v))
+#define ATOMIC_CAS_U32(p, expected, v) atomic_cmpxchg((p), (u32)(expected), (u32)(v))
+#ifdef cl_khr_int64_base_atomics
+#define ATOMIC_ADD_U64(p, v) atom_add((volatile __global ulong *)(p), (u64)(v))
+#endif
+
+static inline f32 dandelion_atomic_add_f32(volatile __global f32 *p, f32 v)
+{
+    volatile __global u32 *bits = (volatile __global u32 *)p;
+    u32 seen = *bits;
+    for (;;) {
+        u32 before = atomic_cmpxchg(bits, seen, as_uint(as_float(seen) + v));
+        if (before == seen)
+            return as_float(before);
+        seen = before;
+    }
+}
+#define ATOMIC_ADD_F32(p, v) dandelion_atomic_add_f32((p), (v))
+
+/* Half precision is storage only: 16 bits in memory, f32 in registers. */
+typedef ushort f16;
+static inline f32 dandelion_f16_load(u16 bits)
+{
+    return vload_half(0, (const __private half *)&bits);
+}
+static inline u16 dandelion_f16_store(f32 value)
+{
+    u16 bits;
+    vstore_half_rte(value, 0, (__private half *)&bits);
+    return bits;
+}
+
+#else
+
+/* ------------------------------------------------------------------- CUDA C++ and HIP C++ -- */
+
+#if defined(__HIP__) || defined(__HIPCC__) || defined(__HIPCC_RTC__) || defined(__HIP_PLATFORM_AMD__)
+#define DANDELION_HIP 1
+#else
+#define DANDELION_CUDA 1
+#endif
+
+#define KERNEL extern "C" __global__
+#define DEVICE static __device__
+#define GLOBAL
+#define LOCAL __shared__
+#define CONSTANT static __device__ const
+#define RESTRICT __restrict__
+
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+
+#define DANDELION_PICK(v, d) ((d) == 0 ? (u32)v.x : (d) == 1 ? (u32)v.y : (u32)v.z)
+#define LOCAL_ID(d) DANDELION_PICK(threadIdx, d)
+#define LOCAL_SIZE(d) DANDELION_PICK(blockDim, d)
+#define GROUP_ID(d) DANDELION_PICK(blockIdx, d)
+#define NUM_GROUPS(d) DANDELION_PICK(gridDim, d)
+#define GLOBAL_ID(d) ((u64)GROUP_ID(d) * LOCAL_SIZE(d) + LOCAL_ID(d))
+#define GLOBAL_SIZE(d) ((u64)NUM_GROUPS(d) * LOCAL_SIZE(d))
+#define BARRIER() __syncthreads()
+
+#define DYNAMIC_LOCAL
+extern __shared__ __attribute__((aligned(16))) unsigned char dandelion_local[];
+#define USE_DYNAMIC_LOCAL(type, name) type *name = (type *)dandelion_local
+
+#define AS_F32(x) __uint_as_float((u32)(x))
+#define AS_U32(x) __float_as_uint((f32)(x))
+#define AS_F64(x) __longlong_as_double((i64)(x))
+#define AS_U64(x) ((u64)__double_as_longlong((f64)(x)))
+
+#define ATOMIC_ADD_I32(p, v) atomicAdd((i32 *)(p), (i32)(v))
+#define ATOMIC_ADD_U32(p, v) atomicAdd((u32 *)(p), (u32)(v))
+#define ATOMIC_MIN_I32(p, v) atomicMin((i32 *)(p), (i32)(v))
+#define ATOMIC_MIN_U32(p, v) atomicMin((u32 *)(p), (u32)(v))
+#define ATOMIC_MAX_I32(p, v) atomicMax((i32 *)(p), (i32)(v))
+#define ATOMIC_MAX_U32(p, v) atomicMax((u32 *)(p), (u32)(v))
+#define ATOMIC_OR_U32(p, v) atomicOr((u32 *)(p), (u32)(v))
+#define ATOMIC_AND_U32(p, v) atomicAnd((u32 *)(p), (u32)(v))
+#define ATOMIC_XCHG_U32(p, v) atomicExch((u32 *)(p), (u32)(v))
+#define ATOMIC_CAS_U32(p, expected, v) atomicCAS((u32 *)(p), (u32)(expected), (u32)(v))
+#define ATOMIC_ADD_U64(p, v) atomicAdd((u64 *)(p), (u64)(v))
+#define ATOMIC_ADD_F32(p, v) atomicAdd((f32 *)(p), (f32)(v))
+
+typedef unsigned short f16;
+#ifdef DANDELION_HIP
+static __device__ inline f32 dandelion_f16_load(u16 bits)
+{
+    _Float16 half;
+    __builtin_memcpy(&half, &bits, 2);
+    return (f32)half;
+}
+static __device__ inline u16 dandelion_f16_store(f32 value)
+{
+    _Float16 half = (_Float16)value;
+    u16 bits;
+    __builtin_memcpy(&bits, &half, 2);
+    return bits;
+}
+#else
+static __device__ inline f32 dandelion_f16_load(u16 bits)
+{
+    f32 value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+static __device__ inline u16 dandelion_f16_store(f32 value)
+{
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+#endif
+
+/* ------------------------------------------------------------------------------ the same -- */
+
+#define F16_LOAD(p, i) dandelion_f16_load((p)[i])
+#define F16_STORE(p, i, v) ((p)[i] = dandelion_f16_store(v))
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define CEIL_DIV(a, b) (((a) + (b)-1) / (b))
+
+#endif

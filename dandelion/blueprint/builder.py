@@ -1,0 +1,316 @@
+"""Building blueprints in Python, down to the same records that the JSON gives.
+
+::
+
+    bp = Blueprint(inputs=["cfg", "A"], modules=["matmul.cl"])
+    B = bp.buffer("B", like="A")
+    bp.launch("matmul", [bp.A, sizeof(bp.A), B], grid=(bp.cfg[0], bp.cfg[0]), block=(32, 32))
+    bp.build()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dandelion.blueprint.check import check_blueprint
+from dandelion.blueprint.printing import Spelling, print_blueprint
+from dandelion.blueprint.records import (
+    Absolute,
+    Access,
+    Action,
+    Add,
+    Argument,
+    ByBatch,
+    CeilDiv,
+    Code,
+    Elements,
+    ExecKernel,
+    ExecutionBlueprint,
+    FromInput,
+    GpuConfig,
+    Kernel,
+    LaunchConfig,
+    Module,
+    Mul,
+    Ptr,
+    Raw,
+    Repeat,
+    Scalar,
+    ScalarType,
+    Size,
+    Sizeof,
+)
+from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A size that is known once the inputs are; ``+`` and ``*`` make new ones."""
+
+    size: Size
+
+    def __add__(self, other: SizeLike) -> Expression:
+        return Expression(Add((self.size, size_of(other))))
+
+    def __radd__(self, other: int) -> Expression:
+        return Expression(Add((Absolute(other), self.size)))
+
+    def __mul__(self, other: SizeLike) -> Expression:
+        return Expression(Mul((self.size, size_of(other))))
+
+    def __rmul__(self, other: int) -> Expression:
+        return Expression(Mul((Absolute(other), self.size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named buffer; as a kernel's argument it is a pointer."""
+
+    name: str
+
+    def __getitem__(self, index: int) -> Expression:
+        """The index-th 64-bit integer that this input will hold."""
+        return Expression(FromInput(self.name, index))
+
+    def elements(self, dtype: str) -> Expression:
+        """Number of elements of a type (``"f32"``) in it."""
+        return Expression(Elements(self.name, _scalar_type(dtype)))
+
+
+SizeLike: TypeAlias = Expression | int
+ArgumentLike: TypeAlias = Buffer | Expression | int | Ptr | Scalar | Raw
+CodeLike: TypeAlias = Code | str
+
+
+def sizeof(buffer: Buffer) -> Expression:
+    """Size of a buffer in bytes; as a kernel's argument a u64."""
+    return Expression(Sizeof(buffer.name))
+
+
+def ceil_div(dividend: SizeLike, divisor: SizeLike) -> Expression:
+    """Divide and round up: how many blocks of `divisor` cover `dividend`."""
+    return Expression(CeilDiv(size_of(dividend), size_of(divisor)))
+
+
+def by_batch(value: int, *, even: bool = False) -> Expression:
+    """`value` for each member of the batch; see `dandelion.blueprint.records.ByBatch`."""
+    return Expression(ByBatch(value, even))
+
+
+def scalar(dtype: str, value: SizeLike | float) -> Scalar:
+    """An argument by value, of a type such as ``"i32"`` or ``"f32"``."""
+    kind = _scalar_type(dtype)
+    if isinstance(value, Expression):
+        size = value.size
+        return Scalar(kind, size.value if isinstance(size, Absolute) else size)
+    return Scalar(kind, float(value) if kind.is_float else value)
+
+
+def size_of(value: SizeLike) -> Size:
+    """Give what the builder takes as a size as its record."""
+    return value.size if isinstance(value, Expression) else Absolute(value)
+
+
+def _scalar_type(name: str) -> ScalarType:
+    known = [t.value for t in ScalarType]
+    if name not in known:
+        close = nearest(name, known)
+        raise InvalidInput(
+            "dtype", f"no type '{name}'", f"did you mean '{close}'?" if close else ""
+        )
+    return ScalarType(name)
+
+
+class Blueprint:
+    """Collects buffers and launches; `build` gives the records, `json` the text.
+
+    Buffers are attributes (``bp.A``), or items (``bp["A"]``) where a method has that name.
+
+    Args:
+        inputs: names of the buffers that are copied in.
+        weights: names of constant inputs.
+        outputs: names of the buffers that are copied out; by default all that `buffer` makes and
+            are not temporary.
+        modules: files with kernels: paths, or alternatives for several backends by module name.
+        batch: what `by_batch` multiplies with.
+    """
+
+    def __init__(
+        self,
+        inputs: Iterable[str],
+        *,
+        weights: Iterable[str] = (),
+        outputs: Iterable[str] | None = None,
+        modules: Iterable[str] | Mapping[str, CodeLike | Sequence[CodeLike]] = (),
+        batch: SizeLike = 1,
+    ) -> None:
+        self._inputs = tuple(inputs)
+        self._weights = tuple(weights)
+        self._outputs = None if outputs is None else tuple(outputs)
+        self._modules = _modules(modules)
+        self._batch = size_of(batch)
+        self._buffers: dict[str, Size] = {}
+        self._temporary: set[str] = set()
+        self._kernels: dict[str, Kernel] = {}
+        self._levels: list[list[Action]] = [[]]
+
+    def __getitem__(self, name: str) -> Buffer:
+        known = (*self._inputs, *self._weights, *self._buffers)
+        if name not in known:
+            close = nearest(name, known)
+            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known)}"
+            raise InvalidInput("blueprint", f"no buffer '{name}'", hint)
+        return Buffer(name)
+
+    def __getattr__(self, name: str) -> Buffer:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except InvalidInput as error:
+            raise AttributeError(str(error)) from None
+
+    def buffer(
+        self,
+        name: str,
+        size: SizeLike | None = None,
+        *,
+        like: Buffer | str | None = None,
+        temporary: bool = False,
+    ) -> Buffer:
+        """Add a buffer that holds zeros when a call begins.
+
+        Args:
+            name: its name, and that of the output set if it is one.
+            size: in bytes.
+            like: a buffer that has the same size; give this or `size`.
+            temporary: it is no output, whatever else.
+        """
+        if (size is None) == (like is None):
+            raise InvalidInput(f"buffer {name}", "give exactly one of 'size' and 'like'")
+        if like is not None:
+            self._buffers[name] = Sizeof(like if isinstance(like, str) else like.name)
+        elif size is not None:
+            self._buffers[name] = size_of(size)
+        if temporary:
+            self._temporary.add(name)
+        return Buffer(name)
+
+    def kernel(
+        self, name: str, *, module: str = "", symbol: str = "", access: Iterable[str] = ()
+    ) -> None:
+        """Declare a kernel: where it is, and what it does with its parameters.
+
+        Args:
+            name: as `launch` calls it.
+            module: name of its module; the only one by default.
+            symbol: its name in the module, if another.
+            access: ``read``, ``write`` (never reads what was there), ``both`` or ``value`` for
+                each parameter.
+        """
+        ways = tuple(Access(a) for a in access)
+        self._kernels[name] = Kernel(name, module or self._only_module(name), symbol, ways)
+
+    def launch(
+        self,
+        kernel: str,
+        args: Sequence[ArgumentLike],
+        *,
+        grid: Sequence[SizeLike] | SizeLike = 1,
+        block: Sequence[SizeLike] | SizeLike = 1,
+        shared_mem_bytes: SizeLike = 0,
+    ) -> None:
+        """Launch a kernel.
+
+        Args:
+            kernel: its name; it is declared in the only module if `kernel` did not do so.
+            args: buffers (pointers), ``sizeof(...)`` (u64), other sizes and ints (i64), or
+                `scalar` and `Raw`.
+            grid: blocks in up to three dimensions.
+            block: threads of a block in up to three dimensions.
+            shared_mem_bytes: dynamic local memory.
+        """
+        if kernel not in self._kernels:
+            self.kernel(kernel)
+        config = LaunchConfig(
+            *_three("grid", grid), *_three("block", block), size_of(shared_mem_bytes)
+        )
+        self._levels[-1].append(ExecKernel(kernel, tuple(_argument(a) for a in args), config))
+
+    @contextlib.contextmanager
+    def repeat(self, times: SizeLike) -> Iterator[None]:
+        """Repeat what is launched inside the ``with`` block."""
+        self._levels.append([])
+        try:
+            yield
+        finally:
+            actions = self._levels.pop()
+        self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
+
+    def build(self) -> GpuConfig:
+        """Give the records.
+
+        Raises:
+            InvalidBlueprint: with all problems at once.
+        """
+        outputs = self._outputs
+        if outputs is None:
+            outputs = tuple(n for n in self._buffers if n not in self._temporary)
+        body = ExecutionBlueprint(
+            self._inputs,
+            self._weights,
+            dict(self._buffers),
+            outputs,
+            tuple(self._levels[0]),
+            self._batch,
+        )
+        config = GpuConfig(self._modules, tuple(self._kernels.values()), body)
+        problems = check_blueprint(config)
+        if problems:
+            raise InvalidBlueprint(tuple(problems))
+        return config
+
+    def json(self, spelling: Spelling = Spelling.CANONICAL) -> str:
+        """Give the text of the blueprint; see `build` and `print_blueprint`."""
+        return print_blueprint(self.build(), spelling)
+
+    def _only_module(self, kernel: str) -> str:
+        if len(self._modules) != 1:
+            names = ", ".join(m.name for m in self._modules) or "none"
+            raise InvalidInput(f"kernel {kernel}", f"which module has it? There are: {names}")
+        return self._modules[0].name
+
+
+def _modules(
+    given: Iterable[str] | Mapping[str, CodeLike | Sequence[CodeLike]],
+) -> tuple[Module, ...]:
+    if not isinstance(given, Mapping):
+        return tuple(Module(path, (Code(path),)) for path in given)
+    return tuple(Module(name, _codes(codes)) for name, codes in given.items())
+
+
+def _codes(given: CodeLike | Sequence[CodeLike]) -> tuple[Code, ...]:
+    codes = [given] if isinstance(given, Code | str) else given
+    return tuple(Code(c) if isinstance(c, str) else c for c in codes)
+
+
+def _three(what: str, given: Sequence[SizeLike] | SizeLike) -> tuple[Size, Size, Size]:
+    values = [given] if isinstance(given, Expression | int) else list(given)
+    if not 1 <= len(values) <= 3:
+        raise InvalidInput(what, f"{len(values)} dimensions instead of one to three")
+    x, y, z = [size_of(v) for v in (*values, 1, 1)[:3]]
+    return x, y, z
+
+
+def _argument(given: ArgumentLike) -> Argument:
+    if isinstance(given, Buffer):
+        return Ptr(given.name)
+    if isinstance(given, Expression):
+        size = given.size
+        if isinstance(size, Absolute):
+            return Scalar(ScalarType.I64, size.value)
+        return Scalar(ScalarType.U64 if isinstance(size, Sizeof) else ScalarType.I64, size)
+    return Scalar(ScalarType.I64, given) if isinstance(given, int) else given

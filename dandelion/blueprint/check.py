@@ -1,0 +1,381 @@
+"""The static check: everything about a blueprint that is wrong whatever its inputs are.
+
+Names must be known, numbers possible, launches bounded, files there, and arguments as many as the
+kernel has parameters, where its source or its declared access shows that. What depends on a call's
+inputs is checked by the plan of that call, in the same words.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from dandelion.blueprint.reading import read_config
+from dandelion.blueprint.records import (
+    BLOCK_LIMITS,
+    BLOCK_THREADS,
+    GRID_LIMITS,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_LAUNCHES,
+    SHARED_LIMIT_BYTES,
+    Absolute,
+    Access,
+    Action,
+    Add,
+    Argument,
+    ByBatch,
+    CeilDiv,
+    Elements,
+    ExecKernel,
+    FromInput,
+    GpuConfig,
+    Kernel,
+    LaunchConfig,
+    Mul,
+    Ptr,
+    Raw,
+    Scalar,
+    Size,
+    Sizeof,
+)
+from dandelion.blueprint.signatures import Signature, signatures
+from dandelion.data import Bytes
+from dandelion.errors import InvalidBlueprint, Problem, nearest
+
+Files = Collection[str] | Mapping[str, Bytes]
+"""Names of the files that are there; with their bytes, sources are looked into as well."""
+
+_RAW_LIMIT_BYTES = 4096  # CUDA gives a kernel 4 KiB for all its parameters
+_SOURCES = (".cl", ".cu", ".hip", ".c", ".cpp", ".h")
+
+
+def parse_blueprint(
+    data: bytes | bytearray | memoryview | str, files: Files | None = None
+) -> GpuConfig:
+    """Read a blueprint in any of its spellings and check it.
+
+    Args:
+        data: JSON.
+        files: names of the files that are there, best with their bytes; None leaves them unchecked.
+
+    Raises:
+        InvalidBlueprint: with all problems at once.
+    """
+    config, problems = read_config(data)
+    if not any(p.code == "json" for p in problems):
+        problems += check_blueprint(config, files)
+    if problems:
+        raise InvalidBlueprint(tuple(problems))
+    return config
+
+
+def check_blueprint(config: GpuConfig, files: Files | None = None) -> list[Problem]:
+    """List everything that is wrong with a blueprint whatever its inputs are; see `Files`."""
+    return list(_Checker(config, files).run())
+
+
+class _Checker:
+    def __init__(self, config: GpuConfig, files: Files | None) -> None:
+        self.config = config
+        self.files = files
+        self.body = config.blueprint
+        self.inputs = (*self.body.inputs, *self.body.weights)
+        self.buffers = {*self.inputs, *self.body.buffers}
+        self.kernels = {k.name: k for k in config.kernels}
+        self.signatures = dict(self._signatures())
+
+    def run(self) -> Iterator[Problem]:
+        yield from self.modules()
+        yield from self.names()
+        yield from self.size_cycles()
+        for name, size in self.body.buffers.items():
+            where = f"blueprint.buffers.{name}"
+            yield from self.size(where, size, smallest=1, largest=MAX_BYTES)
+        yield from self.size("blueprint.batch", self.body.batch, smallest=1, largest=MAX_LAUNCHES)
+        yield from self.actions("blueprint.control_flow", self.body.control_flow, 1, 0)
+        launches = _launches(self.body.control_flow)
+        if launches > MAX_LAUNCHES:
+            message = f"{launches} launches are more than {MAX_LAUNCHES}"
+            yield Problem("too-many-launches", message, "blueprint.control_flow")
+
+    # modules and kernels
+
+    def modules(self) -> Iterator[Problem]:
+        yield from _doubles("modules", "module", [m.name for m in self.config.modules])
+        yield from _doubles("kernels", "kernel", [k.name for k in self.config.kernels])
+        if not self.config.modules:
+            yield Problem("missing", "there is no module", "modules")
+        for module in self.config.modules:
+            where = f"modules.{module.name}"
+            if not module.code:
+                yield Problem("missing", "it has no file", where)
+            for code in module.code:
+                if self.files is not None and code.path not in self.files:
+                    close = nearest(code.path, self.files) or ""
+                    yield Problem("unknown-file", f"no file '{code.path}'", where, nearest=close)
+        known = [m.name for m in self.config.modules]
+        for kernel in self.config.kernels:
+            where = f"kernels.{kernel.name}"
+            if kernel.module not in known:
+                yield _unknown("module", kernel.module, known, where)
+            elif self._sources(kernel.module) and kernel.name not in self.signatures:
+                yield from self._symbol(kernel, where)
+
+    def _symbol(self, kernel: Kernel, where: str) -> Iterator[Problem]:
+        found = self._sources(kernel.module)
+        known = {name for by_name in found for name in by_name}
+        close = nearest(kernel.symbol or kernel.name, known)
+        if known and all(found) and close is not None:
+            yield _unknown("kernel", kernel.symbol or kernel.name, known, where)
+
+    def _sources(self, module: str) -> list[dict[str, Signature]]:
+        """Signatures in each source file of a module; empty if any of its files is no source."""
+        if not isinstance(self.files, Mapping):
+            return []
+        found = []
+        for code in (c for m in self.config.modules if m.name == module for c in m.code):
+            text = self.files.get(code.path)
+            if text is not None and code.path.endswith(_SOURCES):
+                found.append(signatures(bytes(text).decode(errors="replace")))
+        return found
+
+    def _signatures(self) -> Iterator[tuple[str, Signature]]:
+        by_module = {m.name: self._sources(m.name) for m in self.config.modules}
+        for kernel in self.config.kernels:
+            for found in by_module.get(kernel.module, ()):
+                if (kernel.symbol or kernel.name) in found:
+                    yield kernel.name, found[kernel.symbol or kernel.name]
+                    break
+
+    # names
+
+    def names(self) -> Iterator[Problem]:
+        where = "blueprint.inputs"
+        yield from _doubles(where, "input", self.inputs)
+        yield from _doubles("blueprint.outputs", "output", self.body.outputs)
+        for name in self.inputs:
+            if name in self.body.buffers:
+                message = f"'{name}' is an input already"
+                yield Problem("duplicate", message, f"blueprint.buffers.{name}")
+        for index, name in enumerate(self.body.outputs):
+            yield from self.buffer(f"blueprint.outputs[{index}]", name)
+
+    def buffer(self, where: str, name: str) -> Iterator[Problem]:
+        if name not in self.buffers:
+            yield _unknown("buffer", name, self.buffers, where)
+
+    def size_cycles(self) -> Iterator[Problem]:
+        """Sizes of buffers may refer to each other, but not in a circle."""
+        state: dict[str, int] = {}
+        for start in self.body.buffers:
+            path: list[str] = []
+            stack = [(start, False)]
+            while stack:
+                name, done = stack.pop()
+                if done:
+                    state[path.pop()] = 2
+                    continue
+                if name not in self.body.buffers or state.get(name) == 2:
+                    continue
+                if state.get(name) == 1:
+                    circle = " -> ".join([*path[path.index(name) :], name])
+                    where = f"blueprint.buffers.{name}"
+                    yield Problem(
+                        "circular-size", f"the sizes refer to each other: {circle}", where
+                    )
+                    return
+                state[name] = 1
+                path.append(name)
+                stack.append((name, True))
+                stack += [(n, False) for n in sorted(_named(self.body.buffers[name]))]
+
+    # sizes
+
+    def size(
+        self, where: str, size: Size, smallest: int, largest: int, depth: int = 0
+    ) -> Iterator[Problem]:
+        """Check names and constants in a size; `smallest` and `largest` bound a plain constant."""
+        match size:
+            case Absolute(value) | ByBatch(value):
+                if not smallest <= value <= largest:
+                    kind = "negative" if value < 0 else "out-of-range"
+                    expected = f"{smallest}..{largest}"
+                    yield Problem(kind, f"{value} is not possible here", where, expected=expected)
+            case Sizeof(buffer) | Elements(buffer):
+                yield from self.buffer(where, buffer)
+            case FromInput(bufname, idx):
+                if bufname not in self.inputs:
+                    yield _unknown("input", bufname, self.inputs, f"{where}.bufname")
+                if not 0 <= idx < MAX_BYTES // 8:
+                    yield Problem("negative", f"there is no {idx}-th integer", f"{where}.idx")
+            case Add(parts) | Mul(parts):
+                yield from self.parts(where, parts, depth)
+            case CeilDiv(dividend, divisor):
+                yield from self.parts(where, (dividend, divisor), depth)
+                if divisor == Absolute(0):
+                    yield Problem("division-by-zero", "the divisor is zero", where)
+        if isinstance(size, Add | Mul | CeilDiv):
+            total = constant(size)
+            if total is not None and not smallest <= total <= largest:
+                expected = f"{smallest}..{largest}"
+                yield Problem("out-of-range", f"it comes to {total}", where, expected=expected)
+
+    def parts(self, where: str, parts: Iterable[Size], depth: int) -> Iterator[Problem]:
+        if depth > MAX_DEPTH:
+            yield Problem("depth", f"arithmetic is nested more than {MAX_DEPTH} deep", where)
+            return
+        for index, part in enumerate(parts):
+            yield from self.size(f"{where}[{index}]", part, -MAX_BYTES, MAX_BYTES, depth + 1)
+
+    # control flow
+
+    def actions(
+        self, where: str, actions: tuple[Action, ...], times: int, depth: int
+    ) -> Iterator[Problem]:
+        if depth > MAX_DEPTH:
+            yield Problem("depth", f"repeats are nested more than {MAX_DEPTH} deep", where)
+            return
+        for index, action in enumerate(actions):
+            at = f"{where}[{index}]"
+            if isinstance(action, ExecKernel):
+                yield from self.exec_kernel(at, action)
+                continue
+            yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
+
+    def exec_kernel(self, where: str, action: ExecKernel) -> Iterator[Problem]:
+        kernel = self.kernels.get(action.kernel)
+        if kernel is None:
+            yield _unknown("kernel", action.kernel, self.kernels, f"{where}.kernel")
+        else:
+            yield from self.arity(where, kernel, action.args)
+        for index, argument in enumerate(action.args):
+            yield from self.argument(f"{where}.args[{index}]", argument)
+        yield from self.launch(f"{where}.launch", action.launch)
+
+    def arity(self, where: str, kernel: Kernel, args: tuple[Argument, ...]) -> Iterator[Problem]:
+        known = self.signatures.get(kernel.name)
+        for access in (kernel.access, known.access if known else None):
+            if access is None or (access == () and known is None):
+                continue
+            if access == () and access is kernel.access:
+                continue
+            if len(args) != len(access):
+                expected = f"{len(access)} arguments"
+                message = f"kernel '{kernel.name}' has another number of parameters"
+                yield Problem(
+                    "arity", message, f"{where}.args", expected=expected, found=str(len(args))
+                )
+                return
+            for index, (argument, way) in enumerate(zip(args, access, strict=True)):
+                if isinstance(argument, Ptr) != (way is not Access.VALUE):
+                    expected = "a value" if way is Access.VALUE else "a pointer"
+                    message = f"parameter {index} of kernel '{kernel.name}' is {expected}"
+                    yield Problem("argument-kind", message, f"{where}.args[{index}]")
+
+    def argument(self, where: str, argument: Argument) -> Iterator[Problem]:
+        if isinstance(argument, Ptr):
+            yield from self.buffer(where, argument.buffer)
+        elif isinstance(argument, Raw):
+            if not 0 < len(argument.data) <= _RAW_LIMIT_BYTES:
+                found = f"{len(argument.data)} bytes"
+                yield Problem("out-of-range", "not that many bytes by value", where, found=found)
+        elif isinstance(argument.value, int | float):
+            if pack(argument, argument.value) is None:
+                message = f"{argument.value} is no {argument.type.value}"
+                yield Problem("out-of-range", message, where)
+        else:
+            yield from self.size(where, argument.value, -MAX_BYTES, MAX_BYTES)
+
+    def launch(self, where: str, launch: LaunchConfig) -> Iterator[Problem]:
+        for name, size, smallest, largest in launch_numbers(launch):
+            yield from self.size(f"{where}.{name}", size, smallest, largest)
+        sizes = (launch.block_dim_x, launch.block_dim_y, launch.block_dim_z)
+        block = [constant(size) for size in sizes]
+        threads = 1
+        for number in block:
+            threads *= max(number or 1, 1)
+        if threads > BLOCK_THREADS and all(n is None or n <= BLOCK_THREADS for n in block):
+            message = f"a block of {threads} threads"
+            yield Problem("out-of-range", message, where, expected=f"at most {BLOCK_THREADS}")
+
+
+def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
+    """Give each number of a launch with its name, its smallest and its largest value."""
+    for letter, limit in zip("xyz", GRID_LIMITS, strict=True):
+        name = f"grid_dim_{letter}"
+        yield name, getattr(launch, name), 1, limit
+    for letter, limit in zip("xyz", BLOCK_LIMITS, strict=True):
+        name = f"block_dim_{letter}"
+        yield name, getattr(launch, name), 1, limit
+    yield "shared_mem_bytes", launch.shared_mem_bytes, 0, SHARED_LIMIT_BYTES
+
+
+def pack(scalar: Scalar, value: int | float) -> bytes | None:
+    """Give the bytes of a number as a kernel gets them; None if it does not fit its type."""
+    try:
+        return struct.pack(scalar.type.struct_code, value)
+    except (struct.error, OverflowError):
+        return None
+
+
+def constant(size: Size) -> int | None:
+    """Evaluate a size that does not depend on any input or buffer; None if it does."""
+    match size:
+        case Absolute(value):
+            return value
+        case Add(terms):
+            numbers = [constant(t) for t in terms]
+            return None if None in numbers else sum(n for n in numbers if n is not None)
+        case Mul(factors):
+            product = 1
+            for factor in factors:
+                number = constant(factor)
+                if number is None:
+                    return None
+                product *= number
+            return product
+        case CeilDiv(dividend, divisor):
+            upper, lower = constant(dividend), constant(divisor)
+            return None if upper is None or not lower else -(-upper // lower)
+    return None
+
+
+def _named(size: Size) -> set[str]:
+    """Buffers whose sizes a size refers to."""
+    match size:
+        case Sizeof(buffer) | Elements(buffer):
+            return {buffer}
+        case Add(parts) | Mul(parts):
+            return {n for part in parts for n in _named(part)}
+        case CeilDiv(dividend, divisor):
+            return _named(dividend) | _named(divisor)
+    return set()
+
+
+def _launches(actions: tuple[Action, ...]) -> int:
+    """Count launches, taking repeats whose number the inputs tell as one."""
+    total = 0
+    for action in actions:
+        if isinstance(action, ExecKernel):
+            total += 1
+        else:
+            times = constant(action.times)
+            total += max(1 if times is None else times, 0) * _launches(action.actions)
+    return total
+
+
+def _doubles(where: str, kind: str, names: Iterable[str]) -> Iterator[Problem]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield Problem("duplicate", f"{kind} '{name}' is given {count} times", where)
+
+
+def _unknown(kind: str, name: str, known: Collection[str], where: str) -> Problem:
+    close = nearest(name, known) or ""
+    expected = "" if close or len(known) > 12 else " or ".join(sorted(known))
+    return Problem(
+        f"unknown-{kind}", f"no {kind} '{name}'", where, expected=expected, nearest=close
+    )

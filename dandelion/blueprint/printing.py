@@ -1,0 +1,181 @@
+"""Printing blueprints: the records become JSON in the spelling that is asked for."""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+from typing import Any, TypeAlias
+
+from dandelion.blueprint.records import (
+    Absolute,
+    Action,
+    Add,
+    Argument,
+    ByBatch,
+    CeilDiv,
+    Code,
+    Elements,
+    ExecKernel,
+    ExecutionBlueprint,
+    FromInput,
+    GpuConfig,
+    Kernel,
+    LaunchConfig,
+    Module,
+    Mul,
+    Ptr,
+    Raw,
+    ScalarType,
+    Size,
+    Sizeof,
+)
+from dandelion.errors import InvalidInput
+
+Json: TypeAlias = Any  # what json.dumps takes
+
+
+class Spelling(enum.Enum):
+    """The ways in which blueprints are written; see `dandelion.blueprint.reading`."""
+
+    THESIS = "thesis"
+    ORIGINAL = "original"
+    CANONICAL = "canonical"
+
+
+def print_blueprint(config: GpuConfig, spelling: Spelling = Spelling.CANONICAL) -> str:
+    """Write a blueprint as JSON; reading it gives equal records.
+
+    Raises:
+        InvalidInput: the older spelling has no word for something that the blueprint uses.
+    """
+    printer = _Printer(spelling)
+    return json.dumps(printer.config(config), indent=2, ensure_ascii=False)
+
+
+class _Printer:
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+        self.canonical = spelling is Spelling.CANONICAL
+
+    def only(self, what: str, *spellings: Spelling) -> None:
+        if self.spelling not in spellings:
+            raise InvalidInput(
+                "spelling", f"the {self.spelling.value} spelling has no {what}", "use the canonical"
+            )
+
+    def config(self, config: GpuConfig) -> Json:
+        head: dict[str, Json] = {}
+        if self.canonical:
+            head["modules"] = {m.name: self.codes(m) for m in config.modules}
+            head["kernels"] = {k.name: self.kernel(k) for k in config.kernels}
+        else:
+            for module in config.modules:
+                if module.code != (Code(module.code[0].path if module.code else ""),):
+                    self.only("alternatives of a module", Spelling.CANONICAL)
+            for kernel in config.kernels:
+                if kernel.symbol or kernel.access:
+                    self.only("symbols or access of kernels", Spelling.CANONICAL)
+        if self.spelling is Spelling.ORIGINAL:
+            head["modules"] = [
+                {"module_name": m.name, "path": m.code[0].path} for m in config.modules
+            ]
+            head["kernels"] = [
+                {"module_name": k.module, "kernel_name": k.name} for k in config.kernels
+            ]
+        if self.spelling is Spelling.THESIS:
+            if len(config.modules) != 1 or config.modules[0].name != config.modules[0].code[0].path:
+                self.only("module names", Spelling.ORIGINAL, Spelling.CANONICAL)
+            if any(k.module != config.modules[0].name for k in config.kernels):
+                self.only("module names", Spelling.ORIGINAL, Spelling.CANONICAL)
+            head["module_path"] = config.modules[0].name
+            head["kernels"] = [k.name for k in config.kernels]
+        head["blueprint"] = self.blueprint(config.blueprint)
+        return head
+
+    def codes(self, module: Module) -> Json:
+        codes = [self.code(c) for c in module.code]
+        return codes[0] if len(codes) == 1 else codes
+
+    def code(self, code: Code) -> Json:
+        if not code.backend and not code.arch:
+            return code.path
+        fields = {"path": code.path, "backend": code.backend, "arch": code.arch}
+        return {name: value for name, value in fields.items() if value}
+
+    def kernel(self, kernel: Kernel) -> Json:
+        if not kernel.symbol and not kernel.access:
+            return kernel.module
+        fields: dict[str, Json] = {"module": kernel.module}
+        if kernel.symbol:
+            fields["symbol"] = kernel.symbol
+        if kernel.access:
+            fields["access"] = [a.value for a in kernel.access]
+        return fields
+
+    def blueprint(self, blueprint: ExecutionBlueprint) -> Json:
+        fields: dict[str, Json] = {"inputs": list(blueprint.inputs)}
+        if blueprint.weights:
+            self.only("weights", Spelling.ORIGINAL, Spelling.CANONICAL)
+            fields["weights"] = list(blueprint.weights)
+        if blueprint.batch != Absolute(1):
+            self.only("field for the batch", Spelling.CANONICAL)
+            fields["batch"] = self.size(blueprint.batch)
+        fields["buffers"] = {n: self.size(s) for n, s in blueprint.buffers.items()}
+        fields["outputs"] = list(blueprint.outputs)
+        fields["control_flow"] = [self.action(a) for a in blueprint.control_flow]
+        return fields
+
+    def action(self, action: Action) -> Json:
+        if isinstance(action, ExecKernel):
+            args = [self.argument(a) for a in action.args]
+            return {"ExecKernel": [action.kernel, args, self.launch(action.launch)]}
+        return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+
+    def launch(self, launch: LaunchConfig) -> Json:
+        default = LaunchConfig()
+        names = launch.__struct_fields__
+        sizes = {n: getattr(launch, n) for n in names}
+        return {
+            name: self.size(size)
+            for name, size in sizes.items()
+            if not self.canonical or size != getattr(default, name)
+        }
+
+    def argument(self, argument: Argument) -> Json:
+        if isinstance(argument, Ptr):
+            return {"Ptr": argument.buffer}
+        if isinstance(argument, Raw):
+            self.only("bytes by value", Spelling.CANONICAL)
+            return {"bytes": base64.b64encode(argument.data).decode()}
+        value = argument.value
+        if argument.type is ScalarType.U64 and isinstance(value, Sizeof):
+            return {"Sizeof": value.buffer}
+        if argument.type is ScalarType.I64 and isinstance(value, int):
+            return {"Constant": value}
+        self.only("typed scalars", Spelling.CANONICAL)
+        if isinstance(value, int | float):
+            return {argument.type.value: value}
+        return {argument.type.value: self.size(value)}
+
+    def size(self, size: Size) -> Json:
+        match size:
+            case Absolute(value):
+                return value if self.canonical else {"Absolute": value}
+            case Sizeof(buffer):
+                return {"Sizeof": buffer}
+            case FromInput(bufname, idx):
+                return {"FromInput": {"bufname": bufname, "idx": idx}}
+            case ByBatch(value, even):
+                self.only("sizes by the batch", Spelling.ORIGINAL, Spelling.CANONICAL)
+                return {"AbsoluteByBatchEven" if even else "AbsoluteByBatch": value}
+        self.only("arithmetic", Spelling.CANONICAL)
+        match size:
+            case Elements(buffer, dtype):
+                return {"Elements": {"bufname": buffer, "dtype": dtype.value}}
+            case Add(terms):
+                return {"Add": [self.size(t) for t in terms]}
+            case Mul(factors):
+                return {"Mul": [self.size(f) for f in factors]}
+            case CeilDiv(dividend, divisor):
+                return {"CeilDiv": [self.size(dividend), self.size(divisor)]}

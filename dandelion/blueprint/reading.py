@@ -1,0 +1,445 @@
+"""Reading blueprints: JSON in any of the three spellings becomes the records.
+
+The spellings differ in their heads and share one grammar below it, so a file may use what is
+newer than its spelling:
+
+========= ================================================= ==============================
+spelling  modules                                           kernels
+========= ================================================= ==============================
+thesis    ``"module_path": PATH``                           ``[NAME, ...]``
+original  ``"modules": [{"module_name":, "path":}, ...]``   ``[{"module_name":,
+                                                            "kernel_name":}, ...]``
+canonical ``"modules": {NAME: CODE or [CODE, ...]}``,       ``{NAME: MODULE or
+          CODE is ``PATH`` or ``{"path":, "backend":,       {"module":, "symbol":,
+          "arch":}``                                        "access": [...]}}``
+========= ================================================= ==============================
+
+Every problem is found in one pass. What cannot be read is replaced by something harmless, so that
+one mistake is reported once and the static check can still look at all the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from dandelion.blueprint.records import (
+    MAX_DEPTH,
+    Absolute,
+    Access,
+    Action,
+    Add,
+    Argument,
+    ByBatch,
+    CeilDiv,
+    Code,
+    Elements,
+    ExecKernel,
+    ExecutionBlueprint,
+    FromInput,
+    GpuConfig,
+    Kernel,
+    LaunchConfig,
+    Module,
+    Mul,
+    Ptr,
+    Raw,
+    Repeat,
+    Scalar,
+    ScalarType,
+    Size,
+    Sizeof,
+)
+from dandelion.errors import Problem, nearest
+
+Json: TypeAlias = Any  # what json.loads gives; every use below looks at its type first
+_T = TypeVar("_T")
+
+_SIZES = (
+    "Absolute",
+    "Sizeof",
+    "FromInput",
+    "Elements",
+    "AbsoluteByBatch",
+    "AbsoluteByBatchEven",
+    "Add",
+    "Mul",
+    "CeilDiv",
+)
+_SCALARS = tuple(t.value for t in ScalarType)
+_ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *_SCALARS)
+_LAUNCH = LaunchConfig.__struct_fields__
+_BROKEN = Absolute(1)
+_LARGEST = sys.float_info.max
+
+
+class _Duplicates(dict[str, Json]):
+    """A JSON object that remembers which of its names came twice."""
+
+    twice: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Json]]) -> _Duplicates:
+    result = _Duplicates(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        result.twice = tuple(dict.fromkeys(n for n in names if names.count(n) > 1))
+    return result
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def read_config(data: bytes | bytearray | memoryview | str) -> tuple[GpuConfig, list[Problem]]:
+    """Read a blueprint in any spelling.
+
+    Returns:
+        The records, with stand-ins for what could not be read, and everything that is wrong.
+    """
+    reader = _Reader()
+    try:
+        text = data if isinstance(data, str) else bytes(data).decode("utf-8-sig")
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        problem = Problem(
+            "json", f"no JSON: {error.msg}", where, line=error.lineno, column=error.colno
+        )
+        return _NOTHING, [problem]
+    except (ValueError, RecursionError) as error:
+        return _NOTHING, [Problem("json", f"no JSON: {error}", "blueprint")]
+    config = reader.config(document)
+    return config, reader.problems
+
+
+_NOTHING = GpuConfig((), (), ExecutionBlueprint())
+
+
+def _kind(value: Json) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "an object" if value else "an empty object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = json.dumps(value)
+    return text if len(text) < 40 else f"{text[:36]}..."
+
+
+class _Reader:
+    """One pass over a document; `problems` grows."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    # what everything is made of
+
+    def report(
+        self, code: str, where: str, message: str, *, expected: str = "", found: str = "",
+        close: str | None = None,
+    ) -> None:  # fmt: skip
+        self.problems.append(
+            Problem(code, message, where, expected=expected, found=found, nearest=close or "")
+        )
+
+    def wrong(self, where: str, expected: str, value: Json) -> None:
+        self.report("type", where, "wrong kind of value", expected=expected, found=_kind(value))
+
+    def fields(
+        self, where: str, value: Json, required: tuple[str, ...], optional: tuple[str, ...] = ()
+    ) -> Mapping[str, Json]:
+        """Take an object with known fields; report all others."""
+        if not isinstance(value, dict):
+            self.wrong(where, "an object", value)
+            return {}
+        known = (*required, *optional)
+        prefix = f"{where}." if where else ""
+        for name in value:
+            if name not in known:
+                self.report(
+                    "unknown-field", f"{prefix}{name}", "unknown field", close=nearest(name, known),
+                    expected="" if nearest(name, known) else " or ".join(known),
+                )  # fmt: skip
+        for name in required:
+            if name not in value:
+                self.report("missing-field", where or "document", f"field '{name}' is missing")
+        self.twice(where, value)
+        return value
+
+    def twice(self, where: str, value: Json) -> None:
+        for name in value.twice if isinstance(value, _Duplicates) else ():
+            self.report("duplicate", f"{where}.{name}" if where else name, "given twice")
+
+    def name(self, where: str, value: Json) -> str:
+        if isinstance(value, str) and value and len(value) <= 1024 and value.isprintable():
+            return value
+        self.wrong(where, "a name", value)
+        return ""
+
+    def integer(self, where: str, value: Json) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        self.wrong(where, "an integer", value)
+        return 1
+
+    def items(
+        self, where: str, value: Json, read: Callable[[str, Json], _T | None]
+    ) -> tuple[_T, ...]:
+        if not isinstance(value, list):
+            self.wrong(where, "a list", value)
+            return ()
+        found = (read(f"{where}[{i}]", v) for i, v in enumerate(value))
+        return tuple(item for item in found if item is not None)
+
+    def tagged(self, where: str, value: Json, tags: tuple[str, ...]) -> tuple[str, Json]:
+        """Take ``{TAG: content}``; the tag is empty if there is no such thing."""
+        if not isinstance(value, dict) or len(value) != 1:
+            self.wrong(where, "one of " + ", ".join(f"{{{t}: ...}}" for t in tags), value)
+            return "", None
+        ((tag, content),) = value.items()
+        self.twice(where, value)
+        if tag not in tags:
+            self.report(
+                "unknown-tag", where, f"unknown '{tag}'", close=nearest(tag, tags),
+                expected=" or ".join(tags),
+            )  # fmt: skip
+            return "", None
+        return tag, content
+
+    # the head
+
+    def config(self, document: Json) -> GpuConfig:
+        if not isinstance(document, dict):
+            self.wrong("document", "an object", document)
+            return _NOTHING
+        thesis = "module_path" in document
+        required = ("module_path" if thesis else "modules", "kernels", "blueprint")
+        head = self.fields("", document, required)
+        if thesis:
+            path = self.name("module_path", head["module_path"])
+            modules: tuple[Module, ...] = (Module(path, (Code(path),)),)
+        else:
+            modules = self.modules(head.get("modules", []))
+        first = modules[0].name if len(modules) == 1 else ""
+        kernels = self.kernels(head.get("kernels", []), first)
+        body = head.get("blueprint")
+        blueprint = self.blueprint(body) if "blueprint" in head else ExecutionBlueprint()
+        return GpuConfig(modules, kernels, blueprint)
+
+    def modules(self, value: Json) -> tuple[Module, ...]:
+        if isinstance(value, list):
+            return self.items("modules", value, self.original_module)
+        if not isinstance(value, dict):
+            self.wrong("modules", "an object, or a list of {module_name, path}", value)
+            return ()
+        self.twice("modules", value)
+        return tuple(
+            Module(self.name("modules", name), self.code(f"modules.{name}", content))
+            for name, content in value.items()
+        )
+
+    def original_module(self, where: str, value: Json) -> Module:
+        fields = self.fields(where, value, ("module_name", "path"))
+        name = self.name(f"{where}.module_name", fields.get("module_name", "?"))
+        return Module(name, (Code(self.name(f"{where}.path", fields.get("path", "?"))),))
+
+    def code(self, where: str, value: Json) -> tuple[Code, ...]:
+        if isinstance(value, list):
+            return self.items(where, value, self.one_code)
+        return (self.one_code(where, value),)
+
+    def one_code(self, where: str, value: Json) -> Code:
+        if isinstance(value, str):
+            return Code(self.name(where, value))
+        fields = self.fields(where, value, ("path",), ("backend", "arch"))
+        path = self.name(f"{where}.path", fields.get("path", "?"))
+        backend = self.name(f"{where}.backend", fields["backend"]) if "backend" in fields else ""
+        arch = self.name(f"{where}.arch", fields["arch"]) if "arch" in fields else ""
+        return Code(path, backend, arch)
+
+    def kernels(self, value: Json, only_module: str) -> tuple[Kernel, ...]:
+        if isinstance(value, list):
+            return self.items("kernels", value, lambda w, v: self.listed_kernel(w, v, only_module))
+        if not isinstance(value, dict):
+            self.wrong(
+                "kernels", "an object, or a list of names or {module_name, kernel_name}", value
+            )
+            return ()
+        self.twice("kernels", value)
+        return tuple(self.kernel(f"kernels.{name}", name, v) for name, v in value.items())
+
+    def listed_kernel(self, where: str, value: Json, only_module: str) -> Kernel:
+        if isinstance(value, str):
+            if not only_module:
+                self.report(
+                    "module", where, "which module has it?", expected="{module_name, kernel_name}"
+                )
+            return Kernel(self.name(where, value), only_module)
+        fields = self.fields(where, value, ("module_name", "kernel_name"))
+        name = self.name(f"{where}.kernel_name", fields.get("kernel_name", "?"))
+        return Kernel(name, self.name(f"{where}.module_name", fields.get("module_name", "?")))
+
+    def kernel(self, where: str, name: str, value: Json) -> Kernel:
+        self.name(where, name)
+        if isinstance(value, str):
+            return Kernel(name, self.name(where, value))
+        fields = self.fields(where, value, ("module",), ("symbol", "access"))
+        module = self.name(f"{where}.module", fields.get("module", "?"))
+        symbol = self.name(f"{where}.symbol", fields["symbol"]) if "symbol" in fields else ""
+        access = self.items(f"{where}.access", fields.get("access", []), self.access)
+        return Kernel(name, module, "" if symbol == name else symbol, access)
+
+    def access(self, where: str, value: Json) -> Access:
+        known = [a.value for a in Access]
+        if isinstance(value, str) and value in known:
+            return Access(value)
+        close = nearest(value, known) if isinstance(value, str) else None
+        self.report(
+            "access", where, "unknown access", expected=" or ".join(known), found=_kind(value),
+            close=close,
+        )  # fmt: skip
+        return Access.BOTH
+
+    # the body
+
+    def blueprint(self, value: Json) -> ExecutionBlueprint:
+        where = "blueprint"
+        required = ("inputs", "buffers", "outputs", "control_flow")
+        fields = self.fields(where, value, required, ("weights", "batch"))
+        buffers = fields.get("buffers", {})
+        if not isinstance(buffers, dict):
+            self.wrong(f"{where}.buffers", "an object from names to sizes", buffers)
+            buffers = {}
+        self.twice(f"{where}.buffers", buffers)
+        return ExecutionBlueprint(
+            self.items(f"{where}.inputs", fields.get("inputs", []), self.name),
+            self.items(f"{where}.weights", fields.get("weights", []), self.name),
+            {
+                self.name(f"{where}.buffers", n): self.size(f"{where}.buffers.{n}", v)
+                for n, v in buffers.items()
+            },
+            self.items(f"{where}.outputs", fields.get("outputs", []), self.name),
+            self.actions(f"{where}.control_flow", fields.get("control_flow", []), 0),
+            self.size(f"{where}.batch", fields["batch"]) if "batch" in fields else Absolute(1),
+        )
+
+    def actions(self, where: str, value: Json, depth: int) -> tuple[Action, ...]:
+        if depth > MAX_DEPTH:
+            self.report("depth", where, f"repeats are nested more than {MAX_DEPTH} deep")
+            return ()
+        return self.items(where, value, lambda w, v: self.action(w, v, depth))
+
+    def action(self, where: str, value: Json, depth: int) -> Action | None:
+        tag, content = self.tagged(where, value, ("ExecKernel", "Repeat"))
+        if tag == "ExecKernel":
+            return self.exec_kernel(where, content)
+        if tag == "Repeat":
+            if not isinstance(content, list) or len(content) != 2:
+                self.wrong(where, "Repeat: [times, actions]", content)
+                return None
+            times = self.size(f"{where}.times", content[0])
+            return Repeat(times, self.actions(f"{where}.actions", content[1], depth + 1))
+        return None
+
+    def exec_kernel(self, where: str, value: Json) -> ExecKernel | None:
+        if not isinstance(value, list) or len(value) != 3:
+            self.wrong(where, "ExecKernel: [name, arguments, launch]", value)
+            return None
+        kernel = self.name(f"{where}.kernel", value[0])
+        args: tuple[Argument, ...] = self.items(f"{where}.args", value[1], self.argument)
+        return ExecKernel(kernel, args, self.launch(f"{where}.launch", value[2]))
+
+    def launch(self, where: str, value: Json) -> LaunchConfig:
+        fields = self.fields(where, value, (), _LAUNCH)
+        sizes = {n: self.size(f"{where}.{n}", v) for n, v in fields.items() if n in _LAUNCH}
+        return LaunchConfig(**sizes)
+
+    def argument(self, where: str, value: Json) -> Argument:
+        tag, content = self.tagged(where, value, _ARGUMENTS)
+        if tag == "Ptr":
+            return Ptr(self.name(where, content))
+        if tag == "Sizeof":
+            return Scalar(ScalarType.U64, Sizeof(self.name(where, content)))
+        if tag == "Constant":
+            return Scalar(ScalarType.I64, self.integer(where, content))
+        if tag == "bytes":
+            return self.raw(where, content)
+        return self.scalar(where, ScalarType(tag), content) if tag else Raw(b"")
+
+    def raw(self, where: str, value: Json) -> Raw:
+        try:
+            return Raw(base64.b64decode(value, validate=True))
+        except (TypeError, ValueError, binascii.Error):
+            self.wrong(where, "bytes in base64", value)
+            return Raw(b"\0")
+
+    def scalar(self, where: str, kind: ScalarType, value: Json) -> Scalar:
+        if kind.is_float:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and abs(value) <= _LARGEST:
+                return Scalar(kind, float(value))
+            self.wrong(where, "a finite number", value)
+            return Scalar(kind, 0.0)
+        if isinstance(value, dict):
+            size = self.size(where, value)
+            return Scalar(kind, size.value if isinstance(size, Absolute) else size)
+        return Scalar(kind, self.integer(where, value))
+
+    # sizes
+
+    def size(self, where: str, value: Json, depth: int = 0) -> Size:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Absolute(value)
+        if depth > MAX_DEPTH:
+            self.report("depth", where, f"arithmetic is nested more than {MAX_DEPTH} deep")
+            return _BROKEN
+        tag, content = self.tagged(where, value, _SIZES)
+        if tag in ("Add", "Mul", "CeilDiv"):
+            return self.arithmetic(where, tag, content, depth)
+        return self.plain_size(where, tag, content)
+
+    def plain_size(self, where: str, tag: str, value: Json) -> Size:
+        match tag:
+            case "Absolute":
+                return Absolute(self.integer(where, value))
+            case "AbsoluteByBatch" | "AbsoluteByBatchEven":
+                return ByBatch(self.integer(where, value), tag.endswith("Even"))
+            case "Sizeof":
+                return Sizeof(self.name(where, value))
+            case "FromInput":
+                fields = self.fields(where, value, ("bufname", "idx"))
+                name = self.name(f"{where}.bufname", fields.get("bufname", "?"))
+                return FromInput(name, self.integer(f"{where}.idx", fields.get("idx", 0)))
+            case "Elements":
+                fields = self.fields(where, value, ("bufname", "dtype"))
+                name = self.name(f"{where}.bufname", fields.get("bufname", "?"))
+                return Elements(name, self.dtype(f"{where}.dtype", fields.get("dtype", "u8")))
+        return _BROKEN
+
+    def dtype(self, where: str, value: Json) -> ScalarType:
+        if isinstance(value, str) and value in _SCALARS:
+            return ScalarType(value)
+        close = nearest(value, _SCALARS) if isinstance(value, str) else None
+        self.report(
+            "dtype", where, "unknown element type", expected=" or ".join(_SCALARS),
+            found=_kind(value), close=close,
+        )  # fmt: skip
+        return ScalarType.U8
+
+    def arithmetic(self, where: str, tag: str, value: Json, depth: int) -> Size:
+        parts: tuple[Size, ...] = self.items(
+            f"{where}.{tag}", value, lambda w, v: self.size(w, v, depth + 1)
+        )
+        count = len(parts)
+        if (tag == "CeilDiv" and count != 2) or not count:
+            wanted = "[dividend, divisor]" if tag == "CeilDiv" else "at least one size"
+            self.wrong(where, f"{tag}: {wanted}", value)
+            return _BROKEN
+        if tag == "CeilDiv":
+            return CeilDiv(parts[0], parts[1])
+        return Add(parts) if tag == "Add" else Mul(parts)

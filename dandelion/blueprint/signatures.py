@@ -1,0 +1,79 @@
+"""Kernel signatures, as far as a source's text shows them.
+
+Enough of C is read to find ``KERNEL void name(parameters)`` (or ``__kernel``, or ``__global__``)
+and to split the parameters: how many there are, and which are pointers to const. Where macros hide
+a signature nothing is found, and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dandelion.blueprint.records import Access
+
+HEADER = "dandelion.h"
+"""Name by which portable sources include the words that every device knows."""
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+_KERNEL = re.compile(
+    r"\b(?:KERNEL|__kernel|kernel|__global__)\b(?P<between>[\w\s(),]*?)"
+    r"\bvoid\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*)\)"
+)
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*["<]' + re.escape(HEADER) + r'[">]', re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a source says of a kernel.
+
+    Attributes:
+        name: the kernel's symbol.
+        access: for each parameter READ (pointer to const), BOTH (other pointer) or VALUE.
+        dynamic_local: whether it ends in ``DYNAMIC_LOCAL``.
+    """
+
+    name: str
+    access: tuple[Access, ...]
+    dynamic_local: bool = False
+
+
+def is_portable(text: str) -> bool:
+    """Tell whether a source is written against ``dandelion.h``."""
+    return _INCLUDE.search(text) is not None
+
+
+def without_comments(text: str) -> str:
+    """Replace comments by blanks and strings by empty ones; lines keep their numbers."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found.startswith('"') else "\n" * found.count("\n") or " "
+
+    return _COMMENT.sub(blank, text)
+
+
+def signatures(text: str) -> dict[str, Signature]:
+    """Find the kernels of a source by name."""
+    found = {}
+    for match in _KERNEL.finditer(without_comments(text)):
+        signature = _signature(match["name"], match["parameters"])
+        found[signature.name] = signature
+    return found
+
+
+def _signature(name: str, parameters: str) -> Signature:
+    dynamic = bool(re.search(r"\bDYNAMIC_LOCAL\b", parameters))
+    plain = re.sub(r"\bDYNAMIC_LOCAL\b", "", parameters)
+    parts = [p.strip() for p in plain.split(",")]
+    declared = [p for p in parts if p and p != "void"]
+    return Signature(name, tuple(_access(p) for p in declared), dynamic)
+
+
+def _access(parameter: str) -> Access:
+    if "*" not in parameter and "[" not in parameter:
+        return Access.VALUE
+    pointee = parameter.rpartition("*")[0] or parameter
+    return Access.READ if re.search(r"\bconst(ant)?\b|\bCONSTANT\b", pointee) else Access.BOTH
