@@ -107,8 +107,10 @@ class _Reading:
                 bad = match.group() if match else self._text[offset]
                 if len(self.problems) < LIMIT and not (bad == "->" and self._place):
                     self._report_word(bad, error.line, error.column)
-                self._bad.add(offset)
-                filler = MEANT.get(bad, "_" * len(bad))
+                filler = MEANT.get(bad)
+                if filler is None:
+                    filler = "_" * len(bad)
+                    self._bad.add(offset)
                 text = text[:offset] + filler + text[offset + len(bad) :]
 
     def _report_word(self, bad: str, line: int, column: int) -> None:

@@ -1,0 +1,245 @@
+"""Static rules of the composition language that need more than one composition: names.
+
+A name in a composition means, in this order: a composition of the same text, whatever the order in
+which they stand; a function that the text declares; a registered function or composition. A
+declaration creates nothing, it asserts which sets a function has, and is checked against the
+composition of the text or the registration of that name. An application is checked against the
+declaration if there is one, so that one slip is reported once.
+
+Rules within one composition are in `dandelion.dataflow.rules`. All problems are collected; they
+come in the order of their places. The codes are listed in ``docs/language.md``.
+
+Source: the checks of the original composition builder, and those that it lacks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import networkx as nx
+
+from dandelion.dataflow.excerpt import in_text, with_excerpts
+from dandelion.dataflow.graph import Composition, Declaration, Module, Place
+from dandelion.dataflow.rules import (
+    Signature,
+    bad_names,
+    check_composition,
+    loops,
+    meant,
+    problem,
+    repeated,
+)
+from dandelion.errors import InvalidComposition, Problem
+
+__all__ = ["Known", "Signature", "Uses", "check_module", "ensure_valid", "signature_of", "validate"]
+
+LIMIT = 200  # problems reported of one module
+
+Known: TypeAlias = Callable[[str], Signature | None]
+"""Gives the sets of a registered function or composition, or None if nothing has that name."""
+
+Uses: TypeAlias = Callable[[str], Collection[str]]
+"""Gives the names that a registered composition applies; nothing for functions."""
+
+
+def validate(
+    module: Module,
+    known: Known,
+    taken: Container[str] = frozenset(),
+    *,
+    names: Iterable[str] = (),
+    uses: Uses = lambda _: (),
+    text: str = "",
+) -> list[Problem]:
+    """Check a module against what is registered.
+
+    Args:
+        module: what was read.
+        known: the registered functions and compositions, those of the platform among them.
+        taken: names that the module's compositions may not have, such as those of functions.
+        names: registered names, to suggest the nearest one.
+        uses: what registered compositions apply, to find recursion that passes through them.
+        text: the text of the module, if it has one, for excerpts.
+
+    Returns:
+        All problems (the first `LIMIT`, if there are more), in the order of their places; an empty
+        list if it may be registered.
+    """
+    return _check(_Scope(module, known, uses, tuple(names), trust=False), taken, text)
+
+
+def check_module(
+    module: Module, known: Known = lambda _: None, *, names: Iterable[str] = (), text: str = ""
+) -> list[Problem]:
+    """Check a module by itself: declared functions that `known` does not know are trusted.
+
+    Args:
+        module: what was read.
+        known: what is known nevertheless.
+        names: further names, to suggest the nearest one.
+        text: the text of the module, if it has one, for excerpts.
+    """
+    scope = _Scope(module, known, lambda _: (), tuple(names), trust=True)
+    return _check(scope, frozenset(), text)
+
+
+def ensure_valid(
+    module: Module,
+    known: Known,
+    taken: Container[str] = frozenset(),
+    *,
+    names: Iterable[str] = (),
+    uses: Uses = lambda _: (),
+    text: str = "",
+) -> None:
+    """Do as `validate`, but raise.
+
+    Raises:
+        InvalidComposition: there are problems; it carries all of them.
+    """
+    problems = validate(module, known, taken, names=names, uses=uses, text=text)
+    if problems:
+        raise InvalidComposition(tuple(problems))
+
+
+def signature_of(what: Composition | Declaration) -> Signature:
+    """Give the sets of a composition or declaration."""
+    return Signature(what.name, what.inputs, what.outputs)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What names mean in a module."""
+
+    module: Module
+    known: Known
+    uses: Uses
+    names: tuple[str, ...]
+    trust: bool
+    compositions: dict[str, Composition] = field(default_factory=dict)
+    declarations: dict[str, Declaration] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for composition in self.module.compositions:
+            self.compositions.setdefault(composition.name, composition)
+        for declaration in self.module.declarations:
+            self.declarations.setdefault(declaration.name, declaration)
+
+    def real(self, name: str) -> Signature | None:
+        """The composition of the text or the registration, whatever a declaration says."""
+        local = self.compositions.get(name)
+        return signature_of(local) if local else self.known(name)
+
+    def signature(self, name: str) -> Signature | None:
+        """What applications of `name` are checked against."""
+        declaration = self.declarations.get(name)
+        return signature_of(declaration) if declaration else self.real(name)
+
+    def nearest(self, name: str) -> str:
+        """The callable name that was most likely meant, or an empty text."""
+        own = [n for n in (*self.compositions, *self.declarations) if n != name]
+        return meant(name, [*own, *self.names])
+
+
+def _check(scope: _Scope, taken: Container[str], text: str) -> list[Problem]:
+    inner = (check_composition(c, scope.signature) for c in scope.module.compositions)
+    found = itertools.chain(
+        _declarations(scope),
+        _names(scope, taken),
+        _unknown_functions(scope),
+        _recursion(scope),
+        itertools.chain.from_iterable(inner),
+    )
+    problems = list(itertools.islice(found, LIMIT))
+    problems.sort(key=lambda p: (p.where.rsplit(":", 2)[0], p.line, p.column))
+    return with_excerpts(problems, in_text(text)) if text else problems
+
+
+def _declarations(scope: _Scope) -> Iterator[Problem]:
+    for declaration in scope.module.declarations:
+        place, name = declaration.place, declaration.name
+        yield from bad_names((name, *declaration.inputs, *declaration.outputs), place)
+        for kind, listed in (("input", declaration.inputs), ("output", declaration.outputs)):
+            for twice in repeated(listed):
+                message = f"function '{name}' has {kind} set '{twice}' twice"
+                yield problem("duplicate-set", message, place)
+        first = scope.declarations[name]
+        if declaration != first:
+            message = f"function '{name}' was declared otherwise at {first.place}"
+            yield _differs("declaration-conflict", message, signature_of(first), declaration)
+            continue
+        real = scope.real(name)
+        sets = (declaration.inputs, declaration.outputs)
+        if real is not None and (real.inputs, real.outputs) != sets:
+            kind = "composition of this text" if name in scope.compositions else "registered one"
+            message = f"the declaration of '{name}' differs from the {kind}"
+            yield _differs("declaration-mismatch", message, real, declaration)
+        if real is None and not scope.trust:
+            message = f"no function or composition '{name}' is registered"
+            yield problem("unknown-function", message, place, nearest=scope.nearest(name))
+
+
+def _differs(code: str, message: str, real: Signature, declaration: Declaration) -> Problem:
+    said = signature_of(declaration)
+    wrong = [s for s in (*said.inputs, *said.outputs) if s not in (*real.inputs, *real.outputs)]
+    near = meant(wrong[0], (*real.inputs, *real.outputs)) if wrong else ""
+    return problem(
+        code,
+        message,
+        declaration.place,
+        expected=f"{real}",
+        found=f"{said}",
+        nearest=near,
+    )
+
+
+def _names(scope: _Scope, taken: Container[str]) -> Iterator[Problem]:
+    for composition in scope.module.compositions:
+        name, place = composition.name, composition.place
+        first = scope.compositions[name]
+        if composition is not first:
+            message = f"composition '{name}' is defined twice, first at {first.place}"
+            yield problem("duplicate-composition", message, place)
+        elif name in taken:
+            yield problem("name-taken", f"the name '{name}' is taken already", place)
+
+
+def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
+    for composition in scope.module.compositions:
+        for application in composition.applications:
+            name = application.function
+            if scope.signature(name) is None:
+                message = f"function '{name}' is neither declared, defined here nor registered"
+                near = scope.nearest(name)
+                yield problem("unknown-function", message, application.place, nearest=near)
+
+
+def _recursion(scope: _Scope) -> Iterator[Problem]:
+    for loop in loops(_use_graph(scope), scope.compositions):
+        place = _application_place(scope.compositions[loop[0]], loop[1])
+        message = f"compositions apply each other in a loop: {' -> '.join(loop)}"
+        yield problem("recursion", message, place)
+
+
+def _use_graph(scope: _Scope) -> nx.DiGraph[str]:
+    """Which names apply which, as far as the compositions of the text reach."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    waiting = list(scope.compositions)
+    seen = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        local = scope.compositions.get(name)
+        for applied in [a.function for a in local.applications] if local else scope.uses(name):
+            graph.add_edge(name, applied)
+            if applied not in seen:
+                seen.add(applied)
+                waiting.append(applied)
+    return graph
+
+
+def _application_place(composition: Composition, function: str) -> Place:
+    places = [a.place for a in composition.applications if a.function == function]
+    return places[0] if places else composition.place
