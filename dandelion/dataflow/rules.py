@@ -258,7 +258,7 @@ def _undriven(composition: Composition, sources: dict[str, None]) -> Iterator[Pr
     for name in dict.fromkeys(composition.outputs):
         if name not in sources:
             message = f"nothing produces output set '{name}' of composition '{composition.name}'"
-            meant = nearest(name, sources) or ""
+            near = meant(name, sources)
             yield problem("undriven-output", message, composition.place, nearest=near)
 
 
