@@ -39,7 +39,7 @@ from dandelion.errors import (
     nearest,
 )
 from dandelion.function import Function, FunctionSpec
-from dandelion.memory import MemoryDomain
+from dandelion.memory import ArenaMap, MemoryDomain
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None where a set is absent."""
@@ -97,6 +97,7 @@ class Call:
         inputs: sets by position of ``function.spec.inputs``; absent ones are None.
         domain: where the engine acquires contexts for its outputs.
         deadline_ns: on `time.monotonic_ns`; the engine ends the call with `TimedOut` after it.
+        limit_s: the wall-clock limit that led to the deadline, for error messages.
         stages: an engine writes here how long its stages took, in nanoseconds, by name.
     """
 
@@ -105,6 +106,7 @@ class Call:
     inputs: InstanceSets
     domain: MemoryDomain
     deadline_ns: int
+    limit_s: float = 60.0
     stages: dict[str, int] = field(default_factory=dict)
 
     def left_s(self) -> float:
@@ -147,6 +149,12 @@ class Engine(abc.ABC):
         """Ask, from another thread, that a running call ends soon. False if it cannot be done."""
         return False
 
+    def settle(self) -> None:
+        """Do what may wait until a call's outputs are handed over, such as zeroing."""
+
+    def forget(self, function: Function) -> None:
+        """Drop what was cached for a function that is no longer registered."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give back everything: children, device memory, descriptors. May be called twice."""
@@ -187,6 +195,16 @@ class Driver(abc.ABC):
     name: ClassVar[str]
     formats: ClassVar[frozenset[str]]
     hosting: ClassVar[Hosting]
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Take the backend's settings; called once, before everything else.
+
+        Raises:
+            InvalidInput: a setting is unknown or has a bad value.
+        """
+
+    def attach(self, arena: ArenaMap) -> None:
+        """Learn of the arena that calls' data will lie in, for example to pin it for a device."""
 
     @abc.abstractmethod
     def probe(self) -> list[Resource]:

@@ -116,7 +116,8 @@ class Function:
         code: the code object that was chosen.
         main: bytes of ``code.main``.
         files: bytes of ``code.files``, by name.
-        static: static input sets by name, in memory.
+        static: static input sets by name, in memory; an engine process has none, they come as
+        inputs.
         identity: digest of code and files; equal identity means equal behaviour.
     """
 

@@ -1,8 +1,8 @@
 """The walk of one invocation: a pure state machine, events in, instructions out.
 
 Events are the methods `start`, `finished`, `failed` and `cancel`; each gives a list of
-instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever drives a walk calls
-it from one thread at a time.
+instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever drives
+a walk calls it from one thread at a time.
 
 Life of an application within a frame (a frame is one run of a composition)::
 
@@ -217,7 +217,8 @@ class Walk:
         if set_id == _END:
             self._leave(frame)
             return
-        frame.sets[set_id] = item_set
+        if frame.uses[set_id]:
+            frame.sets[set_id] = item_set
         for index in frame.plan.consumers[set_id]:
             frame.missing[index] -= 1
             if not frame.missing[index]:

@@ -32,6 +32,7 @@ from dandelion.memory.context import (
 )
 from dandelion.memory.free_ranges import FreeRanges
 
+_EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
 
@@ -96,6 +97,8 @@ class SharedDomain(MemoryDomain):
 
     def _acquire(self, size_bytes: int) -> Context:
         size = _pages(size_bytes)
+        if self._returned:
+            self._zero(_EAGER_BYTES)
         start = self._take(size)
         if start is None:
             self.recycle()
@@ -118,10 +121,19 @@ class SharedDomain(MemoryDomain):
                 self._leased += 1
             return start
 
+    @property
+    def dirty(self) -> bool:
+        """Whether something was returned that is not zeroed yet."""
+        return bool(self._returned)
+
     def recycle(self) -> int:
+        return self._zero(self.map.size_bytes)
+
+    def _zero(self, budget_bytes: int) -> int:
+        """Zero what was returned, up to about a budget, and make it free. Gives the bytes."""
         total = 0
         with self._zeroing:  # who waits here for room finds all of it afterwards
-            while self._returned:
+            while self._returned and self._returned[0][1] <= budget_bytes - total:
                 start, size = self._returned.popleft()
                 ctypes.memset(self.map.address + start, 0, size)
                 with self._lock:

@@ -1,0 +1,212 @@
+"""The main program of an engine process: one engine, one arena mapping, one socket.
+
+Run by the node as ``python -m dandelion.node.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
+RESOURCE OPTIONS BACKEND...``. It opens the first backend of the list that works, says `Ready`, then
+serves calls until the socket ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+import time
+from typing import ClassVar
+
+import msgspec
+
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import Call, Driver, Engine, InstanceSets, Resource, load_driver
+from dandelion.errors import (
+    BackendUnavailable,
+    ContextFull,
+    DandelionError,
+    DeviceFault,
+    EngineDied,
+    InternalError,
+)
+from dandelion.function import Digest, Function
+from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
+from dandelion.node.messages import (
+    Done,
+    Failed,
+    Forget,
+    Load,
+    Ready,
+    Run,
+    WireItem,
+    WireSet,
+    WireSets,
+    receive_request,
+    send,
+)
+
+_PR_SET_PDEATHSIG = 1
+_ALIGNMENT_BYTES = 256
+
+
+class SliceDomain(MemoryDomain):
+    """The context that the node acquired for a call's outputs, given out piece by piece."""
+
+    kind: ClassVar[str] = "shared"
+
+    def __init__(self, arena: ArenaMap, offset_bytes: int, size_bytes: int) -> None:
+        self._arena = arena
+        self._next = offset_bytes
+        self._end = offset_bytes + size_bytes
+        self._size_bytes = size_bytes
+
+    def _acquire(self, size_bytes: int) -> Context:
+        start = -(-self._next // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if start + size_bytes > self._end:
+            raise ContextFull("result context", size_bytes, max(0, self._end - start))
+        self._next = start + size_bytes
+        return Context(self, start, size_bytes, self._arena.view[start : start + size_bytes])
+
+    def locate(self, data: Bytes) -> int | None:
+        return self._arena.locate(data)
+
+    def stats(self) -> DomainStats:
+        return DomainStats(self._size_bytes, self._size_bytes - (self._end - self._next), 0)
+
+
+class EngineProcess:
+    """Serves one engine to the node."""
+
+    def __init__(self, peer: socket.socket, arena: ArenaMap) -> None:
+        self._peer = peer
+        self._arena = arena
+        self._functions: dict[str, Function] = {}
+
+    def open(
+        self, backends: list[str], resource: str, options: dict[str, dict[str, str]]
+    ) -> Engine:
+        """Start the first backend that works and tell the node.
+
+        Raises:
+            BackendUnavailable: none works; the error names every one with its reason.
+        """
+        reasons: list[BackendUnavailable] = []
+        for name in backends:
+            try:
+                driver = load_driver(name)
+                driver.configure(options.get(name, {}))
+                driver.attach(self._arena)
+                resources = driver.probe()
+                chosen = resource or resources[0].name
+                engine = driver.engine(chosen)
+            except BackendUnavailable as error:
+                reasons.append(error)
+                continue
+            assert isinstance(engine, Engine), "only synchronous engines live in a process"
+            self._greet(driver, engine, chosen, resources)
+            return engine
+        if len(reasons) == 1:
+            raise reasons[0]
+        missing = "; ".join(f"{r.backend}: {r.missing}" for r in reasons)
+        remedy = next((r.remedy for r in reversed(reasons) if r.remedy), "")
+        raise BackendUnavailable("|".join(backends), missing, remedy)
+
+    def _greet(
+        self, driver: Driver, engine: Engine, chosen: str, resources: list[Resource]
+    ) -> None:
+        names = tuple(r.name for r in resources)
+        description = next((r.description for r in resources if r.name == chosen), chosen)
+        send(self._peer, Ready(driver.name, engine.name, names, description))
+
+    def serve(self, engine: Engine) -> None:
+        """Answer requests until the node leaves or the engine can no longer work."""
+        while True:
+            request = receive_request(self._peer)
+            if request is None:
+                return
+            if isinstance(request, Load):
+                self._functions[request.identity] = Function(
+                    request.spec,
+                    request.code,
+                    request.main,
+                    request.files,
+                    identity=Digest(request.identity),
+                )
+            elif isinstance(request, Forget):
+                function = self._functions.pop(request.identity, None)
+                if function is not None:
+                    engine.forget(function)
+            elif self._run(engine, request):
+                return
+
+    def _run(self, engine: Engine, request: Run) -> bool:
+        """Run a call and answer it. True if the process must leave: its device is lost."""
+        call = Call(
+            request.call,
+            self._functions[request.identity],
+            self._sets(request.inputs),
+            SliceDomain(self._arena, request.result_offset, request.result_bytes),
+            time.monotonic_ns() + request.left_ns,
+        )
+        try:
+            outputs = self._wire(engine.run(call))
+        except DandelionError as error:
+            fatal = isinstance(error, DeviceFault | EngineDied)
+            send(self._peer, Failed(request.call, error.record(), call.stages, fatal))
+            return fatal
+        send(self._peer, Done(request.call, outputs, call.stages))
+        engine.settle()
+        return False
+
+    def _sets(self, sets: WireSets) -> InstanceSets:
+        return tuple(None if s is None else self._set(s) for s in sets)
+
+    def _set(self, wire: WireSet) -> ItemSet:
+        view = self._arena.view
+        items = tuple(
+            Item(i.name, i.key, view[i.offset : i.offset + i.size].toreadonly() if i.size else b"")
+            for i in wire.items
+        )
+        return ItemSet(wire.name, items, wire.dtype, wire.shape)
+
+    def _wire(self, sets: InstanceSets) -> WireSets:
+        return tuple(None if s is None else wire_set(s, self._arena) for s in sets)
+
+
+def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
+    """Name a set's items by their place in the arena.
+
+    Raises:
+        InternalError: an item lies elsewhere.
+    """
+    items = []
+    for item in item_set.items:
+        size = item.size_bytes
+        offset = arena.locate(item.data) if size else 0
+        if offset is None:
+            raise InternalError(f"item '{item.name}' of set '{item_set.name}' is not in the arena")
+        items.append(WireItem(item.name, item.key, offset, size))
+    return WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve an engine; the arguments are those of the module's text."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the node's to handle
+    socket_fd, arena_fd, arena_bytes, resource, options, *backends = arguments
+    with socket.socket(fileno=int(socket_fd)) as peer:
+        arena = ArenaMap(int(arena_fd), int(arena_bytes))
+        process = EngineProcess(peer, arena)
+        try:
+            engine = process.open(
+                backends, resource, msgspec.json.decode(options, type=dict[str, dict[str, str]])
+            )
+        except DandelionError as error:
+            send(peer, Failed(-1, error.record()))
+            return 1
+        try:
+            process.serve(engine)
+        finally:
+            engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,340 @@
+"""Hosts carry engines: in the dispatcher's own step, in a thread, in a process, on the event loop.
+
+A host takes `Work` when it has a free place and calls ``work.done`` exactly once, from whatever
+thread it likes. It is made at once and becomes ready, or unavailable, in the background. Places are
+counted by the node alone (`EngineHost.submit`, `EngineHost.vacate`), one thread at a time.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from dandelion.driver import AsyncEngine, Call, Engine, InstanceSets
+from dandelion.errors import Cancelled, DandelionError, InternalError, TimedOut
+from dandelion.function import Function
+
+Done: TypeAlias = "Callable[[Work, InstanceSets | None, DandelionError | None], None]"
+
+
+class State(enum.Enum):
+    """What a host is doing."""
+
+    STARTING = "starting"
+    READY = "ready"
+    UNAVAILABLE = "unavailable"  # its backend does not work here; see `EngineHost.error`
+    CLOSED = "closed"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A call on its way through a host.
+
+    Attributes:
+        call: what to run.
+        done: called once, with the outputs or the error.
+        queued_ns, started_ns, ended_ns: on `time.monotonic_ns`.
+        cancelled: its result is no longer wanted.
+        host: who runs it.
+    """
+
+    call: Call
+    done: Done
+    queued_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    cancelled: bool = False
+    host: EngineHost | None = None
+
+
+@dataclass(slots=True)
+class HostCounts:
+    """What a host has done since it was made."""
+
+    calls: int = 0
+    failures: int = 0
+    busy_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class HostFacts:
+    """Who a host is, for people and metrics."""
+
+    backend: str
+    resource: str
+    name: str = ""
+    description: str = ""
+    counts: HostCounts = field(default_factory=HostCounts)
+
+
+class EngineHost(abc.ABC):
+    """Carries one engine.
+
+    Args:
+        facts: who it is; the name may become known only when it is ready.
+        formats: formats of code objects that the engine runs.
+        places: how many calls it takes at once.
+        changed: called whenever the state changed or a place became free.
+    """
+
+    def __init__(
+        self,
+        facts: HostFacts,
+        formats: frozenset[str],
+        places: int,
+        changed: Callable[[EngineHost], None],
+    ) -> None:
+        self.facts = facts
+        self.formats = formats
+        self.places = places
+        self.state = State.STARTING
+        self.error: DandelionError | None = None
+        self.busy = 0
+        self._changed = changed
+
+    @property
+    def free(self) -> int:
+        """How many more calls it takes now."""
+        return self.places - self.busy if self.state is State.READY else 0
+
+    def submit(self, work: Work) -> None:
+        """Take a call; there must be a free place. Called by one thread at a time."""
+        assert self.free > 0, "the node hands out free places only"
+        self.busy += 1
+        work.host = self
+        self._submit(work)
+
+    def vacate(self) -> None:
+        """Free the place of a call whose ``done`` was called."""
+        self.busy -= 1
+
+    @abc.abstractmethod
+    def _submit(self, work: Work) -> None: ...
+
+    def cancel(self, work: Work) -> None:
+        """Stop a call that was submitted, if that is easy. ``done`` is called all the same."""
+        work.cancelled = True
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop the engine and wait until everything of it is gone."""
+
+    def forget(self, function: Function) -> None:
+        """Drop what the engine keeps of a function that is no longer registered."""
+
+    def _settle_state(self, state: State, error: DandelionError | None = None) -> None:
+        self.state = state
+        self.error = error
+        self._changed(self)
+
+    def _finish(
+        self, work: Work, outputs: InstanceSets | None, error: DandelionError | None
+    ) -> None:
+        work.ended_ns = time.monotonic_ns()
+        counts = self.facts.counts
+        counts.calls += 1
+        counts.busy_ns += work.ended_ns - work.started_ns
+        if error is not None:
+            counts.failures += 1
+        work.done(work, outputs, error)
+
+
+def run_call(engine: Engine, work: Work) -> tuple[InstanceSets | None, DandelionError | None]:
+    """Run a call to its outputs or its error; nothing else can come out."""
+    work.started_ns = time.monotonic_ns()
+    try:
+        return engine.run(work.call), None
+    except DandelionError as error:
+        # The traceback holds frames, and these hold the call's memory: an error must not.
+        return None, error.with_traceback(None)
+
+
+class InlineHost(EngineHost):
+    """Runs a call where it is submitted. For functions that cost less than a thread switch."""
+
+    def __init__(
+        self,
+        facts: HostFacts,
+        formats: frozenset[str],
+        changed: Callable[[EngineHost], None],
+        engine: Engine,
+    ) -> None:
+        super().__init__(facts, formats, 1 << 30, changed)
+        self._engine = engine
+        facts.name = engine.name
+        self._settle_state(State.READY)
+
+    def _submit(self, work: Work) -> None:
+        self._finish(work, *run_call(self._engine, work))
+
+    def close(self) -> None:
+        self.state = State.CLOSED
+        self._engine.close()
+
+
+class ThreadHost(EngineHost):
+    """Runs an engine in a thread of its own; the engine is made, used and closed there.
+
+    Args:
+        make: makes the engine; may take seconds, may raise `BackendUnavailable`.
+        describe: completes `HostFacts` from the finished engine.
+    """
+
+    def __init__(
+        self,
+        facts: HostFacts,
+        formats: frozenset[str],
+        changed: Callable[[EngineHost], None],
+        make: Callable[[], Engine],
+        describe: Callable[[Engine, HostFacts], None],
+    ) -> None:
+        super().__init__(facts, formats, 1, changed)
+        self._inbox: SimpleQueue[Work | Function | None] = SimpleQueue()
+        self._make = make
+        self._describe = describe
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._main, name=f"engine-{facts.backend}")
+        self._thread.start()
+
+    def _main(self) -> None:
+        try:
+            engine = self._make()
+        except DandelionError as error:
+            self._settle_state(State.UNAVAILABLE, error.with_traceback(None))
+            return
+        except Exception as error:
+            reason = InternalError(f"{self.facts.backend}: {type(error).__name__}: {error}")
+            self._settle_state(State.UNAVAILABLE, reason)
+            return
+        self._engine = engine
+        self.facts.name = engine.name
+        self._describe(engine, self.facts)
+        self._settle_state(State.READY)
+        try:
+            self._serve(engine)
+        finally:
+            engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            work = self._inbox.get()
+            if work is None:
+                return
+            if isinstance(work, Function):
+                engine.forget(work)
+            elif work.cancelled:
+                work.started_ns = time.monotonic_ns()
+                self._finish(work, None, Cancelled("before it began"))
+            else:
+                self._finish(work, *run_call(engine, work))
+                engine.settle()
+            del work  # the loop's next wait must not keep the last call's memory
+
+    def _submit(self, work: Work) -> None:
+        self._inbox.put(work)
+
+    def cancel(self, work: Work) -> None:
+        super().cancel(work)
+        if self._engine is not None:
+            self._engine.cancel(work.call.id)
+
+    def forget(self, function: Function) -> None:
+        if self.state is State.READY:
+            self._inbox.put(function)
+
+    def close(self) -> None:
+        self.state = State.CLOSED
+        self._inbox.put(None)
+        self._thread.join()
+
+
+class LoopHost(EngineHost):
+    """Runs an asynchronous engine on the node's event loop, many calls at once.
+
+    Args:
+        loop: the loop; `close` must be called from another thread, or `aclose` on the loop.
+        engine: what runs.
+    """
+
+    def __init__(
+        self,
+        facts: HostFacts,
+        formats: frozenset[str],
+        changed: Callable[[EngineHost], None],
+        loop: asyncio.AbstractEventLoop,
+        engine: AsyncEngine,
+        places: int = 1024,
+    ) -> None:
+        super().__init__(facts, formats, places, changed)
+        self._loop = loop
+        self._engine = engine
+        self._tasks: dict[Work, asyncio.Task[None]] = {}
+        facts.name = engine.name
+        self._settle_state(State.READY)
+
+    def _submit(self, work: Work) -> None:
+        if _running_loop() is self._loop:
+            self._spawn(work)
+        else:
+            self._loop.call_soon_threadsafe(self._spawn, work)
+
+    def _spawn(self, work: Work) -> None:
+        running = self._loop.create_task(self._run(work))
+        self._tasks[work] = running
+        running.add_done_callback(lambda _: self._ended(work))
+
+    def _ended(self, work: Work) -> None:
+        del self._tasks[work]
+        if not work.ended_ns:  # cancelled before its first step
+            work.started_ns = time.monotonic_ns()
+            self._finish(work, None, Cancelled("before it began"))
+
+    async def _run(self, work: Work) -> None:
+        work.started_ns = time.monotonic_ns()
+        outputs: InstanceSets | None = None
+        failure: DandelionError | None = None
+        try:
+            async with asyncio.timeout(work.call.left_s()):
+                outputs = await self._engine.run(work.call)
+        except TimeoutError:
+            failure = TimedOut(work.call.function.spec.name, "wall", work.call.limit_s)
+        except asyncio.CancelledError:
+            failure = Cancelled("its invocation ended")
+        except DandelionError as error:
+            failure = error.with_traceback(None)
+        self._finish(work, outputs, failure)
+
+    def cancel(self, work: Work) -> None:
+        super().cancel(work)
+        self._loop.call_soon_threadsafe(self._stop, work)
+
+    def _stop(self, work: Work) -> None:
+        running = self._tasks.get(work)
+        if running is not None:
+            running.cancel()
+
+    async def aclose(self) -> None:
+        """Stop all calls and close the engine; on the loop."""
+        self.state = State.CLOSED
+        running = list(self._tasks.values())
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._engine.close()
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,89 @@
+"""One invocation on a node: its walk, its calls that are out, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dandelion.data import ItemSet, Sets
+from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.errors import DandelionError, InternalError
+from dandelion.node.hosts import Work
+from dandelion.node.traces import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an invocation.
+
+    Attributes:
+        id: of the invocation.
+        sets: the output sets by name; None where empty.
+        trace: what happened when.
+    """
+
+    id: str
+    sets: Sets
+    trace: Trace
+
+
+@dataclass(slots=True, eq=False)
+class Invocation:
+    """The state of one invocation. Changed by the pump alone, but for `on_done`.
+
+    Attributes:
+        walk: the dispatcher's state machine.
+        trace: its id is the invocation's.
+        deadline_ns: on `time.monotonic_ns`.
+        deadline_s: the same as the caller gave it, in seconds from the start.
+        calls: what is out or waits for an engine, by instance.
+        on_done: called once, from the pump, when `outputs` or `error` is there.
+    """
+
+    walk: Walk
+    trace: Trace
+    deadline_ns: int
+    deadline_s: float
+    calls: dict[int, Work] = field(default_factory=dict)
+    outputs: tuple[ItemSet | None, ...] | None = None
+    error: DandelionError | None = None
+    done: bool = False
+    on_done: Callable[[], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def plan(self) -> CompositionPlan:
+        """What is invoked."""
+        return self.walk.plan
+
+    def finish(
+        self, outputs: tuple[ItemSet | None, ...] | None, error: DandelionError | None
+    ) -> None:
+        """Store the result and tell who waits."""
+        with self._lock:
+            self.outputs = outputs
+            self.error = error
+            self.done = True
+            on_done = self.on_done
+        if on_done is not None:
+            on_done()
+
+    def when_done(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called at the end. False if the end has come already."""
+        with self._lock:
+            self.on_done = callback
+            return not self.done
+
+    def outcome(self) -> Outcome:
+        """Give the result.
+
+        Raises:
+            DandelionError: why there is none.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.outputs is None:
+            raise InternalError("an invocation ended without a result")
+        names = self.walk.plan.output_names
+        return Outcome(self.trace.id, Sets(dict(zip(names, self.outputs, strict=True))), self.trace)

@@ -1,0 +1,142 @@
+"""What a node keeps of the catalogue in memory: compiled plans and loaded functions.
+
+Plans are valid for one generation of the catalogue. Functions are kept by identity, at most
+`LOADED_LIMIT` of them; what is no longer registered is dropped at the next change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.dataflow.language import parse
+from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
+from dandelion.errors import InternalError, Unknown, nearest
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import MemoryDomain, Transfers
+
+LOADED_LIMIT = 256
+
+
+class Library:
+    """Resolves names to plans and loads functions. Safe from any thread.
+
+    Args:
+        catalog: the registered records.
+        platform: functions that the platform provides, by name.
+        domain: where static sets are kept.
+        transfers: brings them there.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        platform: Mapping[str, FunctionSpec],
+        domain: MemoryDomain,
+        transfers: Transfers,
+    ) -> None:
+        self.catalog = catalog
+        self.platform = platform
+        self._domain = domain
+        self._transfers = transfers
+        self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
+        self._generation = catalog.generation
+        self._functions: OrderedDict[tuple[str, int, int], Function] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def find(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+        """Find a function or composition.
+
+        Raises:
+            Unknown: with the nearest name.
+        """
+        if name in self.platform and version is None:
+            return self.platform[name]
+        found = self.catalog.find_callable(name, version)
+        if found is not None:
+            return found
+        names = [*self.platform, *(r.name for r in self.catalog.records())]
+        close = nearest(name, names) if version is None else None
+        raise Unknown("function or composition", name, version, close)
+
+    def plan(self, name: str, version: int | None = None) -> CompositionPlan:
+        """Give the plan for invoking a function or composition.
+
+        Raises:
+            Unknown: nothing of that name and version is registered.
+        """
+        if self._generation != self.catalog.generation:
+            self._refresh()
+        plan = self._plans.get((name, version))
+        if plan is None:
+            found = self.find(name, version)
+            with self._lock:
+                plan = direct_plan(found) if isinstance(found, FunctionSpec) else self._plan(found)
+                self._plans[name, version] = plan
+        return plan
+
+    def _plan(self, record: CompositionRecord) -> CompositionPlan:
+        """Compile a composition; its functions are the newest ones."""
+        composition = next(
+            (c for c in parse(record.text, record.name).compositions if c.name == record.name), None
+        )
+        if composition is None:
+            raise InternalError(f"the text of composition '{record.name}' does not define it")
+
+        def target(name: str) -> Target:
+            found = self.find(name)
+            return found if isinstance(found, FunctionSpec) else self._plan(found)
+
+        return compile_composition(composition, target)
+
+    def function(self, spec: FunctionSpec, index: int) -> Function:
+        """Load a function with its code object number `index`.
+
+        Raises:
+            CatalogCorrupt, Unknown: a blob is damaged or gone.
+            ContextFull: static sets do not fit into the domain.
+        """
+        slot = (spec.name, spec.version, index)
+        with self._lock:
+            function = self._functions.get(slot)
+            if function is not None:
+                self._functions.move_to_end(slot)
+                return function
+            function = self._load(spec, index)
+            self._functions[slot] = function
+            if len(self._functions) > LOADED_LIMIT:
+                self._functions.popitem(last=False)
+            return function
+
+    def _load(self, spec: FunctionSpec, index: int) -> Function:
+        code = spec.code[index]
+        blob = self.catalog.blob
+        names = [s for s in spec.inputs if s.name in spec.static]
+        static = self._transfers.place(tuple(self._static(spec, s) for s in names), self._domain)
+        return Function(
+            spec,
+            code,
+            blob(code.main) if code.main else b"",
+            {name: blob(digest) for name, digest in code.files.items()},
+            {s.name: item_set for s, item_set in zip(names, static, strict=True) if item_set},
+        )
+
+    def _static(self, spec: FunctionSpec, declared: SetSpec) -> ItemSet:
+        items = tuple(
+            Item(name, 0, self.catalog.blob(digest)) for name, digest in spec.static[declared.name]
+        )
+        return ItemSet(declared.name, items, declared.dtype, declared.shape)
+
+    def _refresh(self) -> None:
+        with self._lock:
+            self._plans.clear()
+            self._generation = self.catalog.generation
+
+    def drop(self, name: str, version: int | None) -> list[Function]:
+        """Forget the loaded forms of a removed function; give them, so that engines can follow."""
+        with self._lock:
+            slots = [s for s in self._functions if s[0] == name and version in (None, s[1])]
+            return [self._functions.pop(slot) for slot in slots]

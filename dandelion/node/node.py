@@ -1,0 +1,535 @@
+"""`Node`: a Dandelion node, embedded in a program or behind the frontend.
+
+    with Node() as node:
+        node.register(document)
+        html = node.invoke("render", page=b"...").html.text()
+
+Threads: the caller's, which pump what completes at once; one for each engine that blocks; one for
+the event loop (I/O functions, the frontend), unless the caller brings a loop. No user code runs in
+this process and no device is opened in it, unless a backend's hosting says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from dandelion.catalog import (
+    CompositionRecord,
+    Record,
+    kind_of,
+    open_catalog,
+)
+from dandelion.data import ItemSet, Sets, SetSpec, Value, item_set
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.documents import Registered, RegistrationDocument
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    DandelionError,
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    nearest,
+)
+from dandelion.function import FunctionSpec
+from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.node.engines import EngineStarter, load_backends
+from dandelion.node.hosts import EngineHost, State
+from dandelion.node.invocation import Invocation, Outcome
+from dandelion.node.library import Library
+from dandelion.node.metrics import NodeFacts, exposition
+from dandelion.node.pump import Pump
+from dandelion.node.traces import Trace, TraceStore
+from dandelion.registration import Registrar
+from dandelion.settings import Settings
+
+T = TypeVar("T")
+_JANITOR_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function or composition takes and gives.
+
+    Attributes:
+        name, kind, version: ``kind`` is ``function`` or ``composition``.
+        inputs: sets that a caller gives, in order; static ones are not among them.
+        outputs: sets that come back, in order.
+        static: names of sets that are fixed at registration.
+    """
+
+    name: str
+    kind: str
+    version: int
+    inputs: tuple[SetSpec, ...]
+    outputs: tuple[SetSpec, ...]
+    static: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine, as ``dandelion doctor`` and ``GET /v1/engines`` show it."""
+
+    name: str
+    backend: str
+    resource: str
+    description: str
+    state: str
+    reason: str
+    busy: int
+    calls: int
+    failures: int
+
+
+class Node:
+    """Registers and invokes. Safe to use from any thread.
+
+    Args:
+        settings: see `Settings`; by default everything that works here, a catalogue in memory.
+
+    Raises:
+        BackendUnavailable, CatalogCorrupt: the catalogue cannot be opened.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._partitioning = _partitioning(self.settings.partitioning)
+        self._backends, self._missing = load_backends(self.settings)
+        self.catalog = open_catalog(self.settings.catalog)
+        self._arena = SharedDomain(self.settings.arena_bytes)
+        self._transfers = Transfers()
+        drivers = {f: b.driver for b in self._backends for f in b.driver.formats}
+        platform = {f.name: f for b in self._backends for f in b.driver.functions()}
+        self._library = Library(self.catalog, platform, self._arena, self._transfers)
+        self._registrar = Registrar(self.catalog, platform, drivers)
+        self._traces = TraceStore(self.settings.keep_traces)
+        self._pump = Pump(self._library, self._arena, self._traces)
+        self._registering = threading.Lock()
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._janitor: asyncio.Future[None] | None = None
+        self._state = State.STARTING
+        self._ids = itertools.count(1)
+        self._prefix = os.urandom(6).hex()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Start the engines; they come up in the background, see `ready`.
+
+        Args:
+            loop: a running loop to use; without one the node runs a loop in a thread of its own.
+        """
+        self._loop = loop or self._start_loop()
+        self._on_loop(self._start_janitor)
+        starter = EngineStarter(
+            self.settings,
+            self._arena,
+            self._transfers,
+            self._loop,
+            self._host_changed,
+            lambda host: self._pump.post(partial(self._pump.add_host, host)),
+        )
+        for backend in self._backends:
+            try:
+                starter.start(backend)
+            except BackendUnavailable as error:
+                self._missing.append(error)
+        self._state = State.READY
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="dandelion-loop")
+        self._thread.start()
+        return loop
+
+    def _on_loop(self, action: Any) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(action)
+
+    def _start_janitor(self) -> None:
+        self._janitor = asyncio.ensure_future(self._keep_zeroing())
+
+    async def _keep_zeroing(self) -> None:
+        """Zero what calls returned, away from the calls."""
+        while True:
+            await asyncio.sleep(_JANITOR_S)
+            if self._arena.dirty:
+                await asyncio.to_thread(self._arena.recycle)
+
+    def _host_changed(self, host: EngineHost) -> None:
+        self._pump.post(partial(self._pump.host_changed, host))
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all invocations and engines and wait for them. Not from the node's own loop."""
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSED
+        for invocation in list(self._pump.running):
+            self._end(invocation, Cancelled("the node is shutting down"))
+        for host in self._pump.hosts:
+            host.close()
+        if self._loop is not None:
+            self._run_on_loop(self._stop_janitor())
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        self.catalog.close()
+        self._arena.close()
+
+    async def _stop_janitor(self) -> None:
+        if self._janitor is not None:
+            self._janitor.cancel()
+            await asyncio.gather(self._janitor, return_exceptions=True)
+
+    def _run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self.start(asyncio.get_running_loop())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def ready(self) -> bool:
+        """Whether every engine is up, or known not to work here."""
+        return self._state is State.READY and all(
+            host.state is not State.STARTING for host in self._pump.hosts
+        )
+
+    def wait_ready(self, timeout_s: float = 60.0) -> bool:
+        """Wait until `ready`. False if that takes longer than the timeout."""
+        with self._changed:
+            return self._changed.wait_for(self.ready, timeout_s)
+
+    # --- the catalogue --------------------------------------------------------------------------
+
+    def register(self, document: RegistrationDocument) -> list[Registered]:
+        """Register functions, libraries and compositions, all or nothing.
+
+        Returns:
+            Kind, name and version of each, libraries first, in the document's order.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint, InvalidComposition: what is wrong, all of it.
+            Conflict, InvalidInput, Unknown: see `Registrar` and `Catalog`.
+        """
+        with self._registering:
+            records = self.catalog.register(self._registrar.batch(document))
+        return [Registered(kind_of(r), r.name, r.version) for r in records]
+
+    def records(self) -> list[Record]:
+        """All registered records in their newest versions, and the platform's functions."""
+        return [*self._library.platform.values(), *self.catalog.records()]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        """Versions of a name, ascending."""
+        return self.catalog.versions(kind, name)
+
+    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+        """Find a function or composition.
+
+        Raises:
+            Unknown: with the nearest name.
+        """
+        return self._library.find(name, version)
+
+    def signature(self, name: str, version: int | None = None) -> Signature:
+        """Tell what a function or composition takes and gives.
+
+        Raises:
+            Unknown: with the nearest name.
+        """
+        found = self._library.find(name, version)
+        plan = self._library.plan(name, version)
+        if isinstance(found, FunctionSpec):
+            outputs, static = found.outputs, tuple(found.static)
+        else:
+            outputs, static = tuple(SetSpec(n) for n in plan.output_names), ()
+        return Signature(name, kind_of(found), found.version, plan.inputs, outputs, static)
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        """Remove one version of a name, or all.
+
+        Raises:
+            Unknown, Conflict: there is no such thing, or a composition uses it.
+        """
+        removed = self.catalog.remove(kind, name, version)
+        for function in self._library.drop(name, version) if kind is FunctionSpec else ():
+            for host in self._pump.hosts:
+                host.forget(function)
+        return removed
+
+    # --- invoking -------------------------------------------------------------------------------
+
+    def invoke(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        **sets: Value,
+    ) -> Sets:
+        """Invoke a function or composition with Python values; see `dandelion.data.item_set`.
+
+        Args:
+            name: what to invoke.
+            version: which version; by default the newest.
+            deadline_s: seconds until the invocation is given up.
+            **sets: the input sets. All must be named; None is an absent set.
+
+        Returns:
+            The output sets by name.
+
+        Raises:
+            Unknown, InvalidInput: the call does not fit.
+            ApplicationFailed, FunctionError: a function failed.
+            DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
+        """
+        return self.invoke_sets(
+            name, self._convert(name, version, sets), version=version, deadline_s=deadline_s
+        ).sets
+
+    async def invoke_async(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        **sets: Value,
+    ) -> Sets:
+        """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
+        outcome = await self.invoke_sets_async(
+            name, self._convert(name, version, sets), version=version, deadline_s=deadline_s
+        )
+        return outcome.sets
+
+    def _convert(
+        self, name: str, version: int | None, sets: Mapping[str, Value]
+    ) -> dict[str, ItemSet | None]:
+        specs = {s.name: s for s in self._library.plan(name, version).inputs}
+        return {n: item_set(n, value, specs.get(n)) for n, value in sets.items()}
+
+    def invoke_sets(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Outcome:
+        """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
+        invocation, inputs = self._admit(name, sets, version, deadline_s)
+        self._pump.post(partial(self._pump.start, invocation, inputs))
+        del inputs
+        if not invocation.done:
+            self._wait(invocation)
+        return invocation.outcome()
+
+    def _wait(self, invocation: Invocation) -> None:
+        finished = threading.Lock()
+        finished.acquire()
+        if not invocation.when_done(finished.release):
+            return
+        left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
+        try:
+            if not finished.acquire(timeout=left_s):
+                self._expire(invocation)
+                finished.acquire()
+        except BaseException:  # a signal, such as Ctrl-C: the caller leaves
+            self._end(invocation, Cancelled("its caller was interrupted"))
+            raise
+
+    async def invoke_sets_async(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Outcome:
+        """Invoke with sets, from any event loop; cancelling it cancels the invocation."""
+        invocation, inputs = self._admit(name, sets, version, deadline_s)
+        self._pump.post(partial(self._pump.start, invocation, inputs))
+        del inputs
+        if not invocation.done:
+            await self._wait_async(invocation)
+        return invocation.outcome()
+
+    async def _wait_async(self, invocation: Invocation) -> None:
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[None] = loop.create_future()
+        me = threading.get_ident()
+
+        def on_done() -> None:
+            if threading.get_ident() == me:
+                _resolve(finished)
+            else:
+                loop.call_soon_threadsafe(_resolve, finished)
+
+        if not invocation.when_done(on_done):
+            return
+        left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
+        timer = loop.call_later(left_s, self._expire, invocation)
+        try:
+            await finished
+        except asyncio.CancelledError:
+            self._end(invocation, Cancelled("its caller left"))
+            raise
+        finally:
+            timer.cancel()
+
+    def _admit(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        version: int | None,
+        deadline_s: float | None,
+    ) -> tuple[Invocation, tuple[ItemSet | None, ...]]:
+        if self._state is not State.READY:
+            raise Cancelled("the node is not running")
+        if len(self._pump.running) >= self.settings.max_waiting:
+            raise Overloaded(len(self._pump.running), self.settings.max_waiting)
+        if deadline_s is None:
+            deadline_s = self.settings.default_deadline_s
+        elif not 0 < deadline_s < 1e9:
+            raise InvalidInput("deadline_s", f"{deadline_s} is no positive number of seconds")
+        plan = self._library.plan(name, version)
+        inputs = _positional(plan, sets)
+        now = time.monotonic_ns()
+        invocation = Invocation(
+            Walk(plan, self._partitioning),
+            Trace(f"{self._prefix}-{next(self._ids):x}", plan.name, now),
+            now + int(deadline_s * 1e9),
+            deadline_s,
+        )
+        return invocation, inputs
+
+    def _expire(self, invocation: Invocation) -> None:
+        self._end(invocation, DeadlineExceeded(invocation.deadline_s))
+
+    def _end(self, invocation: Invocation, error: DandelionError) -> None:
+        self._pump.post(partial(self._pump.cancel, invocation, error))
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def acquire(self, size_bytes: int) -> Context:
+        """Give a context in the arena, for data that is about to be invoked with.
+
+        Raises:
+            ContextFull: the arena has no room.
+        """
+        return self._arena.acquire(size_bytes)
+
+    def trace(self, invocation: str) -> bytes | None:
+        """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
+        trace = self._traces.get(invocation)
+        return None if trace is None else trace.chrome_json()
+
+    def engines(self) -> list[EngineInfo]:
+        """All engines, and backends that do not work here with their reason."""
+        infos = [_info(host) for host in self._pump.hosts]
+        infos += [
+            EngineInfo("", e.backend, "", "", State.UNAVAILABLE.value, str(e), 0, 0, 0)
+            for e in self._missing
+        ]
+        return infos
+
+    def facts(self) -> NodeFacts:
+        """Take a snapshot of what metrics are made of."""
+        return NodeFacts(
+            self._pump.counts,
+            len(self._pump.running),
+            self._pump.waiting,
+            tuple(self._pump.hosts),
+            self._arena.stats(),
+            self._transfers.counts(),
+        )
+
+    def metrics(self) -> bytes:
+        """Write the metrics in Prometheus' text format."""
+        return exposition(self.facts())
+
+
+def _positional(
+    plan: CompositionPlan, sets: Mapping[str, ItemSet | None]
+) -> tuple[ItemSet | None, ...]:
+    """Bring sets into the order of the declaration; refuse missing and extra ones."""
+    names = [s.name for s in plan.inputs]
+    try:
+        inputs = tuple(sets[name] for name in names)
+    except KeyError:
+        missing = ", ".join(n for n in names if n not in sets)
+        hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
+        raise InvalidInput("sets", f"missing: {missing}", hint) from None
+    if len(sets) != len(names):
+        extra = next(n for n in sets if n not in names)
+        close = nearest(extra, names)
+        hint = f"did you mean '{close}'?" if close else f"it takes {', '.join(names) or 'no sets'}"
+        raise InvalidInput(f"sets.{extra}", f"'{plan.name}' has no such input set", hint)
+    return inputs
+
+
+def _partitioning(text: str) -> Partitioning:
+    mode, _, number = text.partition(":")
+    cores = os.cpu_count() or 1
+    if mode in ("max", "auto") or (mode == "fixed" and number.isdigit() and int(number) > 0):
+        return Partitioning(mode, int(number) if mode == "fixed" else 1, cores)
+    raise InvalidInput("partitioning", f"'{text}'", "use max, auto or fixed:N")
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _info(host: EngineHost) -> EngineInfo:
+    facts = host.facts
+    return EngineInfo(
+        facts.name,
+        facts.backend,
+        facts.resource,
+        facts.description,
+        host.state.value,
+        str(host.error) if host.error is not None else "",
+        host.busy,
+        facts.counts.calls,
+        facts.counts.failures,
+    )

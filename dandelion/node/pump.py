@@ -1,0 +1,260 @@
+"""The pump: takes events, steps walks, hands calls to hosts. The heart of a node.
+
+Events come from anywhere: a caller's thread that starts an invocation, an engine's thread that
+ended a call, the event loop. Each is put into a queue, and **whoever finds nobody pumping pumps**,
+until the queue is empty. So walks, placement and counts are touched by one thread at a time without
+a thread of their own, and an invocation of functions that answer at once runs to its end in its
+caller's thread. Hosts call back by posting an event, so nothing recurses, however long a chain is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from dandelion.data import ItemSet
+from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
+from dandelion.driver import Call, InstanceSets
+from dandelion.errors import DandelionError, InternalError, NoEngine
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import MemoryDomain
+from dandelion.node.hosts import EngineHost, State, Work
+from dandelion.node.invocation import Invocation
+from dandelion.node.library import Library
+from dandelion.node.metrics import InvocationCounts
+from dandelion.node.placement import FifoPlacement
+from dandelion.node.traces import Span, TraceStore
+
+
+class Pump:
+    """Carries out the instructions of all walks of a node.
+
+    Args:
+        library: loads functions.
+        domain: where engines put outputs.
+        traces: keeps what happened.
+    """
+
+    def __init__(self, library: Library, domain: MemoryDomain, traces: TraceStore) -> None:
+        self._library = library
+        self._domain = domain
+        self._traces = traces
+        self._events: deque[Callable[[], None]] = deque()
+        self._pumping = threading.Lock()
+        self._placement: FifoPlacement[EngineHost, _Waiting] = FifoPlacement()
+        self._next_call = 0
+        self.hosts: list[EngineHost] = []
+        self.running: set[Invocation] = set()
+        self.counts = InvocationCounts()
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls that wait for an engine."""
+        return len(self._placement)
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Have `event` carried out, one at a time with all others; soon, or before this returns."""
+        self._events.append(event)
+        while self._events and self._pumping.acquire(blocking=False):
+            try:
+                while self._events:
+                    self._events.popleft()()
+            finally:
+                self._pumping.release()
+
+    # --- events; each runs inside the pump ----------------------------------------------------
+
+    def start(self, invocation: Invocation, inputs: tuple[ItemSet | None, ...]) -> None:
+        """Begin an invocation."""
+        self.running.add(invocation)
+        self._step(invocation, lambda: invocation.walk.start(inputs))
+
+    def cancel(self, invocation: Invocation, error: DandelionError) -> None:
+        """End an invocation before its time."""
+        self._step(invocation, lambda: invocation.walk.cancel(error))
+
+    def add_host(self, host: EngineHost) -> None:
+        """Use a host; it may be starting still."""
+        self.hosts.append(host)
+        self._placement.add_host(host)
+        self.host_changed(host)
+
+    def host_changed(self, host: EngineHost) -> None:
+        """A host became ready, or turned out not to work here."""
+        if host.state is State.READY:
+            self._feed(host)
+        elif host.state in (State.UNAVAILABLE, State.CLOSED):
+            self._placement.remove_host(host)
+            for waiting in list(self._placement.waiting()):
+                if not self._placement.hosts(waiting.formats):
+                    self._placement.drop(waiting)
+                    self._fail(waiting.invocation, waiting.run, self._no_engine(waiting.run))
+
+    def _ended(
+        self,
+        invocation: Invocation,
+        run: Run,
+        work: Work,
+        outputs: InstanceSets | None,
+        error: DandelionError | None,
+    ) -> None:
+        host = work.host
+        assert host is not None
+        host.vacate()
+        _record(invocation, run, work, host)
+        invocation.calls.pop(run.instance, None)
+        if outputs is not None:
+            self._step(invocation, lambda: invocation.walk.finished(run.instance, outputs))
+        elif error is not None:
+            self._fail(invocation, run, error)
+        self._feed(host)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _fail(self, invocation: Invocation, run: Run, error: DandelionError) -> None:
+        self._step(invocation, lambda: invocation.walk.failed(run.instance, error))
+
+    def _step(self, invocation: Invocation, step: Callable[[], list[Instruction]]) -> None:
+        """Step a walk and carry out what it says. A bug ends its invocation, nothing else."""
+        try:
+            for instruction in step():
+                self._carry_out(invocation, instruction)
+        except Exception as error:
+            failure = error if isinstance(error, DandelionError) else _bug(error)
+            for instruction in invocation.walk.cancel(failure):
+                self._carry_out(invocation, instruction)
+
+    def _carry_out(self, invocation: Invocation, instruction: Instruction) -> None:
+        if isinstance(instruction, Run):
+            self._run(invocation, instruction)
+        elif isinstance(instruction, Complete):
+            self._finish(invocation, instruction.outputs, None)
+        elif isinstance(instruction, Fail):
+            self._finish(invocation, None, instruction.error)
+        else:
+            self._stop(invocation, instruction)
+
+    def _run(self, invocation: Invocation, run: Run) -> None:
+        formats = tuple(code.format for code in run.function.code)
+        placed = self._placement.place(formats)
+        if placed is not None:
+            self._submit(invocation, run, *placed, time.monotonic_ns())
+        elif self._placement.hosts(formats):
+            waiting = _Waiting(invocation, run, formats, time.monotonic_ns())
+            self._placement.wait(formats, waiting)
+        else:
+            error = self._no_engine(run)
+            self._events.append(partial(self._fail, invocation, run, error))
+
+    def _submit(
+        self, invocation: Invocation, run: Run, host: EngineHost, code_format: str, queued_ns: int
+    ) -> None:
+        try:
+            function = self._function(run.function, code_format)
+        except DandelionError as error:
+            self._events.append(partial(self._fail, invocation, run, error))
+            return
+        limit_s = run.function.limits.wall_s
+        deadline_ns = min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9))
+        inputs = _with_static(function, run.inputs) if function.static else run.inputs
+        self._next_call += 1
+        call = Call(
+            self._next_call,
+            function,
+            inputs,
+            self._domain,
+            deadline_ns,
+            min(limit_s, invocation.deadline_s),
+        )
+
+        def done(work: Work, outputs: InstanceSets | None, error: DandelionError | None) -> None:
+            self.post(partial(self._ended, invocation, run, work, outputs, error))
+
+        work = Work(call, done, queued_ns)
+        invocation.calls[run.instance] = work
+        host.submit(work)
+
+    def _function(self, spec: FunctionSpec, code_format: str) -> Function:
+        index = next(i for i, code in enumerate(spec.code) if code.format == code_format)
+        return self._library.function(spec, index)
+
+    def _feed(self, host: EngineHost) -> None:
+        """Give a host what waits for it."""
+        while host.free > 0:
+            found = self._placement.next_for(host)
+            if found is None:
+                return
+            waiting, code_format = found
+            self._submit(waiting.invocation, waiting.run, host, code_format, waiting.since_ns)
+
+    def _stop(self, invocation: Invocation, instruction: Cancel) -> None:
+        work = invocation.calls.pop(instruction.instance, None)
+        if work is not None and work.host is not None:
+            work.host.cancel(work)
+
+    def _finish(
+        self,
+        invocation: Invocation,
+        outputs: tuple[ItemSet | None, ...] | None,
+        error: DandelionError | None,
+    ) -> None:
+        if error is not None:
+            for waiting in [w for w in self._placement.waiting() if w.invocation is invocation]:
+                self._placement.drop(waiting)
+        self.running.discard(invocation)
+        trace = invocation.trace
+        trace.end_ns = time.monotonic_ns()
+        trace.outcome = "ok" if error is None else type(error).__name__
+        self.counts.add(trace.outcome, (trace.end_ns - trace.start_ns) / 1e9)
+        self._traces.add(trace)
+        invocation.finish(outputs, error)
+
+    def _no_engine(self, run: Run) -> DandelionError:
+        """Say why nothing here runs a function: the reason of a backend, if one has one."""
+        formats = tuple(code.format for code in run.function.code)
+        for host in self.hosts:
+            if host.error is not None and not host.formats.isdisjoint(formats):
+                return host.error
+        ready = {f for h in self.hosts if h.state is State.READY for f in h.formats}
+        return NoEngine(run.function.name, formats, tuple(sorted(ready)))
+
+
+class _Waiting:
+    """A call that waits for an engine."""
+
+    __slots__ = ("formats", "invocation", "run", "since_ns")
+
+    def __init__(
+        self, invocation: Invocation, run: Run, formats: tuple[str, ...], since_ns: int
+    ) -> None:
+        self.invocation = invocation
+        self.run = run
+        self.formats = formats
+        self.since_ns = since_ns
+
+
+def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:
+    declared = function.spec.inputs
+    return tuple(function.static.get(s.name, i) for s, i in zip(declared, inputs, strict=True))
+
+
+def _record(invocation: Invocation, run: Run, work: Work, host: EngineHost) -> None:
+    trace = invocation.trace
+    name = run.application.id
+    if work.started_ns - work.queued_ns > 1000:
+        trace.add(Span(name, "queue", work.queued_ns, work.started_ns, run.number))
+    trace.add(Span(name, host.facts.name, work.started_ns, work.ended_ns, run.number))
+    start_ns = work.started_ns
+    for stage, duration_ns in work.call.stages.items():
+        track = f"{host.facts.name} stages"
+        trace.add(Span(stage, track, start_ns, start_ns + duration_ns, run.number))
+        start_ns += duration_ns
+
+
+def _bug(error: Exception) -> InternalError:
+    failure = InternalError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,243 @@
+"""The node's side of an engine process: an `Engine` whose `run` happens elsewhere.
+
+The process is started and replaced by the thread that calls `run`, so there is one owner and no
+race. A process that dies, or does not answer until the deadline and a grace after it, is killed and
+replaced; the call that was running gets `EngineDied` or `TimedOut`. Calls are pure, so the node may
+run others again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+import dandelion
+from dandelion.data import Item, ItemSet
+from dandelion.driver import Call, Demand, Driver, Engine, InstanceSets
+from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
+from dandelion.function import Function
+from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.node.engine_process import wire_set
+from dandelion.node.messages import (
+    Done,
+    Failed,
+    Forget,
+    Load,
+    Ready,
+    Reply,
+    Run,
+    WireSet,
+    receive_reply,
+    send,
+)
+
+START_LIMIT_S = 60.0
+GRACE_S = 0.25
+"""How long after a call's deadline its process may still answer before it is killed."""
+LOADED_LIMIT = 64
+"""How many functions a process keeps; the one not used for longest is forgotten."""
+
+
+class RemoteEngine(Engine):
+    """An engine in a process of its own.
+
+    Args:
+        backends: names of backends; the first that works is used.
+        resource: which resource, or empty for the best.
+        options: settings of the backends.
+        driver: tells the demand of calls, without a device.
+        arena: mapped by the process.
+        transfers: brings inputs into the arena where they are not there yet.
+
+    Raises:
+        BackendUnavailable: no backend of the list works.
+    """
+
+    def __init__(
+        self,
+        backends: tuple[str, ...],
+        resource: str,
+        options: dict[str, dict[str, str]],
+        driver: Driver,
+        arena: SharedDomain,
+        transfers: Transfers,
+    ) -> None:
+        self._arguments = (backends, resource, options)
+        self._driver = driver
+        self._arena = arena
+        self._transfers = transfers
+        self._loaded: OrderedDict[str, None] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._peer: socket.socket | None = None
+        self.starts = 0
+        self.ready = self._start()
+        self.name = self.ready.engine
+
+    def _start(self) -> Ready:
+        backends, resource, options = self._arguments
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            arguments = (
+                str(theirs.fileno()),
+                str(self._arena.map.fd),
+                str(self._arena.map.size_bytes),
+                resource,
+                msgspec.json.encode(options).decode(),
+                *backends,
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dandelion.node.engine_process", *arguments],
+                pass_fds=(theirs.fileno(), self._arena.map.fd),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        self._peer = ours
+        self.starts += 1
+        self._loaded.clear()
+        ours.settimeout(START_LIMIT_S)
+        reply = self._receive()
+        if isinstance(reply, Ready):
+            return reply
+        self.close()
+        if isinstance(reply, Failed):
+            raise from_record(reply.error)
+        raise EngineDied("|".join(backends), "its process ended before it was ready")
+
+    def _receive(self) -> Reply | None:
+        assert self._peer is not None
+        try:
+            return receive_reply(self._peer)
+        except (TimeoutError, ConnectionError):
+            return None
+
+    def _run(self, call: Call) -> InstanceSets:
+        if self._peer is None:
+            self.ready = self._start()
+        demand = self._driver.demand(call.function, call.inputs)
+        inputs = self._transfers.place(call.inputs, self._arena)
+        result = self._arena.acquire(max(1, _result_bytes(demand, call.function)))
+        self._load(call.function)
+        wire = tuple(None if s is None else wire_set(s, self._arena.map) for s in inputs)
+        request = Run(
+            call.id,
+            call.function.identity,
+            wire,
+            result.offset_bytes,
+            result.size_bytes,
+            max(0, call.deadline_ns - time.monotonic_ns()),
+        )
+        reply = self._ask(request, call)
+        call.stages.update(reply.stages)
+        if isinstance(reply, Failed):
+            if reply.fatal:
+                self.close()
+            raise from_record(reply.error)
+        return tuple(None if s is None else _sets(s, result) for s in reply.outputs)
+
+    def _ask(self, request: Run, call: Call) -> Done | Failed:
+        assert self._peer is not None
+        self._peer.settimeout(call.left_s() + GRACE_S)
+        try:
+            send(self._peer, request)
+            reply = self._receive()
+        except OSError:
+            reply = None
+        if isinstance(reply, Ready) or reply is None:
+            code = self._end()
+            if call.left_s() <= 0:
+                limit_s = min(call.function.spec.limits.wall_s, call.limit_s)
+                raise TimedOut(call.function.spec.name, "wall", limit_s)
+            raise EngineDied(self.name, _death(code))
+        if reply.call != call.id:
+            self.close()
+            raise InternalError(f"{self.name} answered call {reply.call}, not {call.id}")
+        return reply
+
+    def _load(self, function: Function) -> None:
+        if function.identity in self._loaded:
+            self._loaded.move_to_end(function.identity)
+            return
+        files = {name: bytes(data) for name, data in function.files.items()}
+        assert self._peer is not None
+        identity = function.identity
+        try:
+            send(
+                self._peer,
+                Load(identity, function.spec, function.code, bytes(function.main), files),
+            )
+            self._loaded[identity] = None
+            if len(self._loaded) > LOADED_LIMIT:
+                send(self._peer, Forget(self._loaded.popitem(last=False)[0]))
+        except OSError:
+            raise EngineDied(self.name, _death(self._end())) from None
+
+    def forget(self, function: Function) -> None:
+        if function.identity in self._loaded and self._peer is not None:
+            del self._loaded[function.identity]
+            try:
+                send(self._peer, Forget(function.identity))
+            except OSError:
+                self._end()
+
+    def _end(self) -> int:
+        """Kill the process and reap it; the next call starts another. Gives its exit code."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+        if self._process is None:
+            return 0
+        try:
+            code = self._process.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._process = None
+        return code
+
+    def close(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+def _environment() -> dict[str, str]:
+    """The node's environment, with the engine importable also from a checkout."""
+    root = str(Path(dandelion.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
+
+
+def _result_bytes(demand: Demand, function: Function) -> int:
+    if demand.output_bytes is None:
+        return function.spec.limits.output_bytes
+    return demand.output_bytes
+
+
+def _sets(wire: WireSet, result: Context) -> ItemSet:
+    items = tuple(
+        Item(i.name, i.key, result.read(i.offset - result.offset_bytes, i.size) if i.size else b"")
+        for i in wire.items
+    )
+    return ItemSet(wire.name, items, wire.dtype, wire.shape)
+
+
+def _death(code: int) -> str:
+    return (
+        f"its process was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+    )

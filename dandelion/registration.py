@@ -1,0 +1,338 @@
+"""From documents to a checked batch: everything that can be refused is refused here.
+
+A registration is checked whole, against itself and the catalogue, before anything is stored. What
+is registered can therefore be run: names resolve, sets agree, code loads, nothing is recursive, and
+no composition that was registered before is broken by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import networkx as nx
+import numpy as np
+
+from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
+from dandelion.data import Bytes, SetSpec
+from dandelion.dataflow.graph import Composition, Declaration, Module
+from dandelion.dataflow.language import parse
+from dandelion.dataflow.printer import print_module
+from dandelion.dataflow.validate import Signature, validate
+from dandelion.documents import (
+    CodeDocument,
+    ContentLike,
+    FunctionDocument,
+    RegistrationDocument,
+    content,
+    set_spec,
+)
+from dandelion.driver import Driver
+from dandelion.errors import (
+    Conflict,
+    DandelionError,
+    InvalidComposition,
+    InvalidFunction,
+    InvalidInput,
+    Problem,
+    nearest,
+)
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_LIBRARY_NAME_LIMIT = 255
+
+
+@dataclass(slots=True)
+class Registrar:
+    """Checks documents against a catalogue and the backends.
+
+    Attributes:
+        catalog: what is registered already.
+        platform: functions that the platform provides, by name; their names are reserved.
+        drivers: for each format of code objects a driver that can check it.
+    """
+
+    catalog: Catalog
+    platform: Mapping[str, FunctionSpec]
+    drivers: Mapping[str, Driver]
+    _blobs: dict[Digest, Bytes] = field(default_factory=dict)
+    _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
+
+    def batch(self, document: RegistrationDocument) -> Batch:
+        """Check a document and give what is to be registered.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: code or declaration of a function; all its problems.
+            InvalidComposition: texts; all problems of all texts.
+            Conflict: a name is reserved, or a registered composition would break.
+        """
+        self._blobs = {}
+        self._libraries = {name: self._library(name, c) for name, c in document.libraries.items()}
+        functions = [self._function(f) for f in document.functions]
+        names = [f.name for f in functions]
+        modules = [
+            parse(text, f"composition {i + 1}") for i, text in enumerate(document.compositions)
+        ]
+        compositions = self._compositions(modules, {f.name: f for f in functions})
+        for name in [*names, *(c.name for c in compositions)]:
+            if name in self.platform:
+                raise Conflict("function", name, "the platform provides a function of that name")
+        self._check_users({f.name: f for f in functions}, compositions)
+        return Batch(functions, compositions, list(self._libraries.values()), self._blobs)
+
+    # --- functions ----------------------------------------------------------------------------
+
+    def _function(self, document: FunctionDocument) -> FunctionSpec:
+        where = f"function {document.name}"
+        problems = list(_declaration_problems(where, document))
+        if problems:
+            raise InvalidFunction(tuple(problems))
+        static = {
+            name: tuple((item, self._blob(value)) for item, value in items.items())
+            for name, items in document.static.items()
+        }
+        spec = FunctionSpec(
+            document.name,
+            tuple(set_spec(s) for s in document.inputs),
+            tuple(set_spec(s) for s in document.outputs),
+            {name: items for name, items in static.items() if items},
+            (),
+            document.limits,
+        )
+        codes = tuple(
+            self._code(f"{where}: code[{i}]", spec, c) for i, c in enumerate(document.code)
+        )
+        return msgspec.structs.replace(spec, code=codes)
+
+    def _code(self, where: str, spec: FunctionSpec, document: CodeDocument) -> CodeObject:
+        driver = self.drivers.get(document.format)
+        if driver is None:
+            close = nearest(document.format, self.drivers) or ""
+            known = ", ".join(sorted(self.drivers))
+            raise InvalidFunction(
+                (Problem("unknown-format", f"no backend runs '{document.format}'", where,
+                         expected=f"one of {known}", nearest=close),)
+            )  # fmt: skip
+        main = content(document.main).bytes()
+        files = {name: self._blob(value) for name, value in document.files.items()}
+        for name in driver.references(main):
+            if name not in files:
+                files[name] = self._reference(where, name, files)
+        code = CodeObject(document.format, self._blob(document.main), files, document.options)
+        loaded = {name: self._read(digest) for name, digest in files.items()}
+        driver.check(Function(spec, code, main, loaded))
+        return code
+
+    def _reference(self, where: str, name: str, files: Mapping[str, Digest]) -> Digest:
+        """Find a file that code refers to among the libraries."""
+        library = self._libraries.get(name) or self.catalog.find_library(name)
+        if library is not None:
+            return library.digest
+        known = [*files, *self._libraries, *self._library_names()]
+        raise InvalidFunction(
+            (Problem("unknown-file", f"the code refers to '{name}', which is neither among its "
+                     "files nor a library", where, nearest=nearest(name, known) or ""),)
+        )  # fmt: skip
+
+    def _library_names(self) -> Iterator[str]:
+        return (r.name for r in self.catalog.records() if isinstance(r, LibraryRecord))
+
+    def _library(self, name: str, value: ContentLike) -> LibraryRecord:
+        if not name or len(name.encode()) > _LIBRARY_NAME_LIMIT or "\0" in name:
+            raise InvalidInput(f"libraries.{name!r}", "a library's name has 1 to 255 bytes, no NUL")
+        data = content(value).bytes()
+        return LibraryRecord(name, self._blob(value), len(data))
+
+    def _blob(self, value: ContentLike) -> Digest:
+        data = content(value).bytes()
+        digest = digest_of(data)
+        self._blobs[digest] = data
+        return digest
+
+    def _read(self, digest: Digest) -> Bytes:
+        return self._blobs[digest] if digest in self._blobs else self.catalog.blob(digest)
+
+    # --- compositions -------------------------------------------------------------------------
+
+    def _compositions(
+        self, modules: list[Module], functions: Mapping[str, FunctionSpec]
+    ) -> list[CompositionRecord]:
+        module = Module(
+            tuple(d for m in modules for d in m.declarations),
+            tuple(c for m in modules for c in m.compositions),
+        )
+        known = self._known(functions)
+        problems = validate(module, known)
+        if not problems:
+            signatures = {
+                c.name: Signature(c.name, c.inputs, c.outputs) for c in module.compositions
+            }
+
+            def find(name: str) -> Signature | None:
+                return signatures.get(name) or known(name)
+
+            problems = [
+                *self._static_problems(module, functions),
+                *self._recursion_problems(module),
+            ]
+        if problems:
+            raise InvalidComposition(tuple(problems))
+        return [_record(module, c, find) for c in module.compositions]
+
+    def _known(self, functions: Mapping[str, FunctionSpec]) -> Callable[[str], Signature | None]:
+        def known(name: str) -> Signature | None:
+            found = functions.get(name) or self._find(name)
+            return None if found is None else signature_of(found)
+
+        return known
+
+    def _find(self, name: str) -> FunctionSpec | CompositionRecord | None:
+        return self.platform.get(name) or self.catalog.find_callable(name)
+
+    def _static_problems(
+        self, module: Module, functions: Mapping[str, FunctionSpec]
+    ) -> Iterator[Problem]:
+        for composition in module.compositions:
+            for application in composition.applications:
+                callee = functions.get(application.function) or self._find(application.function)
+                static = callee.static if isinstance(callee, FunctionSpec) else {}
+                for binding in application.bindings:
+                    if binding.parameter in static:
+                        yield Problem(
+                            "static-set",
+                            f"set '{binding.parameter}' of function '{application.function}' is "
+                            "fixed at registration and cannot be bound",
+                            str(binding.place),
+                            binding.place.line,
+                            binding.place.column,
+                        )
+
+    def _recursion_problems(self, module: Module) -> Iterator[Problem]:
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        for record in self.catalog.records():
+            if isinstance(record, CompositionRecord):
+                graph.add_edges_from((record.name, used) for used in record.uses)
+        for composition in module.compositions:
+            if composition.name in graph:
+                graph.remove_edges_from(list(graph.out_edges(composition.name)))
+            graph.add_edges_from((composition.name, a.function) for a in composition.applications)
+        for composition in module.compositions:
+            if composition.name in graph and (loop := _loop_through(graph, composition.name)):
+                yield Problem(
+                    "recursion",
+                    f"composition '{composition.name}' would apply itself: {' -> '.join(loop)}",
+                    str(composition.place),
+                    composition.place.line,
+                    composition.place.column,
+                )
+
+    def _check_users(
+        self, functions: Mapping[str, FunctionSpec], compositions: list[CompositionRecord]
+    ) -> None:
+        """Refuse new versions whose sets no longer fit the compositions that use them."""
+        new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
+        new.update({c.name: c for c in compositions})
+        replaced = {c.name for c in compositions}
+
+        def known(name: str) -> Signature | None:
+            found = new.get(name) or self._find(name)
+            return None if found is None else signature_of(found)
+
+        for record in self.catalog.records():
+            if not isinstance(record, CompositionRecord) or record.name in replaced:
+                continue
+            if new.keys().isdisjoint(record.uses):
+                continue
+            problems = validate(parse(record.text, record.name), known)
+            if problems:
+                used = sorted(new.keys() & set(record.uses))
+                raise Conflict(
+                    "composition", record.name, f"a new {', '.join(used)} breaks it: {problems[0]}"
+                )
+
+
+def signature_of(found: FunctionSpec | CompositionRecord) -> Signature:
+    """Names of the sets of a function or composition."""
+    if isinstance(found, FunctionSpec):
+        return Signature(found.name, found.input_names, found.output_names)
+    return Signature(found.name, found.inputs, found.outputs)
+
+
+def _record(
+    module: Module, composition: Composition, find: Callable[[str], Signature | None]
+) -> CompositionRecord:
+    uses = tuple(dict.fromkeys(a.function for a in composition.applications))
+    signatures = [s for s in map(find, uses) if s is not None]
+    declarations = tuple(Declaration(s.name, s.inputs, s.outputs) for s in signatures)
+    text = print_module(Module(declarations, (composition,)))
+    return CompositionRecord(composition.name, text, composition.inputs, composition.outputs, uses)
+
+
+def _loop_through(graph: nx.DiGraph[str], name: str) -> list[str]:
+    for successor in graph.successors(name):
+        if nx.has_path(graph, successor, name):
+            return [name, *nx.shortest_path(graph, successor, name)]
+    return []
+
+
+def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Problem]:
+    if not _IDENTIFIER.match(document.name):
+        yield Problem("bad-name", f"'{document.name}' is no identifier", where,
+                      expected="a letter or _, then letters, digits, _")  # fmt: skip
+    for role, sets in (("inputs", document.inputs), ("outputs", document.outputs)):
+        seen: set[str] = set()
+        for index, given in enumerate(sets):
+            place = f"{where}: {role}[{index}]"
+            try:
+                spec = set_spec(given)
+            except DandelionError as error:
+                yield Problem("bad-set", str(error), place)
+                continue
+            yield from _set_problems(place, spec, seen)
+            seen.add(spec.name)
+    inputs = [s.name for s in map(_lenient, document.inputs) if s is not None]
+    for name, items in document.static.items():
+        if name not in inputs:
+            yield Problem("unknown-set", f"static set '{name}' is no input set", f"{where}: static",
+                          nearest=nearest(name, inputs) or "")  # fmt: skip
+        elif not items:
+            yield Problem("empty-set", f"static set '{name}' has no items", f"{where}: static")
+    if not document.code:
+        yield Problem("no-code", "there is no code object", f"{where}: code")
+    limits = document.limits
+    for name, value in msgspec.structs.asdict(limits).items():
+        if not value > 0:
+            yield Problem("bad-limit", f"{name} is {value}", f"{where}: limits", expected="> 0")
+
+
+def _lenient(given: SetSpec | str) -> SetSpec | None:
+    try:
+        return set_spec(given)
+    except DandelionError:
+        return None
+
+
+def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem]:
+    if not _IDENTIFIER.match(spec.name):
+        yield Problem("bad-name", f"'{spec.name}' is no identifier", where)
+    if spec.name in seen:
+        yield Problem("duplicate-set", f"set '{spec.name}' is declared twice", where)
+    if spec.dtype is None:
+        if spec.shape is not None:
+            yield Problem("bad-shape", "a shape needs a dtype", where)
+        return
+    try:
+        dtype = np.dtype(spec.dtype)
+    except TypeError:
+        yield Problem("bad-dtype", f"'{spec.dtype}' is no numpy type", where,
+                      expected="int64, float32, ...")  # fmt: skip
+        return
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        yield Problem("bad-dtype", f"'{spec.dtype}' is no number of this machine", where)
+    sizes = spec.shape or ()
+    if any(n == 0 or n < -1 for n in sizes) or sum(n == -1 for n in sizes) > 1:
+        yield Problem("bad-shape", f"shape {list(sizes)}", where,
+                      expected="positive sizes, at most one open (-1)")  # fmt: skip

@@ -1,0 +1,38 @@
+"""Settings of a node. Every field can come from a TOML file, the environment or a flag."""
+
+from __future__ import annotations
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a node is set up.
+
+    Attributes:
+        host, port: where the frontend listens; port 0 takes a free one.
+        catalog: ``memory:`` or ``sqlite:FOLDER``.
+        backends: which backends to start; ``a|b`` starts the first of them that works here.
+        options: settings of backends, by backend and name, such as ``{"http": {"allow": "..."}}``.
+        engines: how many engines to start for a backend; by default one for each resource.
+        arena_bytes: size of the arena: all host memory for data that is in flight.
+        body_limit_bytes: largest request body.
+        default_deadline_s: deadline of an invocation that names none.
+        max_waiting: invocations that may be under way at once; more are refused.
+        partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
+        keep_traces: how many finished invocations can be looked at.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    catalog: str = "memory:"
+    backends: tuple[str, ...] = ("null", "process", "http", "cuda|hip|opencl")
+    options: dict[str, dict[str, str]] = {}
+    engines: dict[str, int] = {}
+    arena_bytes: int = 1024 * MIB
+    body_limit_bytes: int = 256 * MIB
+    default_deadline_s: float = 60.0
+    max_waiting: int = 4096
+    partitioning: str = "auto"
+    keep_traces: int = 256
