@@ -27,7 +27,7 @@ import difflib
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import msgspec
 
@@ -54,8 +54,8 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 class DandelionError(Exception):
     """The root of all errors that this project raises on purpose."""
 
-    status: ClassVar[int] = 500
-    blame: ClassVar[Blame] = Blame.PLATFORM
+    status = 500
+    blame = Blame.PLATFORM
 
     def __post_init__(self) -> None:
         # Exception keeps positional arguments only; keyword fields must survive repr and copy too.
@@ -64,6 +64,11 @@ class DandelionError(Exception):
     def __str__(self) -> str:
         pairs = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(pairs)})"
+
+    def because(self, cause: DandelionError) -> Self:
+        """Set the cause and give this error back."""
+        self.__cause__ = cause
+        return self
 
     def record(self) -> ErrorRecord:
         """Give this error, its fields and its cause as a record for the wire."""
@@ -98,7 +103,7 @@ def from_record(record: ErrorRecord) -> DandelionError:
     except (TypeError, ValueError, msgspec.ValidationError):
         error = InternalError(f"{record.type}: {record.message}")
     if record.cause is not None:
-        error.__cause__ = from_record(record.cause)
+        error.because(from_record(record.cause))
     return error
 
 
@@ -159,8 +164,8 @@ class InvalidInput(DandelionError):
     where: str
     message: str
     hint: str = ""
-    status: ClassVar[int] = 400
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 400
+    blame = Blame.CALLER
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" + (f"; {self.hint}" if self.hint else "")
@@ -173,8 +178,8 @@ class TooLarge(DandelionError):
     where: str
     size_bytes: int
     limit_bytes: int
-    status: ClassVar[int] = 413
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 413
+    blame = Blame.CALLER
 
     def __str__(self) -> str:
         return f"{self.where}: {self.size_bytes} bytes are more than the limit {self.limit_bytes}"
@@ -185,8 +190,8 @@ class Problems(DandelionError):
     """Several things are wrong in one document; all are reported at once."""
 
     problems: tuple[Problem, ...]
-    status: ClassVar[int] = 400
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 400
+    blame = Blame.CALLER
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
@@ -214,8 +219,8 @@ class InvalidFunction(Problems):
 class CatalogError(DandelionError):
     """A name or a version is not, or already, in the catalogue."""
 
-    status: ClassVar[int] = 404
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 404
+    blame = Blame.CALLER
 
 
 @dataclass(eq=False)
@@ -239,7 +244,7 @@ class Conflict(CatalogError):
     kind: str
     name: str
     message: str
-    status: ClassVar[int] = 409
+    status = 409
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}': {self.message}"
@@ -264,8 +269,8 @@ class FunctionError(DandelionError):
     """The user's function failed. The platform is fine; the same call will fail again."""
 
     function: str
-    status: ClassVar[int] = 422
-    blame: ClassVar[Blame] = Blame.FUNCTION
+    status = 422
+    blame = Blame.FUNCTION
 
 
 @dataclass(eq=False)
@@ -375,6 +380,11 @@ class ApplicationFailed(DandelionError):
     instance: int
     key: int | None = None
 
+    def because(self, cause: DandelionError) -> Self:
+        self.status = cause.status
+        self.blame = cause.blame
+        return super().because(cause)
+
     @property
     def root(self) -> BaseException:
         """The first error of the chain of causes."""
@@ -394,8 +404,8 @@ class DeadlineExceeded(DandelionError):
     """The invocation's deadline passed before its result was there."""
 
     deadline_s: float
-    status: ClassVar[int] = 504
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 504
+    blame = Blame.CALLER
 
     def __str__(self) -> str:
         return f"the invocation did not end within its deadline of {self.deadline_s:g} s"
@@ -406,8 +416,8 @@ class Cancelled(DandelionError):
     """The invocation was cancelled: by its caller, by a client that left, or by shutdown."""
 
     reason: str
-    status: ClassVar[int] = 499
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 499
+    blame = Blame.CALLER
 
     def __str__(self) -> str:
         return f"cancelled: {self.reason}"
@@ -420,8 +430,8 @@ class Cancelled(DandelionError):
 class CapacityError(DandelionError):
     """Something bounded is full. Nothing was lost; the same request may succeed later."""
 
-    status: ClassVar[int] = 507
-    blame: ClassVar[Blame] = Blame.CAPACITY
+    status = 507
+    blame = Blame.CAPACITY
 
 
 @dataclass(eq=False)
@@ -454,7 +464,7 @@ class Overloaded(CapacityError):
 
     waiting: int
     limit: int
-    status: ClassVar[int] = 429
+    status = 429
 
     def __str__(self) -> str:
         return f"{self.waiting} invocations wait already, the limit is {self.limit}"
@@ -470,7 +480,7 @@ class BackendUnavailable(DandelionError):
     backend: str
     missing: str
     remedy: str = ""
-    status: ClassVar[int] = 501
+    status = 501
 
     def __str__(self) -> str:
         remedy = f" ({self.remedy})" if self.remedy else ""
@@ -484,7 +494,7 @@ class NoEngine(DandelionError):
     function: str
     formats: tuple[str, ...]
     available: tuple[str, ...]
-    status: ClassVar[int] = 501
+    status = 501
 
     def __str__(self) -> str:
         return (
@@ -499,7 +509,7 @@ class EngineDied(DandelionError):
 
     engine: str
     message: str
-    status: ClassVar[int] = 503
+    status = 503
 
     def __str__(self) -> str:
         return f"engine {self.engine} died: {self.message}"
@@ -512,7 +522,7 @@ class DeviceFault(DandelionError):
     device: str
     operation: str
     message: str
-    status: ClassVar[int] = 503
+    status = 503
 
     def __str__(self) -> str:
         return f"{self.device}: {self.operation} failed: {self.message}"

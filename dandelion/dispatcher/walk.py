@@ -163,11 +163,9 @@ class Walk:
         parent: _Out | None = out
         while parent is not None and not parent.frame.plan.is_direct:
             frame = parent.frame
-            outer = ApplicationFailed(
+            error = ApplicationFailed(
                 frame.plan.name, parent.running.plan.id, parent.number, parent.key
-            )
-            outer.__cause__ = error
-            error = outer
+            ).because(error)
             parent = frame.parent
         return self.cancel(error)
 

@@ -1,0 +1,47 @@
+# `make` alone lists the words. `demo` and `test` set themselves up on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := opencl,compositions,test,lint,bench
+
+.PHONY: help setup demo test check bench clean
+
+help:
+	@echo "make demo    run the flagship composition (digits) end to end"
+	@echo "make test    run every test that needs no GPU"
+	@echo "make check   format, lint and type checks"
+	@echo "make bench   measure the dispatcher and the frontend on this machine"
+	@echo "make setup   make $(VENV) with everything these need"
+	@echo "make clean   remove what these words made"
+
+setup: $(VENV)/.complete
+
+$(VENV)/.complete: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: apt install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "venv is missing: apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV), once (about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m dandelion.compositions.digits.demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy dandelion backends registry compositions bench
+
+bench: setup
+	$(BIN)/python -m bench.dispatcher
+	$(BIN)/python -m bench.http_noop
+
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
+	find . -name __pycache__ -prune -exec rm -rf {} +

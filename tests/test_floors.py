@@ -1,0 +1,74 @@
+"""Imports run one way: down the floors of ARCHITECTURE.md, and never to a backend or a store."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = [
+    ["errors"],
+    ["data"],
+    ["function"],
+    ["blueprint"],
+    ["dataflow"],
+    ["memory"],
+    ["driver"],
+    ["catalog"],
+    ["documents"],
+    ["registration"],
+    ["dispatcher"],
+    ["settings"],
+    ["node"],
+    ["frontend"],
+    ["cli"],
+    ["__main__"],
+]
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+# The DSL turns documents of functions into handles, so it alone may look up one floor.
+EXCEPTIONS = {("dataflow", "documents")}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level or "dandelion" not in path.relative_to(ROOT).parts[:1], path
+            yield "." * node.level + (node.module or "")
+
+
+def floor_of(path: Path) -> str:
+    parts = path.relative_to(ROOT / "dandelion").parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def engine_files() -> list[Path]:
+    return [p for p in sorted((ROOT / "dandelion").rglob("*.py")) if p.parent.name != "__pycache__"]
+
+
+def test_every_engine_file_has_a_floor() -> None:
+    unknown = {floor_of(p) for p in engine_files()} - LEVEL.keys() - {"__init__"}
+    assert not unknown
+
+
+@pytest.mark.parametrize("path", engine_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_downwards(path: Path) -> None:
+    floor = floor_of(path)
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "dandelion" or len(parts) < 2 or floor == "__init__":
+            continue
+        target = parts[1]
+        assert target not in ("backends", "registry", "compositions"), f"{path} imports {name}"
+        if (floor, target) in EXCEPTIONS:
+            continue
+        assert LEVEL[target] <= LEVEL[floor], f"{path} ({floor}) imports {name}, a floor above"
+
+
+@pytest.mark.parametrize("folder", ["backends", "registry", "compositions"])
+def test_mapped_folders_have_one_name(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in imports(path):
+            assert name.split(".")[0] not in ("backends", "registry", "compositions"), path

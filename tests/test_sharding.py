@@ -1,0 +1,181 @@
+"""The dynamic semantics of one application, against relations written down naively."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dandelion.data import Item, ItemSet
+from dandelion.dataflow.graph import Sharding, Strategy
+from dandelion.dataflow.sharding import (
+    Partitioning,
+    groups_of,
+    instances,
+    merged,
+    partition_counts,
+)
+
+POLICY = Partitioning("auto", 1, 2)
+KEY_SETS = [frozenset(c) for n in range(6) for c in itertools.combinations(range(5), n)]
+
+
+def keyed(name: str, *keys: int) -> ItemSet | None:
+    items = tuple(Item(f"{name}{k}.{i}", k, b"x") for i, k in enumerate(keys))
+    return ItemSet(name, items) if items else None
+
+
+def names(item_set: ItemSet | None) -> list[str]:
+    return [] if item_set is None else [item.name for item in item_set]
+
+
+def keys_of(item_set: ItemSet | None) -> set[int] | None:
+    return None if item_set is None else {item.key for item in item_set}
+
+
+def run(
+    shardings: list[Sharding | None],
+    sets: list[ItemSet | None],
+    joined: tuple[int, ...] = (),
+    strategies: tuple[Strategy, ...] = (),
+    policy: Partitioning = POLICY,
+) -> list[tuple[ItemSet | None, ...]]:
+    return list(instances(groups_of(shardings, joined, strategies), sets, policy))
+
+
+def test_all_gives_one_instance_with_everything() -> None:
+    a, b = keyed("a", 1, 2), keyed("b", 3)
+    assert run([Sharding.ALL, Sharding.ALL], [a, b]) == [(a, b)]
+
+
+def test_each_gives_an_instance_for_each_item_in_order() -> None:
+    found = run([Sharding.EACH], [keyed("a", 2, 0, 1)])
+    assert [names(i[0]) for i in found] == [["a2.0"], ["a0.1"], ["a1.2"]]
+
+
+def test_keyed_groups_unsorted_keys_once_and_keeps_item_order() -> None:
+    found = run([Sharding.KEYED], [keyed("a", 1, 0, 1)])
+    assert [names(i[0]) for i in found] == [["a0.1"], ["a1.0", "a1.2"]]
+
+
+def test_first_in_join_order_is_slowest() -> None:
+    a, b = keyed("a", 0, 1), keyed("b", 0, 1)
+    found = run([Sharding.EACH, Sharding.EACH], [a, b])
+    assert [(names(x), names(y)) for x, y in found] == [
+        (["a0.0"], ["b0.0"]),
+        (["a0.0"], ["b1.1"]),
+        (["a1.1"], ["b0.0"]),
+        (["a1.1"], ["b1.1"]),
+    ]
+
+
+def test_keyed_parameters_vary_slower_than_others() -> None:
+    found = run([Sharding.EACH, Sharding.KEYED], [keyed("a", 0, 0), keyed("b", 5, 4)])
+    assert [(names(x), names(y)) for x, y in found] == [
+        (["a0.0"], ["b4.1"]),
+        (["a0.1"], ["b4.1"]),
+        (["a0.0"], ["b5.0"]),
+        (["a0.1"], ["b5.0"]),
+    ]
+
+
+def test_nothing_bound_is_one_instance() -> None:
+    assert run([None, None], [None, None]) == [(None, None)]
+    assert run([], []) == [()]
+
+
+def test_absent_optional_set_is_one_value() -> None:
+    a = keyed("a", 0, 1)
+    found = run([Sharding.EACH, Sharding.KEYED], [a, None])
+    assert [(names(x), y) for x, y in found] == [(["a0.0"], None), (["a1.1"], None)]
+
+
+def relation(strategy: Strategy, left: frozenset[int], right: frozenset[int]) -> list[object]:
+    """Which keys get an instance, from the definition: pairs (left key or None, right or None)."""
+    if strategy is Strategy.CROSS:
+        return list(itertools.product(sorted(left), sorted(right)))
+    chosen = {
+        Strategy.INNER: left & right,
+        Strategy.LEFT: left,
+        Strategy.RIGHT: right,
+        Strategy.FULL: left | right,
+    }[strategy]
+    return [(k if k in left else None, k if k in right else None) for k in sorted(chosen)]
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_every_join_of_all_key_sets_below_five(strategy: Strategy) -> None:
+    for left, right in itertools.product(KEY_SETS, KEY_SETS):
+        if not left and not right:
+            continue  # every bound set absent: one instance, another rule
+        found = run(
+            [Sharding.KEYED, Sharding.KEYED],
+            [keyed("l", *left), keyed("r", *right)],
+            (0, 1),
+            (strategy,),
+        )
+        pairs = [
+            tuple(None if k is None else next(iter(k)) for k in map(keys_of, pair))
+            for pair in found
+        ]
+        assert pairs == relation(strategy, left, right), (left, right)
+
+
+def test_join_after_cross_uses_the_right_hand_key() -> None:
+    sets = [keyed("a", 0, 1), keyed("b", 0, 1), keyed("c", 0, 1)]
+    found = run([Sharding.KEYED] * 3, sets, (0, 1, 2), (Strategy.CROSS, Strategy.INNER))
+    assert [tuple(next(iter(keys_of(s) or ())) for s in row) for row in found] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 1, 1),
+    ]
+
+
+def test_right_join_of_no_rows_keeps_the_width() -> None:
+    sets = [keyed("a", 0), keyed("b", 1), keyed("c", 2)]
+    found = run([Sharding.KEYED] * 3, sets, (0, 1, 2), (Strategy.INNER, Strategy.RIGHT))
+    assert found == [(None, None, sets[2])]
+
+
+def test_empty_inner_join_runs_nothing_even_with_other_parameters() -> None:
+    sets = [keyed("a", 0), keyed("b", 1), keyed("c", 2)]
+    shardings: list[Sharding | None] = [Sharding.KEYED, Sharding.KEYED, Sharding.ALL]
+    assert run(shardings, sets, (0, 1), (Strategy.INNER,)) == []
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_any_each_partitions_neighbours_evenly(count: int, cores: int) -> None:
+    a = keyed("a", *range(count))
+    found = run([Sharding.ANY_EACH], [a], policy=Partitioning("fixed", cores))
+    sizes = [len(i[0] or ()) for i in found]
+    assert [n for i in found for n in names(i[0])] == names(a)
+    assert len(sizes) == min(count, cores)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_any_each_max_is_each_and_empty_bytes_are_not_reduced() -> None:
+    a = keyed("a", 0, 1, 2)
+    assert len(run([Sharding.ANY_EACH], [a], policy=Partitioning("max"))) == 3
+    assert partition_counts([5], [0], Partitioning("fixed", 2), 1) == [5]
+
+
+def test_any_counts_what_other_groups_give_already() -> None:
+    assert partition_counts([10], [8], Partitioning("fixed", 6), fixed=3) == [2]
+    assert partition_counts([10], [8], Partitioning("fixed", 6), fixed=6) == [1]
+
+
+def test_any_keyed_never_splits_a_key() -> None:
+    a = keyed("a", 0, 1, 0, 1, 2)
+    found = run([Sharding.ANY_KEYED], [a], policy=Partitioning("fixed", 2))
+    assert [keys_of(i[0]) for i in found] == [{0, 1}, {2}]
+
+
+def test_merge_sorts_by_key_stably_in_instance_order() -> None:
+    first = (keyed("x", 2, 1), None)
+    second = (keyed("y", 1, 0), None)
+    one, none = merged(["o", "p"], [first, second])
+    assert names(one) == ["y0.1", "x1.1", "y1.0", "x2.0"]
+    assert one is not None
+    assert one.name == "o"
+    assert none is None
