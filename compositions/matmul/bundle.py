@@ -1,0 +1,66 @@
+"""Register and call `matmul`; see `dandelion.compositions.Bundle`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from dandelion.compositions import Arrays, Inputs
+
+from dandelion.data import ItemSet
+from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
+
+from .oracle import multiply  # noqa: TID251 (a sibling)
+
+HERE = Path(__file__).parent
+NAME = "matmul"
+SIDE = 128
+BLOCK = 32
+
+
+def function(blueprint: str = "matmul.json") -> FunctionDocument:
+    """Describe the function `multiply`.
+
+    Args:
+        blueprint: ``matmul.json`` (canonical) or ``matmul.thesis.json`` (the thesis' spelling).
+    """
+    return gpu_function(
+        "multiply",
+        HERE / blueprint,
+        inputs=("cfg: int64[?]", "A: int64"),
+        outputs=("B: int64",),
+        files={"matmul.c": HERE / "matmul.c"},
+    )
+
+
+def document() -> RegistrationDocument:
+    """Describe the function `multiply` and the composition."""
+    text = (HERE / "matmul.dandelion").read_text()
+    return RegistrationDocument(functions=(function(),), compositions=(text,))
+
+
+def example_inputs(seed: int) -> Inputs:
+    """Draw a matrix: `A` [128, 128] int64, and `cfg` [1] int64, the blocks a grid side has."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(-(2**31), 2**31, (SIDE, SIDE), np.int64)
+    return {"cfg": np.array([-(-SIDE // BLOCK)], np.int64), "A": a}
+
+
+def expected(inputs: Inputs) -> Arrays:
+    """Give `B` [n, n] int64."""
+    return {"B": multiply(inputs["A"])}
+
+
+def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
+    """View `B` as a square int64 matrix."""
+    found = outputs["B"]
+    if found is None:
+        return {}
+    flat = found.numpy("int64", (-1,))
+    return {"B": flat.reshape(round(flat.size**0.5), -1)}
+
+
+def agrees(results: Arrays, expected: Arrays) -> bool:
+    """Compare exactly."""
+    return results.keys() == expected.keys() and np.array_equal(results["B"], expected["B"])
