@@ -1,0 +1,58 @@
+"""Register and call `inference`; see `dandelion.compositions.Bundle`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from dandelion.compositions import Arrays, Inputs, close
+
+from dandelion.data import ItemSet
+from dandelion.documents import RegistrationDocument, gpu_function
+
+from .oracle import FILTER_SIDE, SIDE, filter_weights, layer  # noqa: TID251 (a sibling)
+
+HERE = Path(__file__).parent
+NAME = "inference"
+RELATIVE = 1e-5
+
+
+def document() -> RegistrationDocument:
+    """Describe the function `layer` with its filter, and the composition."""
+    function = gpu_function(
+        "layer",
+        HERE / "layer.json",
+        inputs=(
+            f"images: float32[?, {SIDE}, {SIDE}]",
+            "cfg: int64[2]",
+            f"filter: float32[{FILTER_SIDE}, {FILTER_SIDE}]",
+        ),
+        outputs=(f"pooled: float32[?, {SIDE // 2}, {SIDE // 2}]",),
+        files={"layer.c": HERE / "layer.c"},
+        static={"filter": {"filter": filter_weights().tobytes()}},
+    )
+    text = (HERE / "inference.dandelion").read_text()
+    return RegistrationDocument(functions=(function,), compositions=(text,))
+
+
+def example_inputs(seed: int, repetitions: int = 1, batch: int = 1) -> Inputs:
+    """Draw images: `images` [batch, 224, 224] float32 in 0..1, `cfg` [repetitions, batch] int64."""
+    images = np.random.default_rng(seed).random((batch, SIDE, SIDE), np.float32)
+    return {"cfg": np.array([repetitions, batch], np.int64), "images": images}
+
+
+def expected(inputs: Inputs) -> Arrays:
+    """Give `pooled` [batch, 112, 112] float32; repetitions work on the same input."""
+    return {"pooled": layer(inputs["images"], filter_weights())}
+
+
+def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
+    """View `pooled` as float32 images."""
+    found = outputs["pooled"]
+    return {"pooled": found.numpy("float32", (-1, SIDE // 2, SIDE // 2))} if found else {}
+
+
+def agrees(results: Arrays, expected: Arrays) -> bool:
+    """Compare to 1e-5 of the largest value."""
+    return close(results, expected, RELATIVE)
