@@ -1,0 +1,87 @@
+"""Ready-to-run compositions, a folder each: text, blueprint, kernels, data, README, numpy oracle.
+
+Every folder is a package with a module ``bundle`` that keeps the contract `Bundle`. ::
+
+    bundle = load("matmul")
+    inputs = bundle.example_inputs(seed=1)
+    client.register(bundle.document())
+    outputs = client.invoke("matmul", **inputs)
+    assert bundle.agrees(bundle.results(outputs), bundle.expected(inputs))
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dandelion.data import ItemSet, Value
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import Unknown, nearest
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+Inputs: TypeAlias = dict[str, Value]
+
+
+class Bundle(Protocol):
+    """What the module ``bundle`` of a composition's folder gives."""
+
+    NAME: str
+    """The registered name of the composition."""
+
+    def document(self) -> RegistrationDocument:
+        """Give everything that has to be registered: functions, weights, composition text."""
+
+    def example_inputs(self, seed: int) -> Inputs:
+        """Make a set of inputs, the same for the same seed, by input set of the composition."""
+
+    def expected(self, inputs: Inputs) -> Arrays:
+        """Compute with numpy what the composition must give, by output set."""
+
+    def results(self, outputs: Mapping[str, ItemSet | None]) -> Arrays:
+        """View the outputs of an invocation as arrays that compare with `expected`."""
+
+    def agrees(self, results: Arrays, expected: Arrays) -> bool:
+        """Tell whether results are right within the precision that the README states."""
+
+
+def names() -> tuple[str, ...]:
+    """List the compositions, sorted."""
+    found = Path(__file__).parent.glob("*/bundle.py")
+    return tuple(sorted(path.parent.name for path in found))
+
+
+def load(name: str) -> Bundle:
+    """Load a composition's bundle.
+
+    Raises:
+        Unknown: there is no folder of that name.
+    """
+    if name not in names():
+        raise Unknown("composition", name, None, nearest(name, names()))
+    module = importlib.import_module(f"{__name__}.{name}.bundle")
+    return cast(Bundle, module)
+
+
+def close(results: Arrays, expected: Arrays, relative: float) -> bool:
+    """Compare arrays of real numbers, by set: same names and shapes, and close values.
+
+    Args:
+        relative: largest allowed difference, as a share of the largest magnitude in the set. A
+            sum's rounding error goes with the size of its terms, so a share of the single value
+            would be meaningless where terms cancel.
+    """
+    if results.keys() != expected.keys():
+        return False
+    for name, wanted in expected.items():
+        got = results[name]
+        if got.shape != wanted.shape or not np.isfinite(got).all():
+            return False
+        scale = np.abs(wanted).max(initial=0.0)
+        if np.abs(got - wanted).max(initial=0.0) > relative * scale:
+            return False
+    return True
