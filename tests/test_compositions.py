@@ -1,0 +1,482 @@
+"""The kernels against their oracles on PoCL, at sizes that fit the blocks and sizes that do not."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dandelion.backends.gpu as gpu
+import dandelion.compositions as compositions
+import numpy as np
+import numpy.typing as npt
+import pytest
+from dandelion.compositions.digits import bundle as digits
+from dandelion.compositions.digits import decode, png, tally
+from dandelion.compositions.digits import oracle as digit_oracle
+from dandelion.compositions.digits import train as training
+from dandelion.compositions.digits.file_server import serve_files
+from dandelion.compositions.inference import bundle as inference
+from dandelion.compositions.inference import oracle as inference_oracle
+from dandelion.compositions.matmul import bundle as matmul
+from dandelion.compositions.vector_add import bundle as vector_add
+
+from dandelion.blueprint import parse_blueprint
+from dandelion.data import Item, ItemSet, item_set
+from dandelion.errors import Unknown
+
+FOLDERS = Path(compositions.__file__).parent
+Array = npt.NDArray[Any]
+
+
+class Pocl:
+    """Launches a kernel of one source file on numpy arrays, with nothing of the engine between."""
+
+    def __init__(self) -> None:
+        self.cl = pytest.importorskip("pyopencl")
+        device = self.cl.get_platforms()[0].get_devices()[0]
+        self.context = self.cl.Context([device])
+        self.queue = self.cl.CommandQueue(self.context)
+        self.programs: dict[str, Any] = {}
+
+    def launch(
+        self,
+        source: str,
+        kernel: str,
+        arguments: Sequence[Array | int],
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+    ) -> list[Array]:
+        """Run one kernel; arrays are copied in and out, ints are 64-bit scalars."""
+        buffers = [
+            self.cl.Buffer(self.context, self.cl.mem_flags.COPY_HOST_PTR, hostbuf=a)
+            if isinstance(a, np.ndarray)
+            else np.int64(a)
+            for a in arguments
+        ]
+        items = tuple(g * b for g, b in zip(grid, block, strict=True))
+        self.kernel(source, kernel)(self.queue, items, block, *buffers)
+        results = []
+        for argument, buffer in zip(arguments, buffers, strict=True):
+            if isinstance(argument, np.ndarray):
+                results.append(np.empty_like(argument))
+                self.cl.enqueue_copy(self.queue, results[-1], buffer)
+        return results
+
+    def kernel(self, source: str, name: str) -> Any:
+        if source not in self.programs:
+            options = [f"-I{Path(gpu.__file__).parent}", "-Werror"]
+            text = (FOLDERS / source).read_text()
+            self.programs[source] = self.cl.Program(self.context, text).build(options)
+        return self.cl.Kernel(self.programs[source], name)
+
+
+@pytest.fixture(scope="module")
+def pocl() -> Pocl:
+    return Pocl()
+
+
+def relative_error(got: Array, wanted: Array) -> float:
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+# --- kernels --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(256, 1), (1, 1), (1000, 4), (1000, 9)])
+def test_add_equals_numpy(pocl: Pocl, count: int, blocks: int) -> None:
+    a, b = np.random.default_rng(count).random((2, count), np.float32)
+    # The buffer is longer than its stated size: what lies behind must stay as it was.
+    guarded = np.full(count + 7, -1, np.float32)
+    arguments = (a, a.nbytes, b, b.nbytes, guarded, 4 * count)
+    *_, total = pocl.launch("vector_add/add.c", "add", arguments, (blocks, 1, 1), (256, 1, 1))
+    assert np.array_equal(total[:count], a + b)
+    assert (total[count:] == -1).all()
+
+
+def test_add_stops_at_the_shortest_buffer(pocl: Pocl) -> None:
+    a, b = np.ones(10, np.float32), np.ones(6, np.float32)
+    arguments = (a, a.nbytes, b, b.nbytes, np.zeros(10, np.float32), 40)
+    *_, total = pocl.launch("vector_add/add.c", "add", arguments, (1, 1, 1), (256, 1, 1))
+    assert total.tolist() == [2] * 6 + [0] * 4
+
+
+@pytest.mark.parametrize("side", [1, 2, 31, 32, 33, 100, 128])
+@pytest.mark.parametrize("blocks", [1, 4, 5])
+def test_matmul_equals_numpy_for_any_side_and_grid(pocl: Pocl, side: int, blocks: int) -> None:
+    rng = np.random.default_rng(side)
+    a = rng.integers(-(2**63), 2**63 - 1, (side, side), np.int64)  # sums wrap
+    guarded = np.full(side * side + 9, 77, np.int64)
+    _, b = pocl.launch(
+        "matmul/matmul.c", "matmul", (a, a.nbytes, guarded), (blocks, blocks, 1), (32, 32, 1)
+    )
+    assert np.array_equal(b[: side * side].reshape(side, side), a @ a.T)
+    assert (b[side * side :] == 77).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 224, 224), (3, 33, 17), (2, 5, 64), (1, 2, 2), (2, 1, 9)])
+def test_layer_equals_numpy(pocl: Pocl, shape: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(sum(shape))
+    images = rng.standard_normal(shape, np.float32)
+    weights = rng.standard_normal((5, 5), np.float32)
+    batch, height, width = shape
+    block = (32, 8, 1)
+    grid = (-(-width // 32), -(-height // 8), batch)
+    source, sides = "inference/layer.c", (width, height)
+    pooled = np.full((batch, height // 2, width // 2), -1, np.float32)
+    arguments = (images, images.nbytes, weights, np.zeros_like(images), *sides)
+    *_, convolved = pocl.launch(source, "convolution", arguments, grid, block)
+    arguments = (convolved, convolved.nbytes, np.zeros_like(images), *sides)
+    *_, activated = pocl.launch(source, "relu", arguments, grid, block)
+    assert np.array_equal(activated, np.maximum(convolved, 0))
+    if not pooled.size:
+        return
+    arguments = (activated, activated.nbytes, pooled, *sides)
+    *_, pooled = pocl.launch(source, "max_pool", arguments, grid, block)
+    wanted = inference_oracle.layer(images, weights)
+    assert relative_error(pooled, wanted) <= 1e-6  # ten times better than promised
+
+
+def test_layer_leaves_images_beyond_the_buffer_alone(pocl: Pocl) -> None:
+    images = np.ones((2, 8, 8), np.float32)
+    arguments = (
+        images,
+        images[:1].nbytes,
+        np.ones((5, 5), np.float32),
+        np.zeros_like(images),
+        8,
+        8,
+    )
+    *_, convolved = pocl.launch("inference/layer.c", "convolution", arguments, (1, 1, 2), (8, 8, 1))
+    assert convolved[0, 4, 4] == 25
+    assert not convolved[1].any()
+
+
+def test_oracle_convolution_by_hand() -> None:
+    image = np.zeros((1, 4, 4), np.float32)
+    image[0, 1, 2] = 2
+    weights = np.arange(25, dtype=np.float32).reshape(5, 5)
+    # Correlation: the pixel at (1, 2) meets, for the result at (0, 0), the weight at (+1, +2).
+    result = inference_oracle.layer(image, weights)
+    assert result.shape == (1, 2, 2)
+    assert result[0, 0, 0] == 2 * max(weights[3, 4], weights[3, 3], weights[2, 4], weights[2, 3])
+
+
+def classify(pocl: Pocl, image: Array) -> Array:
+    """Walk the six launches of ``classify.json`` by hand."""
+    w = digits.weights()
+    filters, hidden = w["conv_bias"].size, w["hidden_bias"].size
+    source = "digits/network.c"
+    arguments: tuple[Array | int, ...]
+    arguments = (image, w["conv_weights"], w["conv_bias"], zeros(filters * 64), 8, filters)
+    *_, maps = pocl.launch(source, "convolution", arguments, (1, 1, filters), (8, 8, 1))
+    (maps,) = pocl.launch(source, "relu", (maps, maps.nbytes), (filters, 1, 1), (64, 1, 1))
+    arguments = (maps, zeros(filters * 16), 8, filters)
+    *_, pooled = pocl.launch(source, "max_pool", arguments, (1, 1, filters), (4, 4, 1))
+    arguments = (pooled, w["hidden_weights"], w["hidden_bias"], zeros(hidden), pooled.size, hidden)
+    *_, inner = pocl.launch(source, "dense", arguments, (hidden, 1, 1), (64, 1, 1))
+    (inner,) = pocl.launch(source, "relu", (inner, inner.nbytes), (1, 1, 1), (64, 1, 1))
+    arguments = (inner, w["output_weights"], w["output_bias"], zeros(10), hidden, 10)
+    *_, logits = pocl.launch(source, "dense", arguments, (10, 1, 1), (64, 1, 1))
+    return logits
+
+
+def zeros(count: int) -> Array:
+    return np.zeros(count, np.float32)
+
+
+def test_network_equals_numpy(pocl: Pocl) -> None:
+    images = digit_oracle.pixels_to_images(digits.held_out().pixels[:12])
+    wanted = digit_oracle.logits(images, digits.weights())
+    for image, scores in zip(images, wanted, strict=True):
+        assert relative_error(classify(pocl, image), scores) <= 2e-6  # promised are 1e-5
+
+
+@pytest.mark.parametrize("inputs", [1, 63, 64, 65, 200])
+def test_dense_with_any_number_of_inputs(pocl: Pocl, inputs: int) -> None:
+    rng = np.random.default_rng(inputs)
+    values = rng.standard_normal(inputs).astype("f4")
+    weights = rng.standard_normal((3, inputs)).astype("f4")
+    bias = rng.standard_normal(3).astype("f4")
+    arguments = (values, weights, bias, np.full(5, 9, np.float32), inputs, 3)
+    *_, sums = pocl.launch("digits/network.c", "dense", arguments, (5, 1, 1), (64, 1, 1))
+    assert relative_error(sums[:3], weights.astype("f8") @ values + bias) <= 1e-6
+    assert sums[3:].tolist() == [9, 9]
+
+
+# --- blueprints and documents ---------------------------------------------------------------
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.c")}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDERS.glob("*/*.json")), ids=lambda path: "/".join(path.parts[-2:])
+)
+def test_blueprints_pass_the_static_check(path: Path) -> None:
+    assert parse_blueprint(path.read_bytes(), files_of(path.parent)).kernels
+
+
+def test_both_spellings_of_matmul_mean_the_same() -> None:
+    thesis, canonical = (
+        parse_blueprint((FOLDERS / "matmul" / name).read_bytes()).blueprint
+        for name in ("matmul.thesis.json", "matmul.json")
+    )
+    assert thesis == canonical
+
+
+def test_every_folder_is_listed() -> None:
+    assert compositions.names() == ("digits", "inference", "matmul", "vector_add")
+    with pytest.raises(Unknown) as caught:
+        compositions.load("digit")
+    assert caught.value.nearest == "digits"
+
+
+@pytest.mark.parametrize("name", compositions.names())
+def test_documents_declare_what_they_apply(name: str) -> None:
+    bundle = compositions.load(name)
+    document = bundle.document()
+    (text,) = document.compositions
+    assert f"composition {bundle.NAME} (" in text
+    for function in document.functions:
+        names = [s.partition(":")[0] for s in map(str, function.inputs)]
+        declaration = f"function {function.name} ({', '.join(names)}) =>"
+        assert declaration in " ".join(text.split())
+        assert function.static.keys() <= set(names)
+
+
+@pytest.mark.parametrize("name", compositions.names())
+def test_results_that_are_slightly_wrong_do_not_agree(name: str) -> None:
+    bundle = compositions.load(name)
+    inputs = bundle.example_inputs(3)
+    again = bundle.example_inputs(3)
+    expected = bundle.expected(inputs)
+    assert bundle.agrees(bundle.expected(again), expected)
+    (output,) = expected
+    wrong = expected[output].copy()
+    wrong.flat[-1] += wrong.dtype.type(
+        1e-4 * abs(wrong).max() + 1 if wrong.dtype.kind == "i" else 1e-3
+    )
+    assert not bundle.agrees({output: wrong}, expected)
+    assert not bundle.agrees({output: expected[output][:-1]}, expected)
+
+
+def test_static_sets_are_whole() -> None:
+    function = digits.classify()
+    for name, items in function.static.items():
+        ((_, value),) = items.items()
+        assert not isinstance(value, str)
+        assert value.bytes() == digits.weights()[name].tobytes()
+    (add,) = vector_add.document().functions
+    assert len(add.static) == 1
+
+
+# --- digits: data, decoder, report ----------------------------------------------------------
+
+
+def test_recorded_accuracy_is_that_of_the_weights() -> None:
+    held_out = digits.held_out()
+    images = digit_oracle.pixels_to_images(held_out.pixels)
+    guesses = digit_oracle.logits(images, digits.weights()).argmax(axis=1)
+    assert len(guesses) == 200
+    accuracy = float((guesses == held_out.labels).mean())
+    assert accuracy >= 0.97
+    assert accuracy == digits.recorded_accuracy()
+
+
+def test_gradients_are_the_slope_of_the_loss() -> None:
+    rng = np.random.default_rng(1)
+    candidate = training.Candidate(2, 4)
+    weights = training.initial(candidate, rng)
+    images, labels = rng.random((6, 8, 8)), rng.integers(0, 10, 6).astype(np.uint8)
+
+    def loss() -> float:
+        chances = digit_oracle.softmax(digit_oracle.logits(images, weights))
+        return float(-np.log(chances[np.arange(6), labels]).mean())
+
+    slopes = training.gradients(images, labels, weights)
+    for name, tensor in weights.items():
+        place = tuple(rng.integers(0, size) for size in tensor.shape)
+        before = tensor[place]
+        tensor[place] = before + 1e-6
+        above = loss()
+        tensor[place] = before - 1e-6
+        slope = (above - loss()) / 2e-6
+        tensor[place] = before
+        assert slopes[name][place] == pytest.approx(slope, abs=1e-7)
+
+
+def test_split_is_disjoint_and_balanced() -> None:
+    labels = np.repeat(np.arange(10, dtype=np.uint8), 180)[:1797]
+    pixels = np.arange(1797, dtype=np.uint16).view(np.uint8).reshape(1797, 2)
+    parts = training.split(training.Part(pixels, labels), np.random.default_rng(0))
+    assert [len(p.labels) for p in parts] == [1297, 300, 200]
+    seen = np.concatenate([p.pixels.reshape(-1).view(np.uint16) for p in parts])
+    assert sorted(seen.tolist()) == list(range(1797))
+    assert max(abs(np.bincount(parts[2].labels) - 20)) <= 1
+
+
+def page(data: bytes, name: str = "x.png") -> ItemSet:
+    return ItemSet("page", (Item(name, 0, data),))
+
+
+def test_decode_gives_the_pixels_back_under_the_same_name() -> None:
+    for name, data in list(digits.png_files().items())[:20]:
+        ((made, values),) = decode.decode(page(data, name))["image"].items()
+        assert made == name
+        pixels = digits.held_out().pixels[digits.index_of(name)]
+        wanted = digit_oracle.pixels_to_images(pixels)
+        assert np.array_equal(np.frombuffer(values, np.float32).reshape(8, 8), wanted)
+
+
+def filtered(pixels: Array, kinds: Sequence[int]) -> bytes:
+    """Filter rows as a PNG writer does, straight from the definition of the five filters."""
+    rows = bytearray()
+    wide = np.pad(pixels.astype(int), ((1, 0), (1, 0)))
+    for y, kind in enumerate(kinds, start=1):
+        rows.append(kind)
+        for x in range(1, wide.shape[1]):
+            left, up, corner = wide[y, x - 1], wide[y - 1, x], wide[y - 1, x - 1]
+            guess = left + up - corner
+            paeth = min((left, up, corner), key=lambda value: abs(guess - value))
+            rows.append((wide[y, x] - (0, left, up, (left + up) // 2, paeth)[kind]) % 256)
+    return bytes(rows)
+
+
+def assemble(width: int, height: int, rows: bytes, **header: int) -> bytes:
+    fields = {"depth": 8, "colour": 0, "compression": 0, "filter": 0, "interlace": 0} | header
+    head = struct.pack(">2I5B", width, height, *fields.values())
+    data = zlib.compress(rows)
+    pieces = [(b"IHDR", head), (b"tEXt", b"a\0b"), (b"IDAT", data[:9]), (b"IDAT", data[9:])]
+    return png.SIGNATURE + b"".join(png.chunk(*p) for p in [*pieces, (b"IEND", b"")])
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_decoder_undoes_each_row_filter(kind: int) -> None:
+    pixels = np.random.default_rng(kind).integers(0, 256, (9, 13), np.uint8)
+    kinds = [0, *[kind] * 4, 1, 4, 2, 3]
+    width, height, grey = decode.grey_pixels(assemble(13, 9, filtered(pixels, kinds)))
+    assert (width, height, grey) == (13, 9, pixels.tobytes())
+
+
+def test_decoder_agrees_with_pillow(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = (np.add.outer(np.arange(40), np.arange(30)) * 3 % 256).astype(np.uint8)
+    path = tmp_path / "x.png"
+    image.fromarray(pixels).save(path)  # Pillow chooses row filters of its own
+    assert decode.grey_pixels(path.read_bytes()) == (30, 40, pixels.tobytes())
+    path.write_bytes(png.encode(pixels))
+    with image.open(path) as read:
+        assert np.array_equal(np.asarray(read), pixels)
+
+
+def test_decoder_refuses_other_files() -> None:
+    good = assemble(8, 8, bytes(72))
+    bad = {
+        "not a PNG": b"<html>not found</html>",
+        "ends": good[:-12],
+        "within a chunk": good[:-5],
+        "damaged": good.replace(b"a\0b", b"a\0c"),
+        "8-bit": assemble(8, 8, bytes(72), colour=2),
+        "interlacing": assemble(8, 8, bytes(72), interlace=1),
+        "outside": assemble(0, 8, bytes(72)),
+        "announces": assemble(8, 8, bytes(71)),
+        "the header": assemble(8, 8, bytes(73)),
+        "filter 5": assemble(8, 8, bytes([5]) + bytes(71)),
+        "the network takes": assemble(9, 8, bytes(80)),
+        "starts with IHDR": png.SIGNATURE + png.chunk(b"IEND", b""),
+        "PLTE": png.encode(np.zeros((8, 8), np.uint8))[:33] + png.chunk(b"PLTE", b""),
+    }
+    for words, data in bad.items():
+        with pytest.raises(ValueError, match=words):
+            decode.decode(page(data))
+
+
+def test_decoder_survives_noise() -> None:
+    rng = random.Random(7)
+    good = assemble(8, 8, bytes(72))
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        data = data[: rng.randint(0, len(data))]
+        with pytest.raises((ValueError, zlib.error)):
+            decode.decode(page(bytes(data)))
+
+
+def test_a_small_file_cannot_grow() -> None:
+    bomb = zlib.compress(bytes(50_000_000))
+    head = struct.pack(">2I5B", 8, 8, 8, 0, 0, 0, 0)
+    pieces = [(b"IHDR", head), (b"IDAT", bomb), (b"IEND", b"")]
+    data = png.SIGNATURE + b"".join(png.chunk(*p) for p in pieces)
+    with pytest.raises(ValueError, match="announces"):
+        decode.grey_pixels(data)
+
+
+def scores_of(*digit_of: int) -> ItemSet:
+    rows = np.zeros((len(digit_of), 10), np.float32)
+    rows[np.arange(len(digit_of)), digit_of] = 2.5
+    names = [digits.file_name(i) for i in range(len(digit_of))]
+    made = item_set("logits", dict(zip(names, rows, strict=True)))
+    assert made is not None
+    return made
+
+
+def test_tally_reports_all_items_by_name() -> None:
+    scores = scores_of(7, 1, 7)
+    shuffled = ItemSet("logits", scores.items[::-1])
+    made = item_set("report", tally.tally(shuffled)["report"])
+    report = digits.read_report({"report": made})
+    assert [p.digit for p in report.predictions] == [7, 1, 7]
+    assert [p.name for p in report.predictions] == sorted(p.name for p in report.predictions)
+    assert report.digits == {str(d): {7: 2, 1: 1}.get(d, 0) for d in range(10)}
+    wanted = digit_oracle.softmax(scores[0].numpy("float32")).max()
+    assert report.predictions[0].confidence == pytest.approx(wanted, rel=1e-6)
+
+
+def test_tally_refuses_scores_that_are_no_numbers() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        tally.tally(item_set("logits", np.full(10, np.nan, np.float32)))
+
+
+def walk(pocl: Pocl, requests: ItemSet, files: dict[str, bytes]) -> Iterator[tuple[str, Array]]:
+    for item in requests:
+        name = item.text().split()[1].rpartition("/")[2]
+        ((made, values),) = decode.decode(page(files[name], item.name))["image"].items()
+        yield made, classify(pocl, np.frombuffer(values, np.float32))
+
+
+def test_digits_function_by_function(pocl: Pocl) -> None:
+    inputs = digits.example_inputs(seed=1, count=25)
+    scores = item_set("logits", dict(walk(pocl, inputs["requests"], digits.png_files())))
+    assert scores is not None
+    outputs = {"report": item_set("report", tally.tally(scores)["report"])}
+    assert digits.agrees(digits.results(outputs), digits.expected(inputs))
+
+
+def test_files_are_served() -> None:
+    with serve_files({"a.png": b"abc"}) as url:
+        with urllib.request.urlopen(f"{url}/a.png", timeout=10) as reply:
+            assert (reply.status, reply.read()) == (200, b"abc")
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{url}/b.png", timeout=10)
+        caught.value.close()
+        assert caught.value.code == 404
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/a.png", timeout=10)
+
+
+def test_weights_file_states_how_it_came_about() -> None:
+    record = json.loads((FOLDERS / "digits" / "data" / "weights.json").read_text())
+    assert record["images"] == {"training": 1297, "validation": 300, "held_out": 200}
+    assert {n: tuple(t["shape"]) for n, t in record["tensors"].items()} == {
+        n: t.shape for n, t in digits.weights().items()
+    }
+    assert inference.NAME, matmul.NAME
