@@ -1,0 +1,165 @@
+"""The ASGI application: routes, and the border where errors become problems.
+
+No framework: the path of an invocation is one prefix test, everything else a table. Whatever a
+handler raises ends in a problem document; a connection is never dropped without an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest
+from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Receive, Reply, Scope, Send, clipped
+from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply
+from dandelion.frontend.invocations import PREFIX, Invocations
+from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
+from dandelion.frontend.problem import (
+    MEDIA_TYPE,
+    MethodNotAllowed,
+    NoRoute,
+    encode_problem,
+    problem_of,
+    root_of,
+)
+from dandelion.node import Node
+
+Handler: TypeAlias = Callable[[Exchange], Awaitable[Reply]]
+Methods: TypeAlias = dict[str, Handler]
+
+log = logging.getLogger("dandelion.frontend")
+
+_PROBLEM = MEDIA_TYPE.encode()
+_HTML = b"text/html; charset=utf-8"
+_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
+RETRY_AFTER_S = 1
+
+
+class App:
+    """One node's HTTP interface.
+
+    Args:
+        node: what is served; it is neither started nor closed here.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._invoke = Invocations(node)
+        catalogue = CatalogueRoutes(node)
+        self._exact: dict[str, Methods] = {
+            "/v1/register": {"POST": catalogue.register},
+            "/v1/engines": {"GET": self._engines},
+            "/healthz": {"GET": self._health},
+            "/readyz": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
+            "/openapi.json": {"GET": self._openapi},
+            "/docs": {"GET": self._docs},
+        }
+        for kind in KINDS:
+            self._exact[f"/v1/{kind}"] = {"GET": catalogue.list_kind}
+        self._named: Methods = {"GET": catalogue.describe, "DELETE": catalogue.remove}
+        self._drawn: Methods = {"GET": catalogue.graph}
+        self._traced: Methods = {"GET": self._trace}
+        self._invoked: Methods = {"POST": self._invoke}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive)
+        try:
+            reply = await self._answer(exchange)
+            if exchange.close:
+                reply.headers.append((b"connection", b"close"))
+            await reply.send(send)
+        except asyncio.CancelledError:
+            departure = exchange.departure
+            if departure is None or not departure.seen:
+                raise  # the server is shutting down
+            log.info("client left", extra={"path": clipped(exchange.path)})
+
+    async def _answer(self, exchange: Exchange) -> Reply:
+        try:
+            return await self._handler(exchange)(exchange)
+        except DandelionError as error:
+            return _problem(exchange, error)
+        except Exception as error:
+            log.exception("request failed", extra={"path": clipped(exchange.path)})
+            bug = InternalError(f"{type(error).__name__}: {error}")
+            return _problem(exchange, bug)
+
+    def _handler(self, exchange: Exchange) -> Handler:
+        path = exchange.path
+        methods = self._methods(path)
+        if methods is None:
+            raise _no_route(path, self._exact)
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        handler = methods.get(method)
+        if handler is None:
+            raise MethodNotAllowed(exchange.method, clipped(path), tuple(methods))
+        return handler
+
+    def _methods(self, path: str) -> Methods | None:
+        if path.startswith(PREFIX):
+            if len(path) > len(PREFIX) + NAME_LIMIT:
+                raise Unknown("function or composition", clipped(path[len(PREFIX) :]))
+            return self._invoked
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact
+        if path.startswith("/v1/traces/"):
+            return self._traced
+        _, _, kind, *rest = [*path.split("/", 3), "", ""]
+        if kind not in KINDS or not path.startswith("/v1/") or not rest[0]:
+            return None
+        is_graph = kind == "compositions" and path.endswith("/graph")
+        return self._drawn if is_graph else self._named
+
+    async def _engines(self, exchange: Exchange) -> Reply:
+        exchange.expect_query(())
+        engines = await asyncio.to_thread(self._node.engines)
+        return json_reply({"engines": engines})
+
+    async def _trace(self, exchange: Exchange) -> Reply:
+        exchange.expect_query(())
+        id_ = exchange.path.removeprefix("/v1/traces/")
+        trace = await asyncio.to_thread(self._node.trace, id_)
+        if trace is None:
+            raise Unknown("trace", clipped(id_))
+        return Reply([trace])
+
+    async def _health(self, exchange: Exchange) -> Reply:
+        return json_reply({"status": "ok"})
+
+    async def _ready(self, exchange: Exchange) -> Reply:
+        ready = self._node.ready()
+        return json_reply({"ready": ready}, 200 if ready else 503)
+
+    async def _metrics(self, exchange: Exchange) -> Reply:
+        return Reply([await asyncio.to_thread(self._node.metrics)], _METRICS)
+
+    async def _openapi(self, exchange: Exchange) -> Reply:
+        return Reply([openapi_document()])
+
+    async def _docs(self, exchange: Exchange) -> Reply:
+        policy = (b"content-security-policy", b"default-src 'self' 'unsafe-inline'")
+        return Reply([DOCS_PAGE], _HTML, headers=[policy])
+
+
+def _problem(exchange: Exchange, error: DandelionError) -> Reply:
+    root = root_of(error)
+    if root.status >= 500 and not isinstance(root, CapacityError):
+        log.error("%s", error, extra={"path": clipped(exchange.path)})
+    instance = getattr(error, "invocation", "") or exchange.invocation
+    headers = [(b"dandelion-invocation", instance.encode())] if instance else []
+    if isinstance(root, CapacityError):
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    if isinstance(root, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(root.allowed).encode()))
+    body = encode_problem(problem_of(error, instance))
+    return Reply([body], _PROBLEM, root.status, headers)
+
+
+def _no_route(path: str, known: dict[str, Methods]) -> NoRoute:
+    close = nearest(path, known) if len(path) <= NAME_LIMIT else None
+    return NoRoute(clipped(path), close)

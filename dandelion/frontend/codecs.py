@@ -1,0 +1,347 @@
+"""Sets on the wire: JSON, MessagePack and raw bytes, in both directions.
+
+A request is ``{"sets": {name: set}}``, with sets as `dandelion.frontend.values` describes them. A
+reply is ``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}}``,
+where ``types`` lists the sets that declare a dtype.
+
+MessagePack in its long form is the fast way: items are views into the body, which lies in the arena
+if it is large, so reading a request copies nothing. A large reply is a list of chunks in which the
+data of large items are views as well. Shorthands and numbers take the way of JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked
+from dandelion.errors import InvalidInput, TooLarge
+from dandelion.frontend.asgi import clipped, did_you_mean
+from dandelion.frontend.values import check_fields, converted, numeric_dtype, set_of
+
+Specs: TypeAlias = Mapping[str, SetSpec]
+SetMap: TypeAlias = dict[str, ItemSet | None]
+
+CHUNK_BYTES = 32 * 1024
+"""Items from this size on are chunks of their own; copying less is cheaper than a further write."""
+
+BIN_LIMIT_BYTES = 2**32 - 1
+
+
+class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An item of MessagePack in the long form; `data` is a view into the body."""
+
+    data: memoryview
+    name: str | None = None
+    key: int = 0
+    dtype: str | None = None
+
+
+class PackRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A MessagePack request that needs no copies."""
+
+    sets: dict[str, list[PackItem | memoryview] | PackItem | memoryview | None]
+
+
+class SetType(msgspec.Struct, omit_defaults=True):
+    """What the items of a set consist of."""
+
+    dtype: str
+    shape: tuple[int, ...] | None = None
+
+
+class PackReply(msgspec.Struct):
+    """A MessagePack reply."""
+
+    id: str
+    sets: dict[str, list[PackItem] | None]
+    types: dict[str, SetType] = {}
+
+
+_pack_request = msgspec.msgpack.Decoder(PackRequest)
+_pack_reply = msgspec.msgpack.Decoder(PackReply)
+_pack_plain = msgspec.msgpack.Decoder()
+_json_plain = msgspec.json.Decoder()
+_pack = msgspec.msgpack.Encoder()
+_json = msgspec.json.Encoder()
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def decode_json(body: Bytes, specs: Specs) -> SetMap:
+    """Read a JSON request.
+
+    Raises:
+        InvalidInput: the body is no JSON, or a part does not fit; `where` is its path.
+    """
+    return _sets_of(_plain("JSON", _json_plain.decode, body), specs)
+
+
+def decode_msgpack(body: Bytes, specs: Specs) -> SetMap:
+    """Read a MessagePack request; items in the long form are views into `body`.
+
+    Raises:
+        InvalidInput: the body is no MessagePack, or a part does not fit; `where` is its path.
+    """
+    try:
+        request = _pack_request.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _sets_of(_plain("MessagePack", _pack_plain.decode, body), specs)
+    return {name: _views(name, value, specs.get(name)) for name, value in request.sets.items()}
+
+
+def decode_raw(body: Bytes, name: str, specs: Specs) -> SetMap:
+    """Make the body the only item of set `name`; all other sets are absent."""
+    sets: SetMap = dict.fromkeys(specs)
+    sets[name] = checked(name, (Item(name, 0, body),), specs.get(name))
+    return sets
+
+
+def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...] = ()) -> None:
+    """Hold the names of the sets that were given against those that are declared.
+
+    Args:
+        sets: what was given; an absent set is there as None.
+        specs: the declared input sets that callers give.
+        static: input sets that are fixed at registration.
+
+    Raises:
+        InvalidInput: a set is not declared (with the nearest name), is fixed, or is missing.
+    """
+    if sets.keys() == specs.keys():
+        return
+    for name in sets:
+        if name in static:
+            raise InvalidInput(f"sets.{name}", "this set was fixed at registration; leave it out")
+        if name not in specs:
+            names = ", ".join(specs) or "none"
+            hint = did_you_mean(name, specs) or f"input sets are: {names}"
+            raise InvalidInput(f"sets.{clipped(name)}", "there is no such input set", hint)
+    for name in specs:
+        if name not in sets:
+            raise InvalidInput(f"sets.{name}", "the set is missing", "null leaves it empty")
+
+
+def _plain(kind: str, decode: Callable[[Bytes], Any], body: Bytes) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput("body", f"this is no valid {kind}: {error}") from None
+
+
+def _sets_of(document: Any, specs: Specs) -> SetMap:
+    hint = 'write {"sets": {"name": ...}}'
+    if not isinstance(document, dict) or not isinstance(document.get("sets", {}), dict):
+        where = "sets" if isinstance(document, dict) else "body"
+        raise InvalidInput(where, "expected an object", hint)
+    check_fields("body", document, ("sets",))
+    if "sets" not in document:
+        raise InvalidInput("body", "the field 'sets' is missing", hint)
+    for name in document["sets"]:
+        if not isinstance(name, str):
+            raise InvalidInput("sets", f"the name {name!r} is no string")
+    return {name: set_of(name, value, specs.get(name)) for name, value in document["sets"].items()}
+
+
+def _views(
+    name: str,
+    value: list[PackItem | memoryview] | PackItem | memoryview | None,
+    spec: SetSpec | None,
+) -> ItemSet | None:
+    if value is None:
+        return None
+    if isinstance(value, list):
+        items = [_view(name, str(i), v, spec, i) for i, v in enumerate(value)]
+    else:
+        items = [_view(name, name, value, spec)]
+    return checked(name, items, spec)
+
+
+def _view(
+    set_name: str,
+    item_name: str,
+    value: PackItem | memoryview,
+    spec: SetSpec | None,
+    index: int | None = None,
+) -> Item:
+    if isinstance(value, memoryview):
+        return Item(item_name, 0, value)
+    data: Bytes = value.data
+    if value.dtype is not None:
+        where = f"sets.{set_name}" + ("" if index is None else f"[{index}]")
+        numeric_dtype(f"{where}.dtype", value.dtype)
+        data = converted(f"{where}.data", data, value.dtype, spec.dtype if spec else None)
+    return Item(item_name if value.name is None else value.name, value.key, data)
+
+
+# --- replies ----------------------------------------------------------------------------------
+
+
+def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
+    """Write a JSON reply.
+
+    Items are ``numbers`` where the set declares a dtype that JSON can express, else ``text`` where
+    the data is printable UTF-8, else ``data`` in base64.
+    """
+    document = {
+        "id": invocation,
+        "sets": {name: _json_items(value) for name, value in sets.items()},
+        "types": _types(sets),
+    }
+    return [_json.encode(document)]
+
+
+def encode_msgpack(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
+    """Write a MessagePack reply; the data of large items is not copied."""
+    types = {name: msgspec.to_builtins(t) for name, t in _types(sets).items()}
+    head: dict[str, Any] = {"id": invocation, "types": types}
+    return _document(head, {name: s.items if s else None for name, s in sets.items()})
+
+
+def encode_request(sets: Mapping[str, Any]) -> list[Bytes]:
+    """Write a MessagePack request.
+
+    Args:
+        sets: by name None, a sequence of `PackItem` or `Item`, or a value in a shorthand that
+            MessagePack can express.
+    """
+    return _document({}, sets)
+
+
+def decode_reply(body: Bytes) -> tuple[str, Sets]:
+    """Read a MessagePack reply: the invocation's id and its sets, as views into `body`.
+
+    Raises:
+        InvalidInput: the body is not such a reply.
+    """
+    try:
+        reply = _pack_reply.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput("reply", f"this is no reply of Dandelion: {error}") from None
+    sets: SetMap = {}
+    for name, items in reply.sets.items():
+        sets[name] = None
+        if items is not None:
+            made = tuple(Item(i.name or "", i.key, i.data) for i in items)
+            sets[name] = _typed_set(name, made, reply.types.get(name))
+    return reply.id, Sets(sets)
+
+
+def _typed_set(name: str, items: tuple[Item, ...], kind: SetType | None) -> ItemSet:
+    return ItemSet(name, items) if kind is None else ItemSet(name, items, kind.dtype, kind.shape)
+
+
+def _types(sets: Mapping[str, ItemSet | None]) -> dict[str, SetType]:
+    return {n: SetType(s.dtype, s.shape) for n, s in sets.items() if s is not None and s.dtype}
+
+
+def _json_items(value: ItemSet | None) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    return [
+        {"name": item.name, "key": item.key, **_json_content(item, value)} for item in value.items
+    ]
+
+
+def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
+    if declared.dtype is not None:
+        array = item.numpy(declared.dtype, _fitting(item, declared))
+        if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
+            return {"numbers": array.tolist()}
+        return {"data": item.data}
+    try:
+        text = item.text()
+    except UnicodeDecodeError:
+        return {"data": item.data}
+    printable = text.isprintable() or text.translate(_BREAKS).isprintable()
+    return {"text": text} if printable else {"data": item.data}
+
+
+_BREAKS = dict.fromkeys(map(ord, "\t\n\r"))
+
+
+def _fitting(item: Item, declared: ItemSet) -> tuple[int, ...]:
+    """The declared shape with its open dimensions filled in; flat if more than one is open."""
+    shape = declared.shape
+    if shape is None or sum(size < 0 for size in shape) > 1:
+        return (-1,)
+    count = item.size_bytes // np.dtype(declared.dtype).itemsize
+    fixed = math.prod(size for size in shape if size >= 0)
+    return shape if fixed and count else (0,) if not count else (-1,)
+
+
+# --- MessagePack in chunks --------------------------------------------------------------------
+
+
+def _document(head: dict[str, Any], sets: Mapping[str, Any]) -> list[Bytes]:
+    out = _Chunks()
+    out.small += _map_header(len(head) + 1)
+    for key, value in head.items():
+        out.small += _pack.encode(key)
+        out.small += _pack.encode(value)
+    out.small += _pack.encode("sets")
+    out.small += _map_header(len(sets))
+    for name, items in sets.items():
+        out.small += _pack.encode(name)
+        if isinstance(items, tuple):
+            out.small += _array_header(len(items))
+            for item in items:
+                out.item(item)
+        else:
+            out.small += _pack.encode(items)
+    return out.done()
+
+
+class _Chunks:
+    """Collects small pieces into one chunk, and large data as chunks of their own."""
+
+    __slots__ = ("_chunks", "small")
+
+    def __init__(self) -> None:
+        self.small = bytearray()
+        self._chunks: list[Bytes] = []
+
+    def item(self, item: Item | PackItem) -> None:
+        data = item.data
+        size = len(data)
+        if size < CHUNK_BYTES:
+            self.small += _pack.encode(_fields(item, data))
+            return
+        if size > BIN_LIMIT_BYTES:
+            raise TooLarge(f"item '{item.name}'", size, BIN_LIMIT_BYTES)
+        fields = _fields(item, b"")
+        self.small += _pack.encode(fields)[:-2]  # without the empty binary, which comes last
+        self.small += struct.pack(">BI", 0xC6, size)
+        self._flush()
+        self._chunks.append(data)
+
+    def _flush(self) -> None:
+        if self.small:
+            self._chunks.append(bytes(self.small))
+            self.small = bytearray()
+
+    def done(self) -> list[Bytes]:
+        self._flush()
+        return self._chunks
+
+
+def _fields(item: Item | PackItem, data: Bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": item.name, "key": item.key}
+    if isinstance(item, PackItem) and item.dtype is not None:
+        fields["dtype"] = item.dtype
+    fields["data"] = data
+    return fields
+
+
+def _map_header(count: int) -> bytes:
+    return struct.pack(">B", 0x80 | count) if count < 16 else struct.pack(">BI", 0xDF, count)
+
+
+def _array_header(count: int) -> bytes:
+    return struct.pack(">B", 0x90 | count) if count < 16 else struct.pack(">BI", 0xDD, count)

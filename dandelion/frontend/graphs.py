@@ -1,0 +1,55 @@
+"""Compositions as pictures and text, for the graph route and the command line."""
+
+from __future__ import annotations
+
+from dandelion.dataflow.graph import Composition, Module
+from dandelion.dataflow.language import parse
+from dandelion.dataflow.printer import print_module, to_json
+from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.frontend.asgi import clipped, did_you_mean
+
+MEDIA_TYPES = {
+    "svg": b"image/svg+xml",
+    "mermaid": b"text/vnd.mermaid; charset=utf-8",
+    "json": b"application/json",
+    "text": b"text/plain; charset=utf-8",
+}
+
+
+def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
+    """Draw one composition of a text in the composition language.
+
+    Args:
+        text: the text.
+        name: which composition; None takes the only one.
+        format_: ``svg``, ``mermaid``, ``json`` or ``text``.
+        file: name of the text for messages.
+
+    Raises:
+        InvalidInput: there is no such format, or the text has several compositions.
+        InvalidComposition: the text does not fit the grammar.
+        Unknown: the text has no composition of that name.
+    """
+    from dandelion.dataflow.draw import to_mermaid, to_svg
+    if format_ not in MEDIA_TYPES:
+        formats = ", ".join(MEDIA_TYPES)
+        hint = did_you_mean(format_, MEDIA_TYPES) or f"formats are {formats}"
+        raise InvalidInput("format", f"there is no format '{clipped(format_)}'", hint)
+    module = parse(text, file)
+    composition = _one_of(module, name)
+    if format_ == "svg":
+        return to_svg(composition)
+    if format_ == "mermaid":
+        return to_mermaid(composition)
+    alone = Module(module.declarations, (composition,))
+    return to_json(alone) if format_ == "json" else print_module(alone)
+
+
+def _one_of(module: Module, name: str | None) -> Composition:
+    names = [composition.name for composition in module.compositions]
+    if name is None and len(names) > 1:
+        raise InvalidInput("name", f"the text has {len(names)} compositions", ", ".join(names))
+    for composition in module.compositions:
+        if name in (None, composition.name):
+            return composition
+    raise Unknown("composition", name or "", None, nearest(name or "", names))

@@ -1,0 +1,178 @@
+"""Requests as multipart/form-data: each part is an item, as a form or ``curl -F`` sends it.
+
+The name of a part is that of the set, its file name is the item's name (without one: ``"0"``,
+``"1"``, ... within the set), and a header ``Dandelion-Key`` gives the key. Names are data and
+nothing else.
+
+The parts go from the socket into one context of the arena as they come, so the framing is all that
+is ever buffered.
+
+Source: RFC 7578, Returning Values from Forms.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from dandelion.data import Bytes, Item, checked
+from dandelion.errors import InvalidInput
+from dandelion.frontend.asgi import clipped
+from dandelion.frontend.body import Body
+from dandelion.frontend.codecs import SetMap, Specs
+
+PART_LIMIT = 200_000
+HEADER_LIMIT_BYTES = 4096
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each bad request
+
+
+@dataclass(slots=True)
+class _Part:
+    headers: dict[str, str]
+    start: int
+    end: int = 0
+
+
+class _Sink:
+    """Where the bytes of the parts go: a context if their sum is known, else the heap."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.size = 0
+        known = body.size_bytes
+        self._view = body.acquire(known).view if known else None
+        self._heap = bytearray()
+
+    def write(self, data: bytes, start: int, end: int) -> None:
+        piece = memoryview(data)[start:end]
+        if self._view is None:
+            self._heap += piece
+        else:
+            self._view[self.size : self.size + len(piece)] = piece
+        self.size += len(piece)
+
+    def done(self) -> memoryview:
+        if self._view is not None:
+            return self._view.toreadonly()
+        if not self.size:
+            return memoryview(b"")
+        view = self._body.acquire(self.size).view
+        view[: self.size] = self._heap
+        return view.toreadonly()
+
+
+class _Parts:
+    """Takes the parser's callbacks, and notes where the parts lie."""
+
+    def __init__(self, boundary: bytes, sink: _Sink) -> None:
+        self.parts: list[_Part] = []
+        self.complete = False
+        self._sink = sink
+        self._field = bytearray()
+        self._value = bytearray()
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_part_data": sink.write,
+                "on_part_end": self._end,
+                "on_header_field": self._on_field,
+                "on_header_value": self._on_value,
+                "on_header_end": self._on_header,
+                "on_end": self._complete,
+            },
+            max_header_size=HEADER_LIMIT_BYTES,
+        )
+
+    def feed(self, chunk: bytes) -> None:
+        try:
+            self._parser.write(chunk)
+        except FormParserError as error:
+            raise InvalidInput("body", f"this is no valid multipart/form-data: {error}") from None
+
+    def _begin(self) -> None:
+        if len(self.parts) >= PART_LIMIT:
+            raise InvalidInput("body", f"there are more than {PART_LIMIT} parts")
+        self.parts.append(_Part({}, self._sink.size))
+
+    def _end(self) -> None:
+        self.parts[-1].end = self._sink.size
+
+    def _on_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header(self) -> None:
+        name = self._field.decode("latin-1").lower()
+        self.parts[-1].headers[name] = self._value.decode("latin-1")
+        self._field.clear()
+        self._value.clear()
+
+    def _complete(self) -> None:
+        self.complete = True
+
+
+async def decode_multipart(body: Body, content_type: str, specs: Specs) -> SetMap:
+    """Read a request of multipart/form-data.
+
+    Declared sets without a part are absent.
+
+    Raises:
+        InvalidInput: the framing is broken, or a part has no name, a bad key, or does not fit.
+        TooLarge, ContextFull, Cancelled, Stalled: as `Body.read`.
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if not 0 < len(boundary) <= 70:
+        raise InvalidInput("header.content-type", "multipart needs a boundary of 1 to 70 bytes")
+    chunks = body.chunks()
+    sink: _Sink | None = None
+    async for chunk in chunks:
+        if sink is None:  # not before the first bytes are there, and the size is known to be right
+            sink = _Sink(body)
+            parts = _Parts(boundary, sink)
+        parts.feed(chunk)
+    if sink is None or not parts.complete:
+        raise InvalidInput("body", "this multipart body ends before its last boundary")
+    return _sets(parts.parts, sink.done(), specs)
+
+
+def _sets(parts: list[_Part], view: memoryview, specs: Specs) -> SetMap:
+    items: dict[str, list[Item]] = {}
+    for index, part in enumerate(parts):
+        name, file_name = _names(index, part)
+        found = items.setdefault(name, [])
+        item_name = str(len(found)) if file_name is None else file_name
+        data: Bytes = view[part.start : part.end]
+        found.append(Item(item_name, _key(name, part), data))
+    sets: SetMap = dict.fromkeys(specs)
+    for name, found in items.items():
+        sets[name] = checked(name, found, specs.get(name))
+    return sets
+
+
+def _names(index: int, part: _Part) -> tuple[str, str | None]:
+    where = f"body.parts[{index}]"
+    disposition, options = parse_options_header(part.headers.get("content-disposition"))
+    if disposition != b"form-data" or not options.get(b"name"):
+        raise InvalidInput(where, 'it needs Content-Disposition: form-data; name="SET"')
+    try:
+        name = options[b"name"].decode()
+        file_name = options[b"filename"].decode() if b"filename" in options else None
+    except UnicodeDecodeError:
+        raise InvalidInput(where, "its names are no valid UTF-8") from None
+    return name, file_name
+
+
+def _key(name: str, part: _Part) -> int:
+    text = part.headers.get("dandelion-key", "0").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        where = f"sets.{clipped(name)}.key"
+        raise InvalidInput(where, f"'{clipped(text)}' is no unsigned integer")
+    return int(text)

@@ -1,0 +1,188 @@
+"""Errors over HTTP: RFC 9457 problem documents, and the errors of HTTP itself.
+
+A problem names the **root** of the matter in `type`, `title` and `status`, since that is what a
+client acts on; `detail` is the whole sentence, and `error` is the `ErrorRecord` with all causes,
+from which the client rebuilds the same classes that an in-process caller sees.
+
+Source: RFC 9457, Problem Details for HTTP APIs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from dandelion.errors import (
+    ApplicationFailed,
+    Blame,
+    DandelionError,
+    ErrorRecord,
+    Problem,
+    Problems,
+)
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:dandelion:error:"
+
+
+@dataclass(eq=False)
+class RequestError(DandelionError):
+    """The request is not one that this server understands."""
+
+    status: ClassVar[int] = 400
+    blame: ClassVar[Blame] = Blame.CALLER
+
+
+@dataclass(eq=False)
+class NoRoute(RequestError):
+    """There is nothing at this path."""
+
+    path: str
+    nearest: str | None = None
+    status: ClassVar[int] = 404
+
+    def __str__(self) -> str:
+        close = f"; did you mean {self.nearest}?" if self.nearest else ""
+        return f"there is nothing at {self.path}{close}"
+
+
+@dataclass(eq=False)
+class MethodNotAllowed(RequestError):
+    """The path exists, but not for this method."""
+
+    method: str
+    path: str
+    allowed: tuple[str, ...]
+    status: ClassVar[int] = 405
+
+    def __str__(self) -> str:
+        return f"{self.path} takes {', '.join(self.allowed)}, not {self.method}"
+
+
+@dataclass(eq=False)
+class NotAcceptable(RequestError):
+    """The answer cannot be given in any media type that the client accepts."""
+
+    accept: str
+    message: str
+    status: ClassVar[int] = 406
+
+    def __str__(self) -> str:
+        return f"cannot answer with {self.accept}: {self.message}"
+
+
+@dataclass(eq=False)
+class Stalled(RequestError):
+    """The client began a body and stopped sending."""
+
+    idle_s: float
+    status: ClassVar[int] = 408
+
+    def __str__(self) -> str:
+        return f"no more of the body came for {self.idle_s:g} s"
+
+
+@dataclass(eq=False)
+class UnsupportedMedia(RequestError):
+    """The body is in a media type or content encoding that is not understood here."""
+
+    given: str
+    supported: tuple[str, ...]
+    status: ClassVar[int] = 415
+
+    def __str__(self) -> str:
+        return f"a body of {self.given} is not understood; send {', '.join(self.supported)}"
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an error response.
+
+    Attributes:
+        type: ``urn:dandelion:error:CLASS``; stable.
+        title: what this type of problem is.
+        status: the HTTP status.
+        detail: what happened this time.
+        instance: id of the invocation, if there is one.
+        hint: what to do about it.
+        problems: all that is wrong with a document, each with its place.
+        error: class, fields and causes.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: ErrorRecord
+    instance: str = ""
+    hint: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(ProblemDocument)
+
+
+def root_of(error: DandelionError) -> DandelionError:
+    """Find the error that says what to do: the cause of a failed application, else itself."""
+    while isinstance(error, ApplicationFailed) and isinstance(error.__cause__, DandelionError):
+        error = error.__cause__
+    return error
+
+
+def status_of(error: DandelionError) -> int:
+    """Tell the HTTP status of an error."""
+    return root_of(error).status
+
+
+def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:
+    """Describe an error as a problem document."""
+    root = root_of(error)
+    name = type(root).__name__
+    title = (type(root).__doc__ or name).split("\n", 1)[0].rstrip(".")
+    return ProblemDocument(
+        type=TYPE_PREFIX + name,
+        title=title,
+        status=root.status,
+        detail=str(error),
+        error=error.record(),
+        instance=instance,
+        hint=_hint(root),
+        problems=root.problems if isinstance(root, Problems) else (),
+    )
+
+
+def encode_problem(problem: ProblemDocument) -> bytes:
+    """Write a problem document as JSON. Text that is not valid Unicode is escaped."""
+    try:
+        return _encoder.encode(problem)
+    except UnicodeEncodeError:
+        return _encoder.encode(_printable(msgspec.to_builtins(problem)))
+
+
+def decode_problem(body: bytes | memoryview) -> ProblemDocument | None:
+    """Read a problem document; None if the body is not one."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _hint(error: DandelionError) -> str:
+    for field in ("hint", "remedy"):
+        text = getattr(error, field, "")
+        if text:
+            return str(text)
+    close = getattr(error, "nearest", None)
+    return f"did you mean '{close}'?" if close else ""
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_printable(k): _printable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(v) for v in value]
+    return value

@@ -1,0 +1,187 @@
+"""The HTTP server: uvicorn with uvloop and httptools around the application.
+
+`serve` runs on the caller's loop until a signal, then drains: no new connections, and the requests
+that are under way end, at most for `drain_s`. `BackgroundServer` does the same in a thread, for
+notebooks, tests and programs that only want a port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from types import TracebackType
+
+import uvicorn
+import uvloop
+
+from dandelion.errors import InvalidInput
+from dandelion.frontend.app import App
+from dandelion.node import Node
+
+log = logging.getLogger("dandelion.frontend")
+
+KEEP_ALIVE_S = 75
+DRAIN_S = 10
+BACKLOG = 2048
+
+OnReady = Callable[[str, int], None]
+"""Called with the host and the port once the server takes connections."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but the caller decides about signals and hears when the port is open."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    def stop(self) -> None:
+        """Drain and stop; the second time, do not wait."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def serve(
+    node: Node,
+    host: str,
+    port: int,
+    ready_callback: OnReady | None = None,
+    *,
+    drain_s: int = DRAIN_S,
+) -> None:
+    """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
+
+    A second signal does not wait. Call it in the main thread.
+
+    Args:
+        node: a started node, best on the same loop; it is not closed here.
+        host: address to bind.
+        port: TCP port; 0 takes a free one.
+        ready_callback: hears the address once connections are taken.
+        drain_s: how long requests under way may take after the signal, in seconds.
+
+    Raises:
+        InvalidInput: the address cannot be bound.
+    """
+    bound = bind(host, port)
+    server = _server(node, bound, ready_callback, drain_s)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    try:
+        await server.serve([bound])
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        bound.close()
+
+
+class BackgroundServer:
+    """Serves a node from a thread with an event loop of its own; use it with ``with``.
+
+    Args:
+        node: a started node; it is not closed here.
+        host: address to bind.
+        port: TCP port; 0 takes a free one.
+        drain_s: how long requests under way may take when it is closed, in seconds.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(
+        self, node: Node, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
+    ) -> None:
+        self._socket = bind(host, port)
+        self.url = url_of(*self._socket.getsockname()[:2])
+        ready = threading.Event()
+        self._server = _server(node, self._socket, lambda _host, _port: ready.set(), drain_s)
+        self._thread = threading.Thread(target=self._run, name="dandelion-http", daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def _run(self) -> None:
+        uvloop.run(self._server.serve([self._socket]))
+
+    def close(self) -> None:
+        """Drain, stop and wait for the end of the thread. May be called twice."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> BackgroundServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Open the listening socket.
+
+    Raises:
+        InvalidInput: the address is not one of this machine, is taken, or may not be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise InvalidInput("host", f"{host}:{port}: {error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return bound
+
+
+def url_of(host: str, port: int) -> str:
+    """Write an address as a URL."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s: int) -> _Server:
+    host, port = bound.getsockname()[:2]
+    config = uvicorn.Config(
+        App(node),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=drain_s,
+        backlog=BACKLOG,
+    )
+
+    def ready() -> None:
+        log.info("listening", extra={"host": host, "port": port})
+        if on_ready is not None:
+            on_ready(host, port)
+
+    return _Server(config, ready)

@@ -1,0 +1,639 @@
+"""Sets on the wire: what is read, what is refused and where the refusal points, what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.errors import (
+    ApplicationFailed,
+    Cancelled,
+    ContextFull,
+    InvalidInput,
+    Problem,
+    Problems,
+    TooLarge,
+    from_record,
+)
+from dandelion.frontend.asgi import Exchange, Message
+from dandelion.frontend.body import Body
+from dandelion.frontend.codecs import (
+    CHUNK_BYTES,
+    PackItem,
+    SetMap,
+    check_names,
+    decode_json,
+    decode_msgpack,
+    decode_raw,
+    decode_reply,
+    encode_json,
+    encode_msgpack,
+    encode_request,
+)
+from dandelion.frontend.multipart import decode_multipart
+from dandelion.frontend.negotiation import Codec, reader, writers
+from dandelion.frontend.problem import (
+    NotAcceptable,
+    Stalled,
+    UnsupportedMedia,
+    decode_problem,
+    encode_problem,
+    problem_of,
+)
+from dandelion.memory import HeapDomain
+
+SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}
+
+Decode = Callable[[Any, dict[str, SetSpec]], SetMap]
+
+
+def from_json(sets: object, specs: Mapping[str, SetSpec] = SPECS) -> SetMap:
+    return decode_json(json.dumps({"sets": sets}).encode(), specs)
+
+
+def from_msgpack(sets: object, specs: Mapping[str, SetSpec] = SPECS) -> SetMap:
+    return decode_msgpack(msgspec.msgpack.encode({"sets": sets}), specs)
+
+
+def items(value: ItemSet | None) -> list[tuple[str, int, bytes]]:
+    assert value is not None
+    return [(item.name, item.key, bytes(item.data)) for item in value]
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+F12 = np.array([[1, 2]], "float32").tobytes()
+
+
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("a", "hé", [("a", 0, "hé".encode())]),
+        ("a", "", [("a", 0, b"")]),
+        ("a", ["p", "q"], [("0", 0, b"p"), ("1", 0, b"q")]),
+        ("a", {"text": "t"}, [("a", 0, b"t")]),
+        ("a", {"text": "t", "name": "../../x", "key": 9}, [("../../x", 9, b"t")]),
+        ("a", [{"text": "t", "name": ""}, "u"], [("", 0, b"t"), ("1", 0, b"u")]),
+        ("a", {"numbers": [1, 258], "dtype": "uint16"}, [("a", 0, b"\x01\x00\x02\x01")]),
+        ("x", [1, 2], [("x", 0, F12)]),
+        ("x", [[1, 2]], [("x", 0, F12)]),
+        ("x", [{"numbers": [1.0, 2.0], "key": 2**32 - 1}], [("0", 2**32 - 1, F12)]),
+        ("x", {"numbers": [1, 2], "dtype": "int8"}, [("x", 0, F12)]),
+        ("x", {"numbers": []}, [("x", 0, b"")]),
+        ("n", 7, [("n", 0, b"\7\0\0\0")]),
+        ("n", True, [("n", 0, b"\1\0\0\0")]),
+        ("n", [{"numbers": 1}, {"numbers": 2.0}], [("0", 0, b"\1\0\0\0"), ("1", 0, b"\2\0\0\0")]),
+    ],
+)
+def test_value_of_a_set(
+    read: Callable[..., SetMap], name: str, value: object, expected: object
+) -> None:
+    assert items(read({name: value})[name]) == expected
+
+
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+@pytest.mark.parametrize("value", [None, []])
+def test_a_set_without_items_is_absent(read: Callable[..., SetMap], value: object) -> None:
+    assert read({"a": value}) == {"a": None}
+
+
+def test_data_is_base64_in_json() -> None:
+    data = bytes(range(256))
+    sets = from_json({"a": {"data": base64.b64encode(data).decode()}})
+    assert items(sets["a"]) == [("a", 0, data)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"\xff\0", {"data": b"\xff\0"}, [b"\xff\0"], [{"data": b"\xff\0", "name": "0"}]],
+)
+def test_data_is_binary_in_msgpack(value: object) -> None:
+    assert [data for _, _, data in items(from_msgpack({"a": value})["a"])] == [b"\xff\0"]
+
+
+def test_data_of_another_dtype_is_converted() -> None:
+    data = np.array([1, 2], "float64").tobytes()
+    sets = from_msgpack({"x": {"data": data, "dtype": "float64"}})
+    assert items(sets["x"]) == [("x", 0, F12)]
+
+
+def test_ten_thousand_items() -> None:
+    value = [{"name": f"i{i}", "key": i, "text": str(i)} for i in range(10_000)]
+    long = [{"name": f"i{i}", "key": i, "data": str(i).encode()} for i in range(10_000)]
+    assert from_json({"a": value}) == from_msgpack({"a": long})
+    assert len(from_json({"a": value})["a"] or ()) == 10_000
+
+
+def test_msgpack_items_are_views_into_the_context_and_keep_it() -> None:
+    domain = HeapDomain(1 << 20)
+    body = msgspec.msgpack.encode({"sets": {"a": [{"data": b"d" * 9000, "key": 1}, b"e"]}})
+    context = domain.acquire(len(body))
+    context.view[:] = body
+    sets: SetMap | None = decode_msgpack(context.view.toreadonly(), SPECS)
+    view = context.view
+    at = view.tobytes().index(b"ddd")
+    view[at : at + 1] = b"D"
+    del context, view
+    assert sets is not None
+    assert sets["a"] is not None
+    first, second = sets["a"].items
+    assert bytes(first.data[:3]) == b"Ddd"  # the same memory, not a copy
+    assert isinstance(first.data, memoryview)
+    assert first.data.readonly
+    del sets, first
+    assert domain.stats().contexts == 1
+    del second
+    assert domain.stats().contexts == 0
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+@pytest.mark.parametrize(
+    ("sets", "where"),
+    [
+        ([], "sets"),
+        ("a", "sets"),
+        ({"a": True}, "sets.a"),
+        ({"a": 3}, "sets.a"),
+        ({"a": [1, 2]}, "sets.a[0]"),
+        ({"a": ["x", None]}, "sets.a[1]"),
+        ({"a": {}}, "sets.a"),
+        ({"a": {"text": "x", "numbers": [1]}}, "sets.a"),
+        ({"a": {"txt": "x"}}, "sets.a.txt"),
+        ({"a": ["x", {"text": 1}]}, "sets.a[1].text"),
+        ({"a": {"text": "x", "key": -1}}, "sets.a"),
+        ({"a": {"text": "x", "key": 2**32}}, "sets.a"),
+        ({"a": {"text": "x", "key": 1.5}}, "sets.a.key"),
+        ({"a": {"text": "x", "key": True}}, "sets.a.key"),
+        ({"a": {"text": "x", "name": 3}}, "sets.a.name"),
+        ({"a": {"text": "x", "name": "n" * 256}}, "sets.a"),
+        ({"a": {"text": "x", "name": "nul\0"}}, "sets.a"),
+        ({"a": {"text": "x", "dtype": "float31"}}, "sets.a.dtype"),
+        ({"a": {"text": "x", "dtype": "object"}}, "sets.a.dtype"),
+        ({"a": {"numbers": [1]}}, "sets.a.numbers"),
+        ({"x": [1, 2, 3]}, "sets.x"),
+        ({"x": [[1, 2], [3]]}, "sets.x"),
+        ({"x": [1, "2"]}, "sets.x"),
+        ({"x": [1, None]}, "sets.x"),
+        ({"x": [1e39, 0]}, "sets.x"),
+        ({"x": "odd"}, "sets.x"),
+        ({"n": [1.5]}, "sets.n"),
+        ({"n": [2**31]}, "sets.n"),
+        ({"n": {"numbers": [300], "dtype": "int8"}}, "sets.n.numbers"),
+    ],
+)
+def test_a_value_that_does_not_fit(read: Callable[..., SetMap], sets: object, where: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(sets)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize("text", ["a", "a===", "====", "*&^%", "YQ==\n", "é", "YQ"])
+def test_bad_base64(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_json({"a": [{"data": text}]})
+    assert caught.value.where == "sets.a[0].data"
+
+
+@pytest.mark.parametrize(
+    "value", [[{"data": b"123", "dtype": "int16"}], {"data": b"123", "dtype": "int16"}]
+)
+def test_data_that_is_no_multiple_of_its_dtype(value: object) -> None:
+    with pytest.raises(InvalidInput, match="no multiple"):
+        from_msgpack({"n": value})
+
+
+BAD_BODIES = [b"", b"\xc1", b"[]", b"3", b"null", b"{}", b'{"set":{}}', b'{"sets":{},"more":1}']
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *BAD_BODIES,
+        b"{",
+        b'{"sets":{"a":"\xff"}}',
+        b'{"sets":{"\xff":"a"}}',
+        b'{"sets":{"a":"\\ud800"}}',
+        b'{"sets":{"n":[NaN]}}',
+        b'{"sets":{"n":[1e999]}}',
+        b"[" * 100_000,
+        b'{"sets":{"n":' + b"[" * 50_000 + b"]" * 50_000 + b"}}",
+    ],
+)
+def test_bad_json(body: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode_json(body, SPECS)
+    assert caught.value.where.startswith(("body", "sets"))
+
+
+GOOD_PACK = msgspec.msgpack.encode({"sets": {"a": [{"data": b"123", "name": "n", "key": 70000}]}})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *BAD_BODIES,
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        GOOD_PACK + b"\0",
+        GOOD_PACK.replace(b"\xa4name", b"\xa4\xff\xffme"),
+        GOOD_PACK.replace(b"\xa1n", b"\xa1\xff"),
+        msgspec.msgpack.encode({"sets": {1: b"x"}}),
+        msgspec.msgpack.encode({"sets": {"a": msgspec.msgpack.Ext(5, b"x")}}),
+        msgspec.msgpack.encode({"sets": {"a": [{"data": msgspec.msgpack.Ext(5, b"x")}]}}),
+    ],
+)
+def test_bad_msgpack(body: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode_msgpack(body, SPECS)
+    assert caught.value.where.startswith(("body", "sets"))
+
+
+def test_msgpack_cut_anywhere_is_refused() -> None:
+    for length in range(len(GOOD_PACK)):
+        with pytest.raises(InvalidInput):
+            decode_msgpack(GOOD_PACK[:length], SPECS)
+
+
+def test_huge_names_are_not_echoed() -> None:
+    for document in ({"sets": {}, "s" * 100_000: 1}, {"sets": {"a": {"t" * 100_000: 1}}}):
+        with pytest.raises(InvalidInput) as caught:
+            decode_json(json.dumps(document).encode(), SPECS)
+        assert len(str(caught.value)) < 500
+
+
+def test_names_of_sets() -> None:
+    check_names({"a": 1, "x": None, "n": 2}, SPECS)
+    with pytest.raises(InvalidInput, match="missing") as caught:
+        check_names({"a": 1, "x": 1}, SPECS)
+    assert caught.value.where == "sets.n"
+    specs = {"image": SetSpec("image")}
+    with pytest.raises(InvalidInput, match="did you mean 'image'"):
+        check_names({"imagee": 1}, specs)
+    with pytest.raises(InvalidInput, match="fixed at registration"):
+        check_names({"image": 1, "weights": 1}, specs, ("weights",))
+
+
+def test_raw_body_is_the_only_item() -> None:
+    sets = decode_raw(b"\0\0\x80?" * 2, "x", SPECS)
+    assert items(sets["x"]) == [("x", 0, b"\0\0\x80?" * 2)]
+    assert sets["a"] is None
+    with pytest.raises(InvalidInput):
+        decode_raw(b"odd", "x", SPECS)
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+RESULT = {
+    "t": ItemSet("t", (Item("p", 3, b"text\n"), Item("q", 0, b"\xff"), Item("r", 0, b"\0"))),
+    "f": ItemSet("f", (Item("f", 0, F12 * 2),), "float32", (-1, 2)),
+    "nan": ItemSet("nan", (Item("f", 0, b"\0\0\xc0\x7f"),), "float32"),
+    "z": ItemSet("z", (Item("z", 0, b"\0" * 8),), "complex64"),
+    "none": None,
+}
+
+
+def test_json_reply() -> None:
+    (body,) = encode_json("id7", RESULT)
+    reply = json.loads(bytes(body))
+    assert reply["id"] == "id7"
+    assert reply["sets"]["t"] == [
+        {"name": "p", "key": 3, "text": "text\n"},
+        {"name": "q", "key": 0, "data": "/w=="},
+        {"name": "r", "key": 0, "data": "AA=="},
+    ]
+    assert reply["sets"]["f"] == [{"name": "f", "key": 0, "numbers": [[1, 2], [1, 2]]}]
+    assert reply["sets"]["nan"] == [{"name": "f", "key": 0, "data": "AADAfw=="}]
+    assert "data" in reply["sets"]["z"][0]
+    assert reply["sets"]["none"] is None
+    assert reply["types"]["f"] == {"dtype": "float32", "shape": [-1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "expected"),
+    [
+        (None, F12, [1, 2]),
+        ((2,), F12, [1, 2]),
+        ((1, 2), F12, [[1, 2]]),
+        ((-1, -1), F12, [1, 2]),
+        ((-1, 2), b"", []),
+        ((), F12[:4], 1),
+    ],
+)
+def test_numbers_take_the_declared_shape(
+    shape: tuple[int, ...] | None, data: bytes, expected: object
+) -> None:
+    (body,) = encode_json("", {"f": ItemSet("f", (Item("f", 0, data),), "float32", shape)})
+    assert json.loads(bytes(body))["sets"]["f"][0]["numbers"] == expected
+
+
+def test_json_reply_is_a_request() -> None:
+    (body,) = encode_json("id7", RESULT)
+    given = json.loads(bytes(body))["sets"]
+    specs = {"f": SetSpec("f", "float32", (-1, 2))}
+    again = decode_json(json.dumps({"sets": given}).encode(), specs)
+    assert items(again["t"]) == items(RESULT["t"])
+    assert again["f"] == RESULT["f"]
+
+
+def test_msgpack_reply_round_trip() -> None:
+    chunks = encode_msgpack("id7", RESULT)
+    id_, sets = decode_reply(b"".join(chunks))
+    assert id_ == "id7"
+    assert {n: s and items(s) for n, s in sets.items()} == {
+        n: s and items(s) for n, s in RESULT.items()
+    }
+    assert sets.f.numpy().tolist() == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, CHUNK_BYTES - 1, CHUNK_BYTES])
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+def test_msgpack_reply_of_any_size(size: int, count: int) -> None:
+    data = bytes(i % 251 for i in range(size))
+    sets = {f"s{i}": ItemSet(f"s{i}", (Item("n", i, data),) * count) for i in range(17)}
+    _, again = decode_reply(b"".join(encode_msgpack("id", sets)))
+    assert [items(s) for s in again.values() if s] == [items(s) for s in sets.values()]
+
+
+def test_large_data_is_not_copied() -> None:
+    data = memoryview(bytearray(CHUNK_BYTES)).toreadonly()
+    chunks = encode_msgpack("id", {"s": ItemSet("s", (Item("n", 0, data),))})
+    assert any(chunk is data for chunk in chunks)
+
+
+def test_request_of_a_client_is_read_without_copies() -> None:
+    item = PackItem(memoryview(b"d" * CHUNK_BYTES), "n", 4, "uint8")
+    body = b"".join(encode_request({"a": (item,), "x": None, "n": {"numbers": [1]}}))
+    sets = decode_msgpack(body, SPECS)
+    assert items(sets["a"]) == [("n", 4, b"d" * CHUNK_BYTES)]
+    assert sets["x"] is None
+    assert items(sets["n"]) == [("n", 0, b"\1\0\0\0")]
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", b"\xc1", b'{"id":"x"}'])
+def test_a_reply_that_is_none(body: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decode_reply(body)
+
+
+# --- negotiation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "codec"),
+    [
+        (b"", Codec.RAW),
+        (b"application/json", Codec.JSON),
+        (b"Application/JSON; charset=utf-8", Codec.JSON),
+        (b"application/x-msgpack", Codec.MSGPACK),
+        (b"multipart/form-data; boundary=x", Codec.MULTIPART),
+    ],
+)
+def test_reader(header: bytes, codec: Codec) -> None:
+    assert reader(header) is codec
+
+
+@pytest.mark.parametrize("header", [b"text/html", b"application/x-www-form-urlencoded", b"\xff;"])
+def test_no_reader(header: bytes) -> None:
+    with pytest.raises(UnsupportedMedia):
+        reader(header)
+
+
+@pytest.mark.parametrize(
+    ("accept", "request_codec", "expected"),
+    [
+        (b"", Codec.JSON, [Codec.JSON]),
+        (b"*/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
+        (b"*/*", Codec.RAW, [Codec.RAW, Codec.JSON]),
+        (b"*/*", Codec.MULTIPART, [Codec.JSON]),
+        (b"application/msgpack", Codec.JSON, [Codec.MSGPACK]),
+        (b"application/octet-stream", Codec.JSON, [Codec.RAW]),
+        (b"text/html, application/json;q=0.5", Codec.RAW, [Codec.JSON]),
+        (
+            b"application/json;q=0.1, application/msgpack;q=0.9",
+            Codec.RAW,
+            [Codec.MSGPACK, Codec.JSON],
+        ),
+        (b"*/*, application/json;q=0", Codec.RAW, [Codec.RAW]),
+    ],
+)
+def test_writers(accept: bytes, request_codec: Codec, expected: list[Codec]) -> None:
+    assert list(writers(accept, request_codec)) == expected
+
+
+@pytest.mark.parametrize("accept", [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x"])
+def test_nothing_acceptable(accept: bytes) -> None:
+    with pytest.raises(NotAcceptable):
+        writers(accept, Codec.JSON)
+
+
+# --- bodies and multipart -----------------------------------------------------------------------
+
+
+def exchange_of(pieces: list[bytes], headers: Mapping[bytes, bytes], ends: bool = True) -> Exchange:
+    """A request whose body comes in pieces; without `ends` the client leaves after them."""
+    messages: list[Message] = [
+        {"type": "http.request", "body": p, "more_body": not ends or i < len(pieces) - 1}
+        for i, p in enumerate(pieces)
+    ]
+    messages.append({"type": "http.disconnect"})
+    stream = iter(messages)
+
+    async def receive() -> Message:
+        return next(stream)
+
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": list(headers.items())}
+    return Exchange(scope, receive)
+
+
+def run(awaitable: Awaitable[Any]) -> Any:
+    async def main() -> Any:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+def body_of(
+    pieces: list[bytes],
+    limit: int = 1000,
+    *,
+    sized: bool = True,
+    ends: bool = True,
+    domain: HeapDomain | None = None,
+    **headers: str,
+) -> Body:
+    known = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
+    if sized:
+        known.setdefault(b"content-length", b"%d" % sum(map(len, pieces)))
+    acquire = (domain or HeapDomain(1 << 20)).acquire
+    return Body(exchange_of(pieces, known, ends), acquire, limit)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("pieces", [[b""], [b"ab"], [b"ab", b"", b"cd"], [b"", b"a"], [b"", b""]])
+def test_body_in_pieces(pieces: list[bytes], sized: bool) -> None:
+    body = body_of(pieces, sized=sized)
+    assert bytes(run(body.read())) == b"".join(pieces)
+
+
+def test_body_in_pieces_lies_in_a_context() -> None:
+    domain = HeapDomain(1 << 20)
+    data = run(body_of([b"ab", b"cd"], domain=domain).read())
+    assert domain.stats().contexts == 1
+    assert data.readonly
+    del data
+    assert domain.stats().contexts == 0
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 5], [b"x" * 5, b"x" * 9, b"x"]])
+def test_body_over_the_limit(pieces: list[bytes], sized: bool) -> None:
+    domain = HeapDomain(1 << 20)
+    body = body_of(pieces, 10, sized=sized, domain=domain)
+    with pytest.raises(TooLarge) as caught:
+        run(body.read())
+    assert caught.value.limit_bytes == 10
+    assert domain.stats().contexts == 0
+
+
+def test_a_body_far_over_the_limit_is_not_heard_out() -> None:
+    body = body_of([b"x"], 10, content_length=str(10**12))
+    with pytest.raises(TooLarge):
+        run(body.read())
+    assert body._exchange.close
+
+
+def test_body_that_the_arena_cannot_hold() -> None:
+    with pytest.raises(ContextFull):
+        run(body_of([b"ab", b"cd"], domain=HeapDomain(3)).read())
+
+
+def test_client_that_leaves() -> None:
+    domain = HeapDomain(1 << 20)
+    body = body_of([b"ab"], ends=False, content_length="100", domain=domain)
+
+    async def read() -> str:
+        try:
+            await body.read()
+        except Cancelled:
+            return "cancelled"
+        return "complete"
+
+    assert run(read()) == "cancelled"
+    assert domain.stats().contexts == 0
+
+
+def test_client_that_stalls() -> None:
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
+    body = Body(Exchange(scope, never), HeapDomain(1).acquire, 10, idle_s=0.01)
+    with pytest.raises(Stalled):
+        run(body.read())
+
+
+def test_content_encoding_is_refused() -> None:
+    with pytest.raises(UnsupportedMedia):
+        body_of([b"x"], content_encoding="gzip")
+
+
+FORM = (
+    b"--B\r\n"
+    b'Content-Disposition: form-data; name="a"; filename="../x.png"\r\n'
+    b"Dandelion-Key: 7\r\n\r\n"
+    b"first\r\n--BUT not the boundary\r\n"
+    b"--B\r\n"
+    b'content-disposition: form-data; name="a"\r\n\r\n'
+    b"\r\n--B\r\n"
+    b'Content-Disposition: form-data; name="n"; filename="\xc3\xa9"\r\n\r\n'
+    b"\1\0\0\0\r\n--B--\r\n"
+)
+
+
+def form(pieces: list[bytes], content_type: str = "multipart/form-data; boundary=B") -> SetMap:
+    body = body_of(pieces, 100_000)
+    sets: SetMap = run(decode_multipart(body, content_type, SPECS))
+    return sets
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+def test_form_cut_anywhere(size: int) -> None:
+    sets = form([FORM[i : i + size] for i in range(0, len(FORM), size)])
+    assert items(sets["a"]) == [
+        ("../x.png", 7, b"first\r\n--BUT not the boundary"),
+        ("1", 0, b""),
+    ]
+    assert items(sets["n"]) == [("é", 0, b"\1\0\0\0")]
+    assert sets["x"] is None
+
+
+def test_form_of_unknown_size() -> None:
+    body = body_of([FORM[:100], FORM[100:]], sized=False)
+    sets = run(decode_multipart(body, "multipart/form-data; boundary=B", SPECS))
+    assert len(sets["a"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("form_body", "content_type"),
+    [
+        (FORM, "multipart/form-data"),
+        (FORM, "multipart/form-data; boundary="),
+        (FORM, "multipart/form-data; boundary=" + "b" * 71),
+        (FORM, "multipart/form-data; boundary=other"),
+        (b"", "multipart/form-data; boundary=B"),
+        (FORM[:-8], "multipart/form-data; boundary=B"),
+        (FORM[:60], "multipart/form-data; boundary=B"),
+        (FORM.replace(b'name="a"', b'nome="a"'), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"form-data", b"attachment"), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"Key: 7", b"Key: -7"), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"Key: 7", b"Key: 4294967296"), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"\xc3\xa9", b"\xff\xff"), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"\1\0\0\0", b"\1\0\0"), "multipart/form-data; boundary=B"),
+        (FORM.replace(b"Dandelion-Key", b"K" * 5000), "multipart/form-data; boundary=B"),
+    ],
+)
+def test_bad_form(form_body: bytes, content_type: str) -> None:
+    with pytest.raises(InvalidInput):
+        form([form_body], content_type)
+
+
+# --- problems -----------------------------------------------------------------------------------
+
+
+def test_problem_names_the_root_and_rebuilds_the_chain() -> None:
+    error = ApplicationFailed("c", "f", 2, 7)
+    error.__cause__ = ContextFull("shared", 10, 3)
+    problem = decode_problem(encode_problem(problem_of(error, "id7")))
+    assert problem is not None
+    assert (problem.type, problem.status) == ("urn:dandelion:error:ContextFull", 507)
+    assert problem.instance == "id7"
+    again = from_record(problem.error)
+    assert isinstance(again, ApplicationFailed)
+    assert isinstance(again.__cause__, ContextFull)
+    assert again.__cause__.free_bytes == 3
+
+
+def test_problem_lists_all_problems() -> None:
+    found = (Problem("a", "first", "f:1:2", 1, 2), Problem("b", "second", nearest="x"))
+    problem = problem_of(Problems(found))
+    assert problem.problems == found
+
+
+def test_problem_with_text_that_is_no_unicode() -> None:
+    problem = decode_problem(encode_problem(problem_of(InvalidInput("w", "bad \ud800 text"))))
+    assert problem is not None
+    assert "\\ud800" in problem.detail
