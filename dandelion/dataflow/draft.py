@@ -1,0 +1,254 @@
+"""A composition while Python code describes it: handles of sets, applications, and their names.
+
+A `Draft` is current while the function under ``@composition`` runs. Handles stand for sets that
+will exist once the composition is invoked; nothing is computed. When the function has returned, the
+draft is closed: sets get names, and a `Composition` comes out.
+
+Names are the same for the same program, and no two sets share one:
+
+- a returned set has the name of its output;
+- every other set that is used is called ``FUNCTION_OUTPUT`` in lower case (``fan_out_requests``),
+  with a number for further uses of a function and wherever that name is taken;
+- outputs that nobody uses have no name: the language drops them.
+
+The language cannot give one set two names. If a set is returned twice, or an input under a name of
+its own, an application of ``_same`` renames it: a composition without applications whose output is
+its input. It costs no instance and copies nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
+
+from dandelion.dataflow.excerpt import with_excerpts
+from dandelion.dataflow.graph import (
+    Application,
+    Binding,
+    Composition,
+    Declaration,
+    Join,
+    Module,
+    Place,
+    Return,
+    Sharding,
+)
+from dandelion.dataflow.rules import Signature, problem
+from dandelion.errors import InvalidComposition, Problem
+
+SAME = Composition("_same", ("set",), ("set",))
+_OWN = {__name__, "dandelion.dataflow.dsl"}
+_current: ContextVar[Draft | None] = ContextVar("draft", default=None)
+
+
+class SetHandle:
+    """A set of a composition that is being described: an input, or an output of an application."""
+
+    __slots__ = ("application", "draft", "name")
+
+    def __init__(self, draft: Draft, name: str, application: DraftApplication | None) -> None:
+        self.draft = draft
+        self.name = name
+        self.application = application
+
+    def __repr__(self) -> str:
+        of = f"{self.application.signature.name}." if self.application else ""
+        return f"<set {of}{self.name}>"
+
+    def __bool__(self) -> bool:
+        refuse("no-value", "a set has no value while the composition is described")
+
+    def __iter__(self) -> Iterator[SetHandle]:
+        hint = "bind it with each(...) to have an instance for each item"
+        refuse("no-value", f"a set has no items while the composition is described; {hint}")
+
+
+@dataclass(slots=True, eq=False)
+class DraftApplication:
+    """One application: what it applies, to which sets, and handles of the outputs asked for."""
+
+    signature: Signature
+    bindings: tuple[DraftBinding, ...]
+    join: Join | None
+    place: Place
+    outputs: dict[str, SetHandle] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class DraftBinding:
+    """An input set bound to a handle."""
+
+    parameter: str
+    source: SetHandle
+    sharding: Sharding
+    optional: bool
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """The composition that is being described."""
+
+    name: str
+    place: Place
+    inputs: dict[str, SetHandle] = field(default_factory=dict)
+    applications: list[DraftApplication] = field(default_factory=list)
+    declarations: list[Declaration] = field(default_factory=list)
+    compositions: list[Composition] = field(default_factory=list)
+    renamed: dict[SetHandle, str] = field(default_factory=dict)
+
+    def add_input(self, name: str) -> SetHandle:
+        """Add an input set."""
+        handle = self.inputs[name] = SetHandle(self, name, None)
+        return handle
+
+    def use(self, module: Module) -> None:
+        """Take over the declarations and compositions that an application refers to."""
+        self.declarations += [d for d in module.declarations if d not in self.declarations]
+        self.compositions += [c for c in module.compositions if c not in self.compositions]
+
+    def close(self, outputs: Mapping[str, SetHandle]) -> Module:
+        """Name all sets; give the composition with all that it needs."""
+        self._rename_where_needed(outputs)
+        names = self._names(outputs)
+        applications = tuple(_application(a, names) for a in self.applications)
+        own = Composition(self.name, tuple(self.inputs), tuple(outputs), applications, self.place)
+        return Module(tuple(self.declarations), (*self.compositions, own))
+
+    def _rename_where_needed(self, outputs: Mapping[str, SetHandle]) -> None:
+        """Put ``_same`` before outputs whose set has another name already."""
+        named: dict[SetHandle, str] = {handle: name for name, handle in self.inputs.items()}
+        for name, handle in outputs.items():
+            if self.inputs.get(name, handle) is not handle:
+                message = f"output '{name}' has the name of an input but is another set"
+                refuse("duplicate-producer", message, self.place)
+            if named.setdefault(handle, name) != name:
+                self._add_same(name, handle)
+
+    def _add_same(self, name: str, handle: SetHandle) -> None:
+        binding = DraftBinding("set", handle, Sharding.ALL, optional=False)
+        signature = Signature(SAME.name, SAME.inputs, SAME.outputs)
+        same = DraftApplication(signature, (binding,), None, self.place)
+        same.outputs["set"] = SetHandle(self, "set", same)
+        self.renamed[same.outputs["set"]] = name
+        self.applications.append(same)
+        self.use(Module(compositions=(SAME,)))
+
+    def _names(self, outputs: Mapping[str, SetHandle]) -> dict[SetHandle, str]:
+        names = {handle: name for name, handle in self.inputs.items()}
+        for name, handle in outputs.items():
+            names.setdefault(handle, name)
+        names.update(self.renamed)
+        taken = {*names.values(), *outputs}
+        used = {b.source for a in self.applications for b in a.bindings}
+        counts: dict[str, int] = {}
+        for application in self.applications:
+            function = application.signature.name
+            count = counts[function] = counts.get(function, 0) + 1
+            base = _snake(function) + (f"_{count}" if count > 1 else "")
+            for output in application.signature.outputs:
+                wanted = application.outputs.get(output)
+                if wanted is not None and wanted in used and wanted not in names:
+                    names[wanted] = _free(f"{base}_{output}", taken)
+                    taken.add(names[wanted])
+        return names
+
+
+@contextlib.contextmanager
+def drafting(name: str, place: Place) -> Iterator[Draft]:
+    """Make a new draft the current one."""
+    draft = Draft(name, place)
+    token = _current.set(draft)
+    try:
+        yield draft
+    finally:
+        _current.reset(token)
+
+
+def current_draft(what: str) -> Draft:
+    """Give the current draft; `what` is the name of what is being applied, for the message."""
+    draft = _current.get()
+    if draft is None:
+        message = f"'{what}' is applied outside of a function under @composition"
+        refuse("outside-composition", message)
+    return draft
+
+
+# --- places and problems ----------------------------------------------------------------------
+
+
+def user_place() -> Place:
+    """Find the expression of the user's program that is being carried out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in _OWN:
+        frame = frame.f_back
+    if frame is None:
+        return Place()
+    positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(positions, (None, None, None, None))
+    return Place(line or frame.f_lineno, (column or 0) + 1, frame.f_code.co_filename)
+
+
+def refuse(
+    code: str,
+    message: str,
+    place: Place | None = None,
+    *,
+    expected: str = "",
+    found: str = "",
+    nearest: str = "",
+) -> NoReturn:
+    """Raise one problem, by default at the user's current expression.
+
+    Raises:
+        InvalidComposition: always.
+    """
+    at = user_place() if place is None else place
+    found_problem = problem(code, message, at, expected=expected, found=found, nearest=nearest)
+    raise InvalidComposition(tuple(with_excerpts([found_problem], python_line)))
+
+
+def python_line(where: Problem) -> str:
+    """Give the line of the user's program that a problem stands in, if it can be read."""
+    file = where.where.rsplit(":", 2)[0]
+    return linecache.getline(file, where.line).rstrip("\n")
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def _application(application: DraftApplication, names: Mapping[SetHandle, str]) -> Application:
+    place = application.place
+    returns = [
+        Return(names[handle], handle.name, place)
+        for handle in _ordered(application)
+        if handle in names
+    ]
+    bindings = [
+        Binding(b.parameter, names[b.source], b.sharding, b.optional, place)
+        for b in application.bindings
+    ]
+    name = application.signature.name
+    return Application(name, tuple(bindings), tuple(returns), application.join, place)
+
+
+def _ordered(application: DraftApplication) -> list[SetHandle]:
+    order = application.signature.outputs
+    return sorted(application.outputs.values(), key=lambda handle: order.index(handle.name))
+
+
+def _snake(name: str) -> str:
+    """``FanOut`` becomes ``fan_out``, ``HTTP`` becomes ``http``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(n for n in itertools.chain([name], numbered) if n not in taken)

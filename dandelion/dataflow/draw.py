@@ -1,0 +1,72 @@
+"""Compositions as pictures: SVG, Mermaid, and JSON for other programs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dandelion.dataflow.draw_layout import graph_of, layers_of
+from dandelion.dataflow.draw_svg import to_svg
+from dandelion.dataflow.graph import Binding, Composition
+
+__all__ = ["to_json", "to_mermaid", "to_svg"]
+
+
+def to_json(composition: Composition) -> str:
+    """Write the graph for other programs: ``name``, ``nodes`` with layers, ``edges``.
+
+    Raises:
+        InvalidComposition: the composition has a loop.
+    """
+    graph = graph_of(composition)
+    layer = layers_of(graph)
+    nodes = [
+        {"id": node, "kind": data["kind"], "label": data["label"], "layer": layer[node]}
+        for node, data in graph.nodes(data=True)
+    ]
+    edges = [
+        {"source": source, "target": target, "set": name, **_binding_fields(binding)}
+        for source, target, data in graph.edges(data=True)
+        for name, binding in data["bindings"]
+    ]
+    view = {"name": composition.name, "nodes": nodes, "edges": edges}
+    return msgspec.json.format(msgspec.json.encode(view), indent=2).decode()
+
+
+def _binding_fields(binding: Binding | None) -> dict[str, str | bool]:
+    if binding is None:
+        return {}
+    return {
+        "parameter": binding.parameter,
+        "sharding": binding.sharding.value,
+        "optional": binding.optional,
+    }
+
+
+def to_mermaid(composition: Composition) -> str:
+    """Write the graph in the language of Mermaid.
+
+    Raises:
+        InvalidComposition: the composition has a loop.
+    """
+    graph = graph_of(composition)
+    ids = {node: f"n{index}" for index, node in enumerate(graph)}
+    shapes = {"input": ("([", "])"), "application": ("[", "]"), "output": ("([", "])")}
+    lines = ["flowchart LR"]
+    for node, data in graph.nodes(data=True):
+        left, right = shapes[data["kind"]]
+        lines.append(f'    {ids[node]}{left}"{_mermaid(data["label"])}"{right}')
+    for source, target, data in graph.edges(data=True):
+        for name, binding in data["bindings"]:
+            lines.append(f"    {ids[source]} {_arrow(name, binding)} {ids[target]}")
+    return "\n".join(lines) + "\n"
+
+
+def _arrow(name: str, binding: Binding | None) -> str:
+    if binding is None:
+        return "-->"
+    text = f'"{_mermaid(name)} {binding.sharding.value}"'
+    return f"-. {text} .->" if binding.optional else f"-- {text} -->"
+
+
+def _mermaid(text: str) -> str:
+    return text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;")
