@@ -40,7 +40,8 @@ class Work:
     Attributes:
         call: what to run.
         done: called once, with the outputs or the error.
-        queued_ns, started_ns, ended_ns: on `time.monotonic_ns`.
+        queued_ns: since when it waited for an engine, on `time.monotonic_ns`; 0 if it did not.
+        started_ns, ended_ns: on `time.monotonic_ns`.
         cancelled: its result is no longer wanted.
         host: who runs it.
     """

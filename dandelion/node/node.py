@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -34,6 +34,7 @@ from dandelion.data import ItemSet, Sets, SetSpec, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.documents import Registered, RegistrationDocument
+from dandelion.driver import Driver
 from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
@@ -45,7 +46,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
-from dandelion.node.engines import EngineStarter, load_backends
+from dandelion.node.engines import Backend, EngineStarter, load_backends
 from dandelion.node.hosts import EngineHost, State
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
@@ -98,15 +99,17 @@ class Node:
 
     Args:
         settings: see `Settings`; by default everything that works here, a catalogue in memory.
+        drivers: further backends, made by the embedding program.
 
     Raises:
         BackendUnavailable, CatalogCorrupt: the catalogue cannot be opened.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
         self.settings = settings or Settings()
         self._partitioning = _partitioning(self.settings.partitioning)
         self._backends, self._missing = load_backends(self.settings)
+        self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
         self.catalog = open_catalog(self.settings.catalog)
         self._arena = SharedDomain(self.settings.arena_bytes)
         self._transfers = Transfers()

@@ -141,7 +141,7 @@ class Pump:
         formats = tuple(code.format for code in run.function.code)
         placed = self._placement.place(formats)
         if placed is not None:
-            self._submit(invocation, run, *placed, time.monotonic_ns())
+            self._submit(invocation, run, *placed, queued_ns=0)
         elif self._placement.hosts(formats):
             waiting = _Waiting(invocation, run, formats, time.monotonic_ns())
             self._placement.wait(formats, waiting)
@@ -244,7 +244,7 @@ def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:
 def _record(invocation: Invocation, run: Run, work: Work, host: EngineHost) -> None:
     trace = invocation.trace
     name = run.application.id
-    if work.started_ns - work.queued_ns > 1000:
+    if work.queued_ns:
         trace.add(Span(name, "queue", work.queued_ns, work.started_ns, run.number))
     trace.add(Span(name, host.facts.name, work.started_ns, work.ended_ns, run.number))
     start_ns = work.started_ns
