@@ -45,7 +45,7 @@ from dandelion.dataflow.rules import Signature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
-_OWN = {__name__, "dandelion.dataflow.dsl"}
+_OWN = {__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"}
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)
 
 

@@ -19,16 +19,21 @@ Source: Sugiyama, Tagawa, Toda, Methods for visual understanding of hierarchical
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
-
 import networkx as nx
 
+from dandelion.dataflow.draw_boxes import (
+    HEADER,
+    PILL,
+    ROW,
+    Box,
+    Layout,
+    Route,
+    shorten,
+    text_width,
+)
+from dandelion.dataflow.draw_place import place_across, place_down, sort_layers
 from dandelion.dataflow.graph import (
     Application,
-    Binding,
     Composition,
     CompositionGraph,
     application_ids,
@@ -37,80 +42,7 @@ from dandelion.dataflow.graph import (
 from dandelion.dataflow.rules import check_composition
 from dandelion.errors import InvalidComposition
 
-HEADER = 30.0  # height of the title of an application
-ROW = 24.0  # height of a line: a port of an application, a slot
-PILL = 30.0  # height of an input or output
-SPACE = 22.0  # between boxes of a layer
-MARGIN = 28.0
-CURVE = 56.0  # least width in which lines change their height
-SWEEPS = 8
 SLOT_LIMIT = 4000  # slots of a picture; beyond that, long lines run straight
-LETTERS = 34  # of a name that are shown
-
-Layers: TypeAlias = "list[list[Box]]"
-
-
-@dataclass(slots=True, eq=False)
-class Box:
-    """An input, output or application, or a slot that a line passes through.
-
-    `x` and `y` are the upper left corner; ports are counted from above.
-    """
-
-    id: str
-    kind: str  # input, output, application, slot
-    title: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    footer: str = ""
-    layer: int = 0
-    width: float = 0.0
-    height: float = ROW
-    x: float = 0.0
-    y: float = 0.0
-
-    def port(self, index: int) -> float:
-        """Height of the middle of a port, below `y`."""
-        return HEADER + (index + 0.5) * ROW if self.kind == "application" else self.height / 2
-
-
-@dataclass(slots=True, eq=False)
-class Route:
-    """A line between two neighbouring layers; the last of its edge has the binding, if any."""
-
-    source: Box
-    source_port: int
-    target: Box
-    target_port: int
-    set_name: str
-    binding: Binding | None = None
-    label: str = ""
-
-    @property
-    def start(self) -> float:
-        """Height at which it begins."""
-        return self.source.y + self.source.port(self.source_port)
-
-    @property
-    def end(self) -> float:
-        """Height at which it ends."""
-        return self.target.y + self.target.port(self.target_port)
-
-
-@dataclass(slots=True, eq=False)
-class Layout:
-    """A picture: layers of boxes, lines between them, and the size of it all.
-
-    Lines leave layer i level as far as `leaves[i]`, where its widest box ends, and come into it level
-    from `bends[i]` on, with their labels; what lies between is a curve.
-    """
-
-    layers: Layers
-    routes: list[Route] = field(default_factory=list)
-    bends: list[float] = field(default_factory=list)
-    leaves: list[float] = field(default_factory=list)
-    width: float = 0.0
-    height: float = 0.0
 
 
 def graph_of(composition: Composition) -> CompositionGraph:
@@ -146,9 +78,9 @@ def arrange(composition: Composition, label: dict[str, str], footer: dict[str, s
     for box in boxes.values():
         layout.layers[box.layer].append(box)
     _route(layout, composition, boxes, label)
-    _order(layout)
-    _place_down(layout)
-    _place_across(layout)
+    sort_layers(layout)
+    place_down(layout)
+    place_across(layout)
     return layout
 
 
@@ -165,28 +97,6 @@ def layers_of(graph: CompositionGraph) -> dict[str, int]:
     last = 1 + max((layer[n] for n, kind in kinds.items() if kind != "output"), default=0)
     fixed = {"input": 0, "output": last}
     return {node: fixed.get(kind, layer[node]) for node, kind in kinds.items()}
-
-
-def text_width(text: str, size: float) -> float:
-    """Estimate the width of a text in pixels, on the wide side for usual sans-serif fonts."""
-    return sum(_letter_width(c) for c in text) * size
-
-
-def _letter_width(letter: str) -> float:
-    if letter in "fijlrtI1.,:;|()[]' ":
-        return 0.42
-    if letter in "mwMW@%" or ord(letter) > 0x2FF:
-        return 1.0
-    return 0.74 if letter.isupper() or letter == "_" else 0.64
-
-
-def shorten(name: str) -> str:
-    """Leave the middle of a long name out."""
-    half = (LETTERS - 1) // 2
-    return name if len(name) <= LETTERS else f"{name[:half]}…{name[-half:]}"
-
-
-# --- boxes and lines --------------------------------------------------------------------------
 
 
 def _boxes(composition: Composition, footer: dict[str, str]) -> dict[str, Box]:
@@ -270,128 +180,3 @@ def _ends(
         box = boxes[f"out:{name}"]
         ends.setdefault(name, []).append(Route(box, 0, box, 0, name))
     return {name: found for name, found in ends.items() if name in known}
-
-
-# --- order ------------------------------------------------------------------------------------
-
-
-def _order(layout: Layout) -> None:
-    """Sort each layer so that few lines cross."""
-    layers = layout.layers
-    best, fewest = [list(layer) for layer in layers], _crossings(layout)
-    for sweep in range(SWEEPS):
-        forward = sweep % 2 == 0
-        for layer in layers[1:] if forward else reversed(layers[:-1]):
-            _sort(layout, layer, forward)
-        crossings = _crossings(layout)
-        if crossings < fewest:
-            best, fewest = [list(layer) for layer in layers], crossings
-    layout.layers = best
-
-
-def _sort(layout: Layout, layer: list[Box], forward: bool) -> None:
-    rank = _ranks(layout.layers)
-    places: dict[Box, list[float]] = {}
-    for route in layout.routes:
-        here, there = (route.target, route.source) if forward else (route.source, route.target)
-        port = route.source_port if forward else route.target_port
-        places.setdefault(here, []).append(rank[there] + port / 64)
-    own = {box: float(index) for index, box in enumerate(layer)}
-    layer.sort(key=lambda b: sum(places[b]) / len(places[b]) if b in places else own[b])
-
-
-def _ranks(layers: Layers) -> dict[Box, int]:
-    return {box: index for layer in layers for index, box in enumerate(layer)}
-
-
-def _crossings(layout: Layout) -> int:
-    rank = _ranks(layout.layers)
-    between: dict[int, list[tuple[tuple[int, int], tuple[int, int]]]] = {}
-    for r in layout.routes:
-        ends = ((rank[r.source], r.source_port), (rank[r.target], r.target_port))
-        between.setdefault(r.target.layer, []).append(ends)
-    return sum(_inversions(end for _, end in sorted(lines)) for lines in between.values())
-
-
-def _inversions(values: Iterable[tuple[int, int]]) -> int:
-    seen: list[tuple[int, int]] = []
-    count = 0
-    for value in values:
-        at = bisect.bisect_right(seen, value)
-        count += len(seen) - at
-        seen.insert(at, value)
-    return count
-
-
-# --- places -----------------------------------------------------------------------------------
-
-
-def _place_down(layout: Layout) -> None:
-    for layer in layout.layers:
-        _settle(layer, [0.0] * len(layer))
-    for sweep in range(SWEEPS):
-        forward = sweep % 2 == 0
-        layers = layout.layers[1:] if forward else layout.layers[-2::-1]
-        wishes = _neighbours(layout, forward)
-        for layer in layers:
-            _settle(layer, [_wish(box, wishes.get(box, []), forward) for box in layer])
-    top = min((box.y for layer in layout.layers for box in layer), default=0.0)
-    for layer in layout.layers:
-        for box in layer:
-            box.y += MARGIN - top
-    bottom = max((b.y + b.height for layer in layout.layers for b in layer), default=0.0)
-    layout.height = bottom + MARGIN
-
-
-def _neighbours(layout: Layout, forward: bool) -> dict[Box, list[Route]]:
-    found: dict[Box, list[Route]] = {}
-    for route in layout.routes:
-        found.setdefault(route.target if forward else route.source, []).append(route)
-    return found
-
-
-def _wish(box: Box, routes: list[Route], forward: bool) -> float:
-    """Where a box would lie so that its lines are level, on average."""
-    shifts = [route.start - route.end for route in routes]
-    mean = sum(shifts) / len(shifts) if shifts else 0.0
-    return box.y + (mean if forward else -mean)
-
-
-def _settle(layer: list[Box], wishes: list[float]) -> None:
-    """Place boxes as near to their wishes as their order and the space between them allow."""
-    offset = 0.0
-    groups: list[tuple[float, int]] = []  # mean of what is wished, number of boxes
-    offsets = []
-    for box, wish in zip(layer, wishes, strict=True):
-        offsets.append(offset)
-        groups.append((wish - offset, 1))
-        while len(groups) > 1 and groups[-2][0] > groups[-1][0]:
-            (upper, many), (lower, few) = groups[-2:]
-            groups[-2:] = [((upper * many + lower * few) / (many + few), many + few)]
-        offset += box.height + (SPACE if box.kind != "slot" else 0.0)
-    levels = [level for level, count in groups for _ in range(count)]
-    for box, level, start in zip(layer, levels, offsets, strict=True):
-        box.y = level + start
-
-
-def _place_across(layout: Layout) -> None:
-    x = MARGIN
-    into: dict[int, list[Route]] = {}
-    for route in layout.routes:
-        into.setdefault(route.target.layer, []).append(route)
-    for number, layer in enumerate(layout.layers):
-        routes = into.get(number, [])
-        drop = max((abs(route.end - route.start) for route in routes), default=0.0)
-        labels = max((text_width(route.label, 11) for route in routes), default=0.0)
-        if number:
-            x += CURVE + min(drop / 6, 120.0)
-        layout.bends.append(x)
-        x += labels + 20 if number else 0.0
-        width = max((box.width for box in layer), default=0.0)
-        for box in layer:
-            box.x = x + (width - box.width if box.kind == "input" else 0.0)
-            if box.kind == "slot":
-                box.width = width
-        x += width
-        layout.leaves.append(x)
-    layout.width = x + MARGIN

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from html import escape
 
-from dandelion.dataflow.draw_layout import (
-    HEADER,
-    MARGIN,
-    Box,
-    Layout,
-    Route,
-    arrange,
-    shorten,
-    text_width,
-)
+from dandelion.dataflow.draw_boxes import HEADER, Box, Layout, Route, shorten, text_width
+from dandelion.dataflow.draw_layout import arrange
+from dandelion.dataflow.draw_place import MARGIN
 from dandelion.dataflow.graph import Binding, Composition, Sharding, application_ids
 from dandelion.dataflow.printer import print_binding, print_join
 

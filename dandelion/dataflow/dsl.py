@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, overload
 
 from dandelion.data import SetSpec
 from dandelion.dataflow.draft import (
@@ -27,6 +26,23 @@ from dandelion.dataflow.draft import (
     user_place,
 )
 from dandelion.dataflow.draw import to_svg
+from dandelion.dataflow.dsl_sets import (
+    ApplicationHandle,
+    BoundSet,
+    JoinChain,
+    Returned,
+    SetLike,
+    UnknownOutput,
+    all_,
+    any_each,
+    any_keyed,
+    bound_set,
+    each,
+    join,
+    keyed,
+    only_set,
+    optional,
+)
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
     NOWHERE,
@@ -36,190 +52,40 @@ from dandelion.dataflow.graph import (
     Module,
     Place,
     Sharding,
-    Strategy,
 )
 from dandelion.dataflow.language import parse_signature
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.rules import Signature, meant, problem
+from dandelion.dataflow.rules import Signature, meant
 from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidComposition
 
+__all__ = [
+    "RESULT",
+    "ApplicationHandle",
+    "BoundSet",
+    "CompositionHandle",
+    "Described",
+    "FunctionHandle",
+    "JoinChain",
+    "Returned",
+    "SetHandle",
+    "SetLike",
+    "UnknownOutput",
+    "all_",
+    "any_each",
+    "any_keyed",
+    "composition",
+    "each",
+    "functions",
+    "handle_of",
+    "http",
+    "join",
+    "keyed",
+    "optional",
+]
+
 RESULT = "result"
 """Name of the output of a composition that returns a set and not a dict."""
-
-
-@dataclass(slots=True, frozen=True)
-class BoundSet:
-    """A set with the way in which it is to be bound. `sharding` is None while nobody chose one."""
-
-    source: SetHandle
-    sharding: Sharding | None = None
-    optional: bool = False
-
-
-class ApplicationHandle:
-    """One application: its output sets are attributes, or items where Python needs the name.
-
-    An application with a single output set can be used wherever a set can.
-    """
-
-    __slots__ = ("_application", "_draft")
-
-    def __init__(self, draft: Draft, application: DraftApplication) -> None:
-        self._draft = draft
-        self._application = application
-
-    def __getattr__(self, name: str) -> SetHandle:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[name]
-
-    def __getitem__(self, name: str) -> SetHandle:
-        application = self._application
-        signature = application.signature
-        if name not in signature.outputs:
-            raise _no_such_output(signature, name)
-        if name not in application.outputs:
-            application.outputs[name] = SetHandle(self._draft, name, application)
-        return application.outputs[name]
-
-    def __dir__(self) -> list[str]:
-        return list(self._application.signature.outputs)
-
-    def __repr__(self) -> str:
-        return f"<application of {self._application.signature}>"
-
-
-SetLike: TypeAlias = SetHandle | ApplicationHandle | BoundSet
-Returned: TypeAlias = SetHandle | ApplicationHandle | Mapping[str, SetHandle | ApplicationHandle]
-
-
-class UnknownOutput(InvalidComposition, AttributeError):
-    """An application was asked for an output set that its function does not have."""
-
-
-def _no_such_output(signature: Signature, name: str) -> UnknownOutput:
-    message = f"'{signature.name}' has no output set '{name}'"
-    known = ", ".join(f"'{s}'" for s in signature.outputs) or "no output set at all"
-    near = meant(name, signature.outputs)
-    found = problem("unknown-return", message, user_place(), expected=known, nearest=near)
-    return UnknownOutput(tuple(with_excerpts([found], python_line)))
-
-
-# --- how sets are bound -----------------------------------------------------------------------
-
-
-def all_(value: SetLike) -> BoundSet:
-    """Give every instance the whole set. This is the default."""
-    return _sharded(value, Sharding.ALL)
-
-
-def each(value: SetLike) -> BoundSet:
-    """Run an instance for each item."""
-    return _sharded(value, Sharding.EACH)
-
-
-def keyed(value: SetLike) -> BoundSet:
-    """Run an instance for each key."""
-    return _sharded(value, Sharding.KEYED)
-
-
-def any_each(value: SetLike) -> BoundSet:
-    """Spread the items over as many instances as the platform finds right."""
-    return _sharded(value, Sharding.ANY_EACH)
-
-
-def any_keyed(value: SetLike) -> BoundSet:
-    """Spread the keys over as many instances as the platform finds right."""
-    return _sharded(value, Sharding.ANY_KEYED)
-
-
-def optional(value: SetLike) -> BoundSet:
-    """Let the application run even if the set has no items."""
-    return replace(_bound(value), optional=True)
-
-
-def _sharded(value: SetLike, sharding: Sharding) -> BoundSet:
-    bound = _bound(value)
-    if bound.sharding is not None:
-        message = f"the set is bound with '{bound.sharding.value}' already"
-        refuse("two-shardings", message, found=f"'{sharding.value}'")
-    return replace(bound, sharding=sharding)
-
-
-def _bound(value: object) -> BoundSet:
-    return value if isinstance(value, BoundSet) else BoundSet(_set(value))
-
-
-def _set(value: object, place: Place | None = None) -> SetHandle:
-    """Take a set, or the only output of an application."""
-    if isinstance(value, SetHandle):
-        return value
-    if not isinstance(value, ApplicationHandle):
-        refuse(
-            "not-a-set",
-            "a set of the composition is needed",
-            found=f"{type(value).__name__} {value!r:.60}",
-        )
-    signature = value._application.signature
-    if len(signature.outputs) != 1:
-        sets = ", ".join(f".{name}" for name in signature.outputs) or "it has no output sets"
-        message = f"'{signature.name}' does not have exactly one output set; say which one"
-        refuse("not-a-set", message, place, expected=sets)
-    return value[signature.outputs[0]]
-
-
-@dataclass(slots=True, frozen=True)
-class JoinChain:
-    """Keyed sets that are joined from left to right, as ``by a inner b left c`` in the language.
-
-    Each method adds one input set, by name. A set without a sharding is bound with ``keyed``.
-    """
-
-    sets: dict[str, BoundSet]
-    strategies: tuple[Strategy, ...] = ()
-
-    def cross(self, /, **operand: SetLike) -> JoinChain:
-        """Pair every key so far with every key of this set."""
-        return self._add(Strategy.CROSS, operand)
-
-    def inner(self, /, **operand: SetLike) -> JoinChain:
-        """Keep the keys that both sides have."""
-        return self._add(Strategy.INNER, operand)
-
-    def left(self, /, **operand: SetLike) -> JoinChain:
-        """Keep the keys so far."""
-        return self._add(Strategy.LEFT, operand)
-
-    def right(self, /, **operand: SetLike) -> JoinChain:
-        """Keep the keys of this set."""
-        return self._add(Strategy.RIGHT, operand)
-
-    def full(self, /, **operand: SetLike) -> JoinChain:
-        """Keep the keys of either side."""
-        return self._add(Strategy.FULL, operand)
-
-    def _add(self, strategy: Strategy, operand: Mapping[str, SetLike]) -> JoinChain:
-        added = _operand(operand)
-        for name in added:
-            if name in self.sets:
-                refuse("join-duplicate", f"'{name}' is joined twice")
-        return JoinChain({**self.sets, **added}, (*self.strategies, strategy))
-
-
-def join(**operand: SetLike) -> JoinChain:
-    """Begin a join: ``merge(join(pages=a).inner(names=b).left(dates=c), style=style)``."""
-    return JoinChain(_operand(operand))
-
-
-def _operand(operand: Mapping[str, SetLike]) -> dict[str, BoundSet]:
-    if len(operand) != 1:
-        refuse("join-shape", "a step of a join takes one set by name", found=f"{len(operand)}")
-    bound = {name: _bound(value) for name, value in operand.items()}
-    return {n: b if b.sharding else replace(b, sharding=Sharding.KEYED) for n, b in bound.items()}
-
-
-# --- what can be applied ----------------------------------------------------------------------
 
 
 class _Applicable:
@@ -264,7 +130,7 @@ class _Applicable:
         for name in chain.sets:
             if name in sets:
                 refuse("duplicate-parameter", f"input set '{name}' of '{self.name}' is bound twice")
-        bound = chain.sets | {name: _bound(value) for name, value in sets.items()}
+        bound = chain.sets | {name: bound_set(value) for name, value in sets.items()}
         for name, value in bound.items():
             self._check(draft, name, value)
         bindings = tuple(
@@ -449,7 +315,7 @@ def _outputs(draft: Draft, returned: object) -> dict[str, SetHandle]:
         if not isinstance(name, str) or not isinstance(value, (SetHandle, ApplicationHandle)):
             found = f"{name!r:.40}: {value!r:.60}" if returned is named else f"{value!r:.60}"
             refuse("bad-return", what, draft.place, found=found)
-        outputs[name] = _set(value, draft.place)
+        outputs[name] = only_set(value, draft.place)
         if outputs[name].draft is not draft:
             message = f"output '{name}' of '{draft.name}' is a set of another composition"
             refuse("foreign-set", message, draft.place)
