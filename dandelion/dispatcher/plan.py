@@ -34,6 +34,7 @@ class ApplicationPlan:
         needs: ids of the different sets that must be known before it can run.
         waits: how many these are.
         output_names: names of the target's outputs.
+        formats: formats of a function's code objects, best first; empty for a composition.
     """
 
     id: str
@@ -46,6 +47,7 @@ class ApplicationPlan:
     needs: tuple[int, ...]
     waits: int
     output_names: tuple[str, ...]
+    formats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +132,7 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         tuple(range(len(given))),
         len(given),
         function.output_names,
+        _formats(function),
     )
     set_count = len(given) + len(outputs)
     return CompositionPlan(
@@ -145,21 +148,15 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
     )
 
 
-def target_inputs(target: Target) -> tuple[str, ...]:
-    """Names of the input sets of a target, in order."""
-    return tuple(s.name for s in target.inputs)
-
-
-def target_outputs(target: Target) -> tuple[str, ...]:
-    """Names of the output sets of a target, in order."""
-    return target.output_names
+def _formats(target: Target) -> tuple[str, ...]:
+    return tuple(c.format for c in target.code) if isinstance(target, FunctionSpec) else ()
 
 
 def _compile_application(
     index: int, name: str, application: Application, target: Target, ids: dict[str, int]
 ) -> ApplicationPlan:
-    inputs = target_inputs(target)
-    outputs = target_outputs(target)
+    inputs = tuple(s.name for s in target.inputs)
+    outputs = target.output_names
     bound = {binding.parameter: binding for binding in application.bindings}
     sources = tuple(ids[bound[p].source] if p in bound else None for p in inputs)
     shardings = [bound[p].sharding if p in bound else None for p in inputs]
@@ -179,6 +176,7 @@ def _compile_application(
         needs,
         len(needs),
         outputs,
+        _formats(target),
     )
 
 

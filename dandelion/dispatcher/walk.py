@@ -1,8 +1,8 @@
 """The walk of one invocation: a pure state machine, events in, instructions out.
 
 Events are the methods `start`, `finished`, `failed` and `cancel`; each gives a list of
-instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever drives
-a walk calls it from one thread at a time.
+instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever
+drives a walk calls it from one thread at a time.
 
 Life of an application within a frame (a frame is one run of a composition)::
 

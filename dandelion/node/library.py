@@ -44,7 +44,7 @@ class Library:
         self._transfers = transfers
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
         self._generation = catalog.generation
-        self._functions: OrderedDict[tuple[str, int, int], Function] = OrderedDict()
+        self._functions: OrderedDict[tuple[str, int, str], Function] = OrderedDict()
         self._lock = threading.RLock()
 
     def find(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
@@ -92,27 +92,28 @@ class Library:
 
         return compile_composition(composition, target)
 
-    def function(self, spec: FunctionSpec, index: int) -> Function:
-        """Load a function with its code object number `index`.
+    def function(self, spec: FunctionSpec, code_format: str) -> Function:
+        """Load a function with its first code object of a format.
 
         Raises:
             CatalogCorrupt, Unknown: a blob is damaged or gone.
             ContextFull: static sets do not fit into the domain.
         """
-        slot = (spec.name, spec.version, index)
+        slot = (spec.name, spec.version, code_format)
+        try:  # without the lock, which only guards changes: this is on the path of every call
+            self._functions.move_to_end(slot)
+            return self._functions[slot]
+        except KeyError:
+            pass
         with self._lock:
-            function = self._functions.get(slot)
-            if function is not None:
-                self._functions.move_to_end(slot)
-                return function
-            function = self._load(spec, index)
+            function = self._load(spec, code_format)
             self._functions[slot] = function
             if len(self._functions) > LOADED_LIMIT:
                 self._functions.popitem(last=False)
             return function
 
-    def _load(self, spec: FunctionSpec, index: int) -> Function:
-        code = spec.code[index]
+    def _load(self, spec: FunctionSpec, code_format: str) -> Function:
+        code = next(c for c in spec.code if c.format == code_format)
         blob = self.catalog.blob
         names = [s for s in spec.inputs if s.name in spec.static]
         static = self._transfers.place(tuple(self._static(spec, s) for s in names), self._domain)

@@ -113,10 +113,10 @@ class Node:
         self.catalog = open_catalog(self.settings.catalog)
         self._arena = SharedDomain(self.settings.arena_bytes)
         self._transfers = Transfers()
-        drivers = {f: b.driver for b in self._backends for f in b.driver.formats}
+        checkers = {f: b.driver for b in self._backends for f in b.driver.formats}
         platform = {f.name: f for b in self._backends for f in b.driver.functions()}
         self._library = Library(self.catalog, platform, self._arena, self._transfers)
-        self._registrar = Registrar(self.catalog, platform, drivers)
+        self._registrar = Registrar(self.catalog, platform, checkers)
         self._traces = TraceStore(self.settings.keep_traces)
         self._pump = Pump(self._library, self._arena, self._traces)
         self._registering = threading.Lock()

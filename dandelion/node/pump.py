@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import ParamSpec
 
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
 from dandelion.driver import Call, InstanceSets
 from dandelion.errors import DandelionError, InternalError, NoEngine
-from dandelion.function import Function, FunctionSpec
+from dandelion.function import Function
 from dandelion.memory import MemoryDomain
 from dandelion.node.hosts import EngineHost, State, Work
 from dandelion.node.invocation import Invocation
@@ -27,6 +28,8 @@ from dandelion.node.library import Library
 from dandelion.node.metrics import InvocationCounts
 from dandelion.node.placement import FifoPlacement
 from dandelion.node.traces import Span, TraceStore
+
+P = ParamSpec("P")
 
 
 class Pump:
@@ -70,11 +73,11 @@ class Pump:
     def start(self, invocation: Invocation, inputs: tuple[ItemSet | None, ...]) -> None:
         """Begin an invocation."""
         self.running.add(invocation)
-        self._step(invocation, lambda: invocation.walk.start(inputs))
+        self._step(invocation, invocation.walk.start, inputs)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation before its time."""
-        self._step(invocation, lambda: invocation.walk.cancel(error))
+        self._step(invocation, invocation.walk.cancel, error)
 
     def add_host(self, host: EngineHost) -> None:
         """Use a host; it may be starting still."""
@@ -107,7 +110,7 @@ class Pump:
         _record(invocation, run, work, host)
         invocation.calls.pop(run.instance, None)
         if outputs is not None:
-            self._step(invocation, lambda: invocation.walk.finished(run.instance, outputs))
+            self._step(invocation, invocation.walk.finished, run.instance, outputs)
         elif error is not None:
             self._fail(invocation, run, error)
         self._feed(host)
@@ -115,12 +118,18 @@ class Pump:
     # --- steps --------------------------------------------------------------------------------
 
     def _fail(self, invocation: Invocation, run: Run, error: DandelionError) -> None:
-        self._step(invocation, lambda: invocation.walk.failed(run.instance, error))
+        self._step(invocation, invocation.walk.failed, run.instance, error)
 
-    def _step(self, invocation: Invocation, step: Callable[[], list[Instruction]]) -> None:
+    def _step(
+        self,
+        invocation: Invocation,
+        step: Callable[P, list[Instruction]],
+        *event: P.args,
+        **_: P.kwargs,
+    ) -> None:
         """Step a walk and carry out what it says. A bug ends its invocation, nothing else."""
         try:
-            for instruction in step():
+            for instruction in step(*event, **_):
                 self._carry_out(invocation, instruction)
         except Exception as error:
             failure = error if isinstance(error, DandelionError) else _bug(error)
@@ -138,7 +147,7 @@ class Pump:
             self._stop(invocation, instruction)
 
     def _run(self, invocation: Invocation, run: Run) -> None:
-        formats = tuple(code.format for code in run.function.code)
+        formats = run.application.formats
         placed = self._placement.place(formats)
         if placed is not None:
             self._submit(invocation, run, *placed, queued_ns=0)
@@ -153,7 +162,7 @@ class Pump:
         self, invocation: Invocation, run: Run, host: EngineHost, code_format: str, queued_ns: int
     ) -> None:
         try:
-            function = self._function(run.function, code_format)
+            function = self._library.function(run.function, code_format)
         except DandelionError as error:
             self._events.append(partial(self._fail, invocation, run, error))
             return
@@ -176,10 +185,6 @@ class Pump:
         work = Work(call, done, queued_ns)
         invocation.calls[run.instance] = work
         host.submit(work)
-
-    def _function(self, spec: FunctionSpec, code_format: str) -> Function:
-        index = next(i for i, code in enumerate(spec.code) if code.format == code_format)
-        return self._library.function(spec, index)
 
     def _feed(self, host: EngineHost) -> None:
         """Give a host what waits for it."""
@@ -214,7 +219,7 @@ class Pump:
 
     def _no_engine(self, run: Run) -> DandelionError:
         """Say why nothing here runs a function: the reason of a backend, if one has one."""
-        formats = tuple(code.format for code in run.function.code)
+        formats = run.application.formats
         for host in self.hosts:
             if host.error is not None and not host.formats.isdisjoint(formats):
                 return host.error
