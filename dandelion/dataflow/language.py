@@ -25,7 +25,8 @@ from dandelion.dataflow.graph import (
     Sharding,
     Strategy,
 )
-from dandelion.dataflow.syntax import diagnose, parser
+from dandelion.dataflow.syntax import diagnose
+from dandelion.dataflow.syntax_words import parser
 from dandelion.errors import InvalidComposition
 
 Children: TypeAlias = list[Any]

@@ -15,47 +15,37 @@ and replaced, so they do not get a second message.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable
-from pathlib import Path
 
-from lark import Lark, Token
+from lark import Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dandelion.dataflow.excerpt import excerpt
 from dandelion.dataflow.graph import Place
-from dandelion.errors import Problem, nearest
+from dandelion.dataflow.syntax_words import (
+    END,
+    MEANT,
+    expected_words,
+    nearest_word,
+    parser,
+    printable,
+)
+from dandelion.errors import Problem
 
 LIMIT = 20  # problems reported of one text
 KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})
-END = "$END"
-MEANT = {"->": "=>", "outer": "full"}  # what people write for what, though it looks different
 _BAD = re.compile(r"->|\w+|[^\s\w(){},;=#]+|.", re.DOTALL)
 _OPEN_BODY = (
     ("COMPOSITION", "composition"),
     ("WORD", "_"),
     ("LPAR", "("),
     ("RPAR", ")"),
-    ("ARROW", "=>"),
+    ("_ARROW", "=>"),
     ("LPAR", "("),
     ("RPAR", ")"),
     ("LBRACE", "{"),
 )
-
-
-@functools.cache
-def parser() -> Lark:
-    """Give the parser of the language; its tables are made on first use."""
-    grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", lexer="basic", start=["module", "signature"])
-
-
-@functools.cache
-def _spellings() -> dict[str, str]:
-    """How each terminal with one spelling is written."""
-    return {t.name: t.pattern.value for t in parser().terminals if t.pattern.type == "str"}
 
 
 def diagnose(text: str, file: str, start: str, place: Place | None = None) -> list[Problem]:
@@ -116,7 +106,7 @@ class _Reading:
     def _report_word(self, bad: str, line: int, column: int) -> None:
         meant = MEANT.get(bad, "")
         rule = f"'{meant}'" if meant else "names of ASCII letters, digits and '_', or a sign"
-        message = f"cannot read '{_printable(bad)}'"
+        message = f"cannot read '{printable(bad)}'"
         self._add(message, line, column, len(bad), expected=rule, nearest=meant)
 
     # --- structure --------------------------------------------------------------------------
@@ -219,7 +209,7 @@ class _Reading:
 
     def _open_body(self) -> None:
         for kind, text in _OPEN_BODY:
-            self._feed(Token("__ANON_0" if kind == "ARROW" else kind, text))
+            self._feed(Token(kind, text))
         self._composition = ""
 
     # --- messages ---------------------------------------------------------------------------
@@ -237,9 +227,9 @@ class _Reading:
             token.line or 1,
             token.column or 1,
             len(token),
-            expected=_expected(accepted),
+            expected=expected_words(accepted),
             found=found,
-            nearest=_nearest(str(token), accepted),
+            nearest=nearest_word(str(token), accepted),
         )
 
     def _context(self) -> str:
@@ -284,31 +274,3 @@ def _copy(state: InteractiveParser) -> InteractiveParser:
     # The trees under way are shared, not copied: nobody reads them after a problem.
     copied: InteractiveParser = state.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]  # as above
     return copied
-
-
-def _expected(accepted: Iterable[str]) -> str:
-    """Say ``a name``, ``';' or 'by'``; keywords count as names where any name may stand."""
-    spelled = _spellings()
-    words = set(accepted)
-    if "WORD" in words:
-        words = {w for w in words if not spelled.get(w, "").isalpha()}
-    signs = [w for w in spelled if not spelled[w].isalpha()]
-    order = ["WORD", *signs, *(w for w in spelled if w not in signs), END]
-    said = {"WORD": "a name", END: "the end of the text"}
-    parts = [said.get(w) or f"'{spelled[w]}'" for w in sorted(words, key=order.index)]
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
-
-
-def _nearest(found: str, accepted: set[str]) -> str:
-    if "WORD" in accepted:
-        return ""
-    spelled = _spellings()
-    known = {spelled[w].lower(): spelled[w] for w in accepted if w in spelled}
-    meant = MEANT.get(found, "")
-    if meant in known:
-        return known[meant]
-    return known.get(nearest(found.lower(), known) or "", "")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:40])

@@ -1,0 +1,57 @@
+"""The parser of the language, and its terminals in words for people."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+from lark import Lark
+
+from dandelion.errors import nearest
+
+END = "$END"
+MEANT = {"->": "=>", "outer": "full"}  # what people write for what, though it looks different
+
+
+@functools.cache
+def parser() -> Lark:
+    """Give the parser of the language; its tables are made on first use."""
+    grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
+    return Lark(grammar, parser="lalr", lexer="basic", start=["module", "signature"])
+
+
+@functools.cache
+def spellings() -> dict[str, str]:
+    """Say how each terminal with one spelling is written."""
+    return {t.name: t.pattern.value for t in parser().terminals if t.pattern.type == "str"}
+
+
+def expected_words(accepted: Iterable[str]) -> str:
+    """Say ``a name``, ``';' or 'by'``; keywords count as names where any name may stand."""
+    spelled = spellings()
+    words = set(accepted)
+    if "WORD" in words:
+        words = {w for w in words if not spelled.get(w, "").isalpha()}
+    signs = [w for w in spelled if not spelled[w].isalpha()]
+    order = ["WORD", *signs, *(w for w in spelled if w not in signs), END]
+    said = {"WORD": "a name", END: "the end of the text"}
+    parts = [said.get(w) or f"'{spelled[w]}'" for w in sorted(words, key=order.index)]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def nearest_word(found: str, accepted: set[str]) -> str:
+    """Give the accepted keyword or sign that was most likely meant, or an empty text."""
+    if "WORD" in accepted:
+        return ""
+    spelled = spellings()
+    known = {spelled[w].lower(): spelled[w] for w in accepted if w in spelled}
+    meant = MEANT.get(found, "")
+    if meant in known:
+        return known[meant]
+    return known.get(nearest(found.lower(), known) or "", "")
+
+
+def printable(text: str) -> str:
+    """Show a word of the text, cut and without control characters."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:40])
