@@ -1,0 +1,230 @@
+"""The engine: one sandbox for each call, watched until it replies or breaks a rule or a limit.
+
+Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
+call cannot leave anything for the next one. What an end means is decided in this order: the call
+was cancelled; it tried what it may not; it ran out of time; it replied; it died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.errors import (
+    BadOutput,
+    Cancelled,
+    DandelionError,
+    EngineDied,
+    Raised,
+    TimedOut,
+    Unauthorized,
+)
+
+from . import modules, outcome, wire  # noqa: TID251 (a sibling)
+from .nurseries import Nurseries  # noqa: TID251 (a sibling)
+from .nursery import ImportFailed, NoSandbox, Nursery, Sandbox  # noqa: TID251 (a sibling)
+from .programs import Programs  # noqa: TID251 (a sibling)
+from .syscalls import Architecture  # noqa: TID251 (a sibling)
+from .watch import End, Watch  # noqa: TID251 (a sibling)
+
+_EXIT_GRACE_S = 0.25
+_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write: linux/fcntl.h
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(slots=True)
+class _Running:
+    """The call that an engine runs; `sandbox` is None until there is one."""
+
+    call_id: int
+    sandbox: Sandbox | None = None
+    cancelled: bool = False
+
+
+class ProcessEngine(Engine):
+    """Runs Python functions, each call in a sandbox of its own.
+
+    Args:
+        name: for errors, metrics and traces.
+        nurseries: where sandboxes come from; shared by a few engines.
+        programs: compiled functions; shared by all.
+        architecture: system calls of this machine.
+    """
+
+    def __init__(
+        self, name: str, nurseries: Nurseries, programs: Programs, architecture: Architecture
+    ) -> None:
+        self.name = name
+        self._nurseries = nurseries
+        self._programs = programs
+        self._architecture = architecture
+        self._buffer = bytearray(wire.PREFIX.size + wire.INLINE_BYTES + 1)
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        self._closed = False
+        nurseries.join()
+
+    def _run(self, call: Call) -> InstanceSets:
+        running = _Running(call.id)
+        with self._lock:
+            if self._closed:
+                raise EngineDied(self.name, "it was closed")
+            self._running = running
+        try:
+            imports = modules.declared(call.function.code.options.get("imports", ""))
+            with self._nurseries.use(imports) as nursery:
+                return self._run_in(nursery, call, running)
+        finally:
+            with self._lock:
+                self._running = None
+
+    def _run_in(self, nursery: Nursery, call: Call, running: _Running) -> InstanceSets:
+        spec = call.function.spec
+        started = time.monotonic_ns()
+        deadline = min(call.deadline_ns, started + int(spec.limits.wall_s * 1e9))
+        program = self._programs.encoded(call.function)
+        try:
+            sandbox = nursery.take(deadline)
+        except NoSandbox:
+            raise _late(call, started, deadline) from None
+        except ImportFailed as error:
+            raise Raised(spec.name, str(error)) from None
+        try:
+            self._begin(running, sandbox)
+            watch = Watch(sandbox, self._architecture)
+            end = _hand_over(call, sandbox, program)
+            nursery.replace()
+            taken = time.monotonic_ns()
+            if end is None:
+                end = watch.wait(self._buffer, deadline, spec.limits.cpu_s)
+            ran = time.monotonic_ns()
+            if running.cancelled:
+                raise Cancelled("while it ran")
+            if watch.denied is not None:
+                raise self._unauthorized(call, sandbox, watch, end)
+            if end is End.LATE:
+                raise _late(call, started, deadline)
+            if end is End.SPENT:
+                raise TimedOut(spec.name, "cpu", spec.limits.cpu_s)
+            if end is End.CLOSED:
+                raise self._closed_early(call, sandbox, nursery)
+            outputs = self._outputs(call, sandbox, watch.size_bytes)
+        finally:
+            sandbox.close()
+        call.stages["sandbox"] = taken - started
+        call.stages["run"] = ran - taken
+        call.stages["outputs"] = time.monotonic_ns() - ran
+        return outputs
+
+    def _begin(self, running: _Running, sandbox: Sandbox) -> None:
+        with self._lock:
+            running.sandbox = sandbox
+            if running.cancelled or self._closed:
+                raise Cancelled("before it ran")
+
+    def _outputs(self, call: Call, sandbox: Sandbox, size_bytes: int) -> InstanceSets:
+        answer = outcome.Answer(
+            memoryview(self._buffer)[:size_bytes], sandbox.output, call.function
+        )
+        reply = answer.reply()
+        if isinstance(reply, wire.Done):
+            return answer.outputs(reply.sets, call)
+        raise outcome.error_of(reply, call.function, sandbox)
+
+    def _unauthorized(self, call: Call, sandbox: Sandbox, watch: Watch, end: End) -> DandelionError:
+        """Make the error; if the denied call made the code raise, its traceback says where."""
+        assert watch.denied is not None
+        shown = ""
+        if end is End.REPLIED:
+            try:
+                self._outputs(call, sandbox, watch.size_bytes)
+            except Raised as error:
+                shown = error.traceback
+            except DandelionError:
+                shown = ""
+        return Unauthorized(call.function.spec.name, watch.denied, shown)
+
+    def _closed_early(self, call: Call, sandbox: Sandbox, nursery: Nursery) -> DandelionError:
+        spec = call.function.spec
+        if not sandbox.ended(_EXIT_GRACE_S):
+            return BadOutput(spec.name, "it closed its channel without a reply")
+        ended = nursery.ended(sandbox)
+        if ended is None:
+            return EngineDied(self.name, "its zygote is gone")
+        if -ended.code == signal.SIGSYS:
+            return Unauthorized(spec.name, "make that system call")
+        spent = ended.cpu_s >= spec.limits.cpu_s
+        if -ended.code == signal.SIGXCPU or (-ended.code == signal.SIGKILL and spent):
+            return TimedOut(spec.name, "cpu", spec.limits.cpu_s)
+        if -ended.code == signal.SIGKILL:  # no sandbox can do that to itself
+            return EngineDied(
+                self.name, "the sandbox was killed from outside, as the kernel does out of memory"
+            )
+        return outcome.error_of_end(ended, call.function, sandbox)
+
+    def cancel(self, call_id: int) -> bool:
+        with self._lock:
+            running = self._running
+            if running is None or running.call_id != call_id:
+                return False
+            running.cancelled = True
+            if running.sandbox is not None:
+                running.sandbox.kill()
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._running is not None and self._running.sandbox is not None:
+                self._running.sandbox.kill()
+        self._nurseries.part()
+
+
+def _late(call: Call, started_ns: int, deadline_ns: int) -> TimedOut:
+    limit_s = max(0.0, (deadline_ns - started_ns) / 1e9)
+    return TimedOut(call.function.spec.name, "wall", limit_s)
+
+
+def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None:
+    """Give a sandbox its call; the inputs are copied, once.
+
+    Returns:
+        None, or that the sandbox is gone.
+    """
+    limits = call.function.spec.limits
+    record = wire.EncodedCall(
+        program,
+        wire.entries(call.inputs),
+        limits.memory_bytes,
+        outcome.whole_seconds(limits.cpu_s),
+        outcome.file_limit_bytes(limits),
+    )
+    parts, size = wire.parcel(_encoder.encode(record), call.inputs)
+    try:
+        if size <= wire.INLINE_BYTES:
+            wire.send(sandbox.channel, parts)
+        else:
+            _send_as_file(sandbox, parts)
+    except ConnectionError:
+        return End.CLOSED
+    return None
+
+
+def _send_as_file(sandbox: Sandbox, parts: wire.Buffers) -> None:
+    file = os.memfd_create("dandelion-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        wire.write(file, parts)
+        fcntl.fcntl(file, _ADD_SEALS, _SEALS)
+        wire.send(sandbox.channel, parts[:1], [file])
+    finally:
+        os.close(file)

@@ -1,0 +1,50 @@
+"""The few C functions that Python's standard library does not bind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
+_LIBC.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+_LIBC.unshare.argtypes = [ctypes.c_int]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def syscall(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a system call by number; integers are passed as 64-bit words, buffers by address.
+
+    Raises:
+        OSError: it failed.
+    """
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _checked(int(_LIBC.syscall(ctypes.c_long(number), *words)))
+
+
+def prctl(option: int, value: int) -> int:
+    """Change a property of this process.
+
+    Raises:
+        OSError: it failed.
+    """
+    return _checked(int(_LIBC.prctl(option, value, 0, 0, 0)))
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces that this process shares with its parent.
+
+    Raises:
+        OSError: it is not allowed, or there are no such namespaces.
+    """
+    _checked(int(_LIBC.unshare(flags)))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result

@@ -1,0 +1,155 @@
+"""Giving up rights, step by step, each for ever and inherited by forks.
+
+A zygote does most of it once, for all sandboxes that it will fork: it first loses the right to
+change anything (`restrict_files(reading=True)`), then imports what was declared, then loses the
+file system, the network, its user and its capabilities. Each step that a kernel or a container does
+not allow is left out and reported; the system call filter (`seccomp`) alone is required, and
+suffices to keep a sandbox from files, sockets and other processes.
+
+Source: ``landlock(7)``, ``credentials(7)``, ``capabilities(7)``, ``linux/landlock.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+
+from . import libc  # noqa: TID251 (a sibling)
+
+NOBODY = 65534
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
+_VERSION_FLAG = 1
+_PATH_BENEATH = 1
+_READ_FILE_AND_DIRECTORY = 1 << 2 | 1 << 3
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_NEW_USER, _NEW_UTS, _NEW_IPC, _NEW_NET = 0x10000000, 0x04000000, 0x08000000, 0x40000000
+
+
+def landlock_abi() -> int:
+    """Tell the version of Landlock's interface; 0 if the kernel has none or it is off."""
+    try:
+        return libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
+    except OSError:
+        return 0
+
+
+def restrict_files(*, reading: bool) -> int:
+    """Give up the file system, TCP and, where the kernel knows them, signals to others.
+
+    Args:
+        reading: keep the right to read files and list directories.
+
+    Returns:
+        Version of the interface that enforces it; 0 if there is none.
+    """
+    abi = landlock_abi()
+    if not abi:
+        return 0
+    files = (1 << _file_rights(abi)) - 1
+    network = 0b11 if abi >= 4 else 0
+    scopes = 0b11 if abi >= 6 and not reading else 0
+    attributes = ctypes.create_string_buffer(struct.pack("<QQQ", files, network, scopes), 24)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, size, 0)
+    try:
+        if reading:
+            _allow_reading(ruleset)
+        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+        libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+    return abi
+
+
+def _file_rights(abi: int) -> int:
+    if abi >= 5:
+        return 16  # and device controls
+    return {1: 13, 2: 14}.get(abi, 15)
+
+
+def _allow_reading(ruleset: int) -> None:
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = ctypes.create_string_buffer(struct.pack("<Qi", _READ_FILE_AND_DIRECTORY, root), 12)
+        libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+    finally:
+        os.close(root)
+
+
+def leave_namespaces() -> str:
+    """Leave the host's network, IPC and host name; without privileges, in a user namespace.
+
+    Returns:
+        Names of the namespaces that were left, ``none`` if it is not allowed.
+    """
+    for flags, names in (
+        (_NEW_NET | _NEW_IPC | _NEW_UTS, "net, ipc, uts"),
+        (_NEW_USER | _NEW_NET | _NEW_IPC | _NEW_UTS, "user, net, ipc, uts"),
+    ):
+        try:
+            libc.unshare(flags)
+        except OSError:
+            continue
+        return names
+    return "none"
+
+
+def drop_identity() -> str:
+    """Become nobody, if this is root; then give up all capabilities.
+
+    Returns:
+        The user afterwards, in words.
+    """
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        except OSError:
+            pass  # a container without the capability: still root by name, without any power
+    header = ctypes.create_string_buffer(struct.pack("<II", _CAPABILITY_VERSION_3, 0), 8)
+    nothing = ctypes.create_string_buffer(24)
+    libc.syscall(_CAPSET[_machine()], header, nothing)
+    user = os.geteuid()
+    return f"{user}{' (nobody)' if user == NOBODY else ''}, no capabilities"
+
+
+def _machine() -> str:
+    machine = os.uname().machine
+    return "aarch64" if machine == "arm64" else machine
+
+
+def limit_resources() -> None:
+    """Set the limits that hold for every call: no core, no processes, few descriptors."""
+    for what, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+    ):
+        resource.setrlimit(what, (value, value))
+
+
+def limit_call(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
+    """Set the limits of one call.
+
+    Args:
+        memory_bytes: address space, with what the interpreter has mapped already.
+        cpu_s: backstop; the engine watches the clock more closely.
+        file_bytes: size of the output file.
+    """
+    for what, value in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, file_bytes),
+    ):
+        try:
+            resource.setrlimit(what, (value, value))
+        except ValueError:  # the host's own limit is lower and stays
+            continue

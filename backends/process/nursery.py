@@ -1,0 +1,336 @@
+"""The node's side of a zygote: sandboxes, ready to be taken.
+
+A `Nursery` belongs to one set of declared imports. Its zygote keeps `ahead` sandboxes waiting; they
+queue in the control socket, from which any engine's thread may take one, without a lock. Whoever
+takes one asks for the next. If the zygote is gone, the next `take` starts another.
+
+One nursery serves a group of engines (see `dandelion.backends.process.driver`): a zygote of its own
+for each engine would cost an interpreter per core and import set, a single one for all cores would
+fork for all of them, and a fork takes about half a millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dandelion.errors import EngineDied
+
+from . import wire  # noqa: TID251 (a sibling)
+from .zygote import FORK, QUERY  # noqa: TID251 (a sibling)
+
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
+    "from dandelion.backends.process.zygote import run; run(sys.argv[1])"
+)
+_ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # a pure function gives the same outputs when it is run again
+    "TZ": "UTC0",
+    # A process with threads cannot be forked safely, and a sandbox may not start any.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+}
+_MESSAGE_BYTES = 64 * 1024
+_ATTEMPTS = 3
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
+_from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
+_ended = msgspec.msgpack.Decoder(wire.Ended)
+
+
+class ImportFailed(Exception):
+    """A declared import cannot be had in a sandbox. The text says why."""
+
+
+class NoSandbox(Exception):
+    """None became ready in time."""
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A child that waits for its one call, or runs it. Owns its descriptors.
+
+    Attributes:
+        pid: process id; may be another's once the zygote has reaped it.
+        channel: connection to it.
+        pidfd: names the process, whatever becomes of its id.
+        output: file into which it writes large replies.
+        log: what it prints.
+        listener: tells of denied system calls; None if the kernel cannot.
+    """
+
+    pid: int
+    channel: socket.socket
+    pidfd: int
+    output: int
+    log: int
+    listener: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cpu_s(self) -> float:
+        """CPU time that it has used, in seconds; zero if it is gone."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
+        except OSError:
+            return 0.0
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait until it has ended."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def kill(self) -> None:
+        """End it, from any thread."""
+        with self._lock:
+            if self.pidfd < 0:
+                return
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def close(self) -> None:
+        """End it and close its descriptors. May be called twice."""
+        self.kill()
+        with self._lock:
+            if self.pidfd < 0:
+                return
+            os.close(self.pidfd)
+            self.pidfd = -1
+        self.channel.close()
+        os.close(self.output)
+        os.close(self.log)
+        if self.listener is not None:
+            os.close(self.listener)
+
+
+class Nursery:
+    """Sandboxes with one set of imports. Safe to use from any thread.
+
+    Args:
+        name: for errors.
+        imports: modules that are loaded before a sandbox is locked.
+        ahead: how many sandboxes wait.
+    """
+
+    def __init__(self, name: str, imports: tuple[str, ...] = (), ahead: int = 4) -> None:
+        self.name = name
+        self.imports = imports
+        self.ahead = ahead
+        self._lock = threading.Lock()
+        self._zygote: _Zygote | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the zygote, if there is none, and do not wait for it."""
+        self._running()
+
+    def facts(self, timeout_s: float = 30.0) -> dict[str, str]:
+        """Tell what is enforced, from a sandbox that is made for the purpose.
+
+        Raises:
+            EngineDied: there cannot be one.
+        """
+        try:
+            sandbox = self.take(time.monotonic_ns() + int(timeout_s * 1e9))
+        except (NoSandbox, ImportFailed) as error:
+            raise EngineDied(self.name, f"no sandbox: {error}") from None
+        facts = dict(self._running().facts)
+        denied = "denied calls are reported by name" if sandbox.listener else "denied calls kill"
+        facts["seccomp"] = f"allow-list, {denied}"
+        sandbox.close()
+        self.replace()
+        return facts
+
+    def pid(self) -> int:
+        """Process id of the zygote, for tests and traces."""
+        return self._running().process.pid
+
+    def take(self, deadline_ns: int) -> Sandbox:
+        """Take a sandbox that is ready. Call `replace` soon after.
+
+        Raises:
+            NoSandbox: none was ready before `deadline_ns`.
+            ImportFailed: a declared import cannot be loaded.
+            EngineDied: zygotes start and die.
+        """
+        lost = dead = 0
+        while lost < _ATTEMPTS and dead < _ATTEMPTS + self.ahead:
+            zygote = self._running()
+            try:
+                sandbox = zygote.take(deadline_ns)
+            except (EOFError, OSError):
+                lost += 1
+                self._lost(zygote)
+                continue
+            if sandbox is not None:
+                return sandbox
+            dead += 1
+            zygote.ask(FORK)
+        raise EngineDied(self.name, "its sandboxes die before they have a call")
+
+    def replace(self) -> None:
+        """Have another sandbox made in place of one that was taken."""
+        zygote = self._zygote
+        if zygote is not None:
+            zygote.ask(FORK)
+
+    def ended(self, sandbox: Sandbox) -> wire.Ended | None:
+        """Tell how a sandbox ended, after its pidfd says that it has; None if nobody knows."""
+        zygote = self._zygote
+        return zygote.ended(sandbox.pid) if zygote is not None else None
+
+    def close(self) -> None:
+        """End the zygote and with it all its sandboxes. May be called twice."""
+        with self._lock:
+            self._closed = True
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _running(self) -> _Zygote:
+        with self._lock:
+            if self._closed:
+                raise EngineDied(self.name, "it was closed")
+            if self._zygote is None:
+                self._zygote = _Zygote(self.imports, self.ahead)
+            return self._zygote
+
+    def _lost(self, zygote: _Zygote) -> None:
+        with self._lock:
+            if self._zygote is zygote:
+                self._zygote = None
+        zygote.close()
+
+
+class _Zygote:
+    """One zygote process and the connection to it."""
+
+    def __init__(self, imports: tuple[str, ...], ahead: int) -> None:
+        self.facts: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
+        path = [os.path.abspath(entry) for entry in sys.path]
+        settings = wire.Settings(theirs.fileno(), life, path, imports, ahead)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), life),
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(life)
+
+    def take(self, deadline_ns: int) -> Sandbox | None:
+        """Take a sandbox; None if the next one is dead.
+
+        Raises:
+            NoSandbox, ImportFailed: see `Nursery.take`.
+            EOFError, OSError: the zygote is gone.
+        """
+        while True:
+            message, files = self._next(deadline_ns)
+            said = _from_zygote.decode(message)
+            if isinstance(said, wire.Ready):
+                self.facts.update(said.facts)
+            elif isinstance(said, wire.Failed):
+                if said.user:
+                    raise ImportFailed(said.message)
+                self.ask(FORK)
+                raise EngineDied(f"zygote {self.process.pid}", said.message)
+            else:
+                return _greet(said.pid, files, deadline_ns)
+
+    def _next(self, deadline_ns: int) -> tuple[bytes, list[int]]:
+        flags = socket.MSG_DONTWAIT
+        while True:
+            try:
+                message, files = wire.receive(self.control, _MESSAGE_BYTES, 4, flags)
+            except BlockingIOError:
+                _wait_readable(self.control, deadline_ns)
+                continue
+            if not message:
+                raise EOFError
+            return message, files
+
+    def ask(self, message: bytes) -> None:
+        """Send a request; if the zygote is gone, the next `take` finds out."""
+        try:
+            self.control.send(message)
+        except OSError:
+            return
+
+    def ended(self, pid: int) -> wire.Ended | None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            try:
+                with theirs:
+                    query = QUERY.pack(b"?", pid)
+                    wire.send(self.control, [query], [theirs.fileno()])
+                message, _ = wire.receive(ours, 256, 0)
+            except OSError:
+                return None
+        return _ended.decode(message) if message else None
+
+    def close(self) -> None:
+        """End it and reap it. May be called twice, and by several threads."""
+        with self._lock:
+            if self._life >= 0:
+                os.close(self._life)
+                self._life = -1
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+
+
+def _greet(pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
+    """Take the first message of a sandbox: that it is locked, and the listener."""
+    channel_fd, pidfd, output, log = files
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel_fd)
+    sandbox = Sandbox(pid, channel, pidfd, output, log)
+    try:
+        while True:
+            try:
+                message, listeners = wire.receive(channel, 16, 1, socket.MSG_DONTWAIT)
+                break
+            except BlockingIOError:
+                _wait_readable(channel, deadline_ns)
+    except (OSError, NoSandbox):
+        sandbox.close()
+        raise
+    sandbox.listener = listeners[0] if listeners else None
+    if not message or sandbox.ended(0):
+        sandbox.close()
+        return None
+    return sandbox
+
+
+def _wait_readable(source: socket.socket, deadline_ns: int) -> None:
+    left_ns = deadline_ns - time.monotonic_ns()
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    if left_ns <= 0 or not poll.poll(left_ns / 1e6):
+        raise NoSandbox("none was ready in time")
+
+
+def _json(settings: wire.Settings) -> str:
+    return msgspec.json.encode(settings).decode()

@@ -1,0 +1,215 @@
+"""Reading what a sandbox left behind: outputs, or the error that says whose fault it is.
+
+Everything here comes from untrusted code. The reply may be forged in every byte and its file may
+change or shrink while it is read; so lengths are held against limits before anything is read, the
+file is read (never mapped, a shrunk mapping would kill the node), and every count is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import msgspec
+
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import Call, InstanceSets
+from dandelion.errors import BadOutput, DandelionError, Exited, Faulted, OutOfMemory, Raised
+from dandelion.function import Function, Limits
+
+from . import wire  # noqa: TID251 (a sibling)
+from .nursery import Sandbox  # noqa: TID251 (a sibling)
+
+HEAP_BYTES = 4096
+"""Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""
+
+LOG_BYTES = 16 * 1024
+_MESSAGE_LIMIT = 4000
+_FRAME_LIMIT = 100
+_RECORD_BYTES = 64 * 1024
+_ENTRY_BYTES = 300  # a name of 255 bytes, a key, a size
+_reply_decoder: msgspec.msgpack.Decoder[wire.Reply] = msgspec.msgpack.Decoder(wire.Reply)
+
+
+def file_limit_bytes(limits: Limits) -> int:
+    """Largest output file that honest code can need: records, items, and their alignment."""
+    return _record_limit_bytes(limits) + _data_limit_bytes(limits) + wire.PREFIX.size
+
+
+def _record_limit_bytes(limits: Limits) -> int:
+    return _RECORD_BYTES + limits.output_items * _ENTRY_BYTES
+
+
+def _data_limit_bytes(limits: Limits) -> int:
+    return limits.output_bytes + (limits.output_items + 1) * wire.ALIGNMENT_BYTES
+
+
+class Answer:
+    """A reply as it came: lengths that were checked, bytes that were not.
+
+    Args:
+        message: the message from the channel; valid until the next one is received.
+        output: the sandbox's file, where a large reply lies.
+        function: whose reply it is.
+
+    Raises:
+        BadOutput: it is no parcel, or longer than the function's limits allow.
+    """
+
+    def __init__(self, message: memoryview, output: int, function: Function) -> None:
+        self._message = message
+        self._output = output
+        self._spec = function.spec
+        self._name = function.spec.name
+        limits = function.spec.limits
+        if len(message) < wire.PREFIX.size:
+            raise BadOutput(self._name, f"a reply of {len(message)} bytes")
+        self._record_bytes, self._data_bytes = wire.PREFIX.unpack_from(message)
+        if self._record_bytes > _record_limit_bytes(limits):
+            raise BadOutput(self._name, f"more than {limits.output_items} items")
+        if self._data_bytes > _data_limit_bytes(limits):
+            raise BadOutput(self._name, f"more than {limits.output_bytes} bytes")
+        self._data_start = wire.aligned(wire.PREFIX.size + self._record_bytes)
+        self._inline = len(message) > wire.PREFIX.size
+        if self._inline and len(message) != self._data_start + self._data_bytes:
+            raise BadOutput(self._name, f"a reply of {len(message)} bytes that says otherwise")
+
+    def reply(self) -> wire.Reply:
+        """Decode the record.
+
+        Raises:
+            BadOutput: it does not follow the protocol.
+        """
+        record: Bytes
+        if self._inline:
+            record = self._message[wire.PREFIX.size : wire.PREFIX.size + self._record_bytes]
+        else:
+            record = memoryview(bytearray(self._record_bytes))
+            self._read(record, wire.PREFIX.size)
+        try:
+            return _reply_decoder.decode(record)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadOutput(self._name, f"its reply is no record: {error}") from None
+
+    def outputs(self, listed: wire.Entries, call: Call) -> InstanceSets:
+        """Take the items over, in one copy.
+
+        Raises:
+            BadOutput: what is listed is not what there is, or exceeds a limit.
+            ContextFull: the call's domain has no room.
+        """
+        self._check(listed)
+        data = self._data(call)
+        sets: list[ItemSet | None] = []
+        offset = 0
+        for declared, entries in zip(self._spec.outputs, listed, strict=True):
+            items = []
+            for entry in entries or ():
+                end = offset + entry.size_bytes
+                items.append(Item(entry.name, entry.key, data[offset:end]))
+                offset += wire.aligned(entry.size_bytes)
+            sets.append(
+                ItemSet(declared.name, tuple(items), declared.dtype, declared.shape)
+                if items
+                else None
+            )
+        return tuple(sets)
+
+    def _check(self, listed: wire.Entries) -> None:
+        if len(listed) != len(self._spec.outputs):
+            raise BadOutput(self._name, f"{len(listed)} sets instead of {len(self._spec.outputs)}")
+        limits = self._spec.limits
+        count = sum(len(entries or ()) for entries in listed)
+        if count > limits.output_items:
+            raise BadOutput(self._name, f"{count} items are more than {limits.output_items}")
+        sizes = [entry.size_bytes for entries in listed for entry in entries or ()]
+        if sum(sizes) > limits.output_bytes:
+            raise BadOutput(self._name, f"{sum(sizes)} bytes are more than {limits.output_bytes}")
+        if sum(map(wire.aligned, sizes)) != self._data_bytes:
+            raise BadOutput(self._name, f"its items do not add up to {self._data_bytes} bytes")
+
+    def _data(self, call: Call) -> Bytes:
+        size = self._data_bytes
+        if self._inline:
+            data = self._message[self._data_start :]
+            if size <= HEAP_BYTES:
+                return bytes(data)
+            return call.domain.acquire(size).write(0, data)
+        if not size:
+            return b""
+        context = call.domain.acquire(size)
+        self._read(context.view, self._data_start)
+        return context.view.toreadonly()
+
+    def _read(self, target: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._output, [target[done:]], offset + done)
+            if not count:
+                raise BadOutput(self._name, "its output file is shorter than it says")
+            done += count
+
+
+def error_of(reply: wire.Failure, function: Function, sandbox: Sandbox) -> DandelionError:
+    """Turn a reply without outputs into an error of the user's function."""
+    spec = function.spec
+    if isinstance(reply, wire.DidRaise):
+        shown = traceback_text(reply.frames, function)
+        return Raised(spec.name, reply.exception[:_MESSAGE_LIMIT], shown, printed(sandbox))
+    if isinstance(reply, wire.DidExit):
+        return Exited(spec.name, reply.code, printed(sandbox))
+    if isinstance(reply, wire.DidExhaust):
+        return OutOfMemory(spec.name, spec.limits.memory_bytes)
+    return BadOutput(spec.name, reply.message[:_MESSAGE_LIMIT])
+
+
+def error_of_end(ended: wire.Ended, function: Function, sandbox: Sandbox) -> DandelionError:
+    """Turn the end of a process that gave no reply into an error of the user's function."""
+    name = function.spec.name
+    if ended.code >= 0:
+        return Exited(name, ended.code, printed(sandbox))
+    try:
+        fault = signal.Signals(-ended.code).name
+    except ValueError:
+        fault = f"signal {-ended.code}"
+    return Faulted(name, fault, printed(sandbox))
+
+
+def traceback_text(frames: list[wire.Frame], function: Function) -> str:
+    """Write the user's frames as Python does, with lines from the registered source."""
+    if not frames:
+        return ""
+    lines = bytes(function.main).decode("utf-8", "replace").splitlines()
+    text = ["Traceback (most recent call last):"]
+    for frame in frames[:_FRAME_LIMIT]:
+        shown = frame.function[:200]
+        text.append(f'  File "{filename(function)}", line {frame.line}, in {shown}')
+        if 0 < frame.line <= len(lines):
+            text.append(f"    {lines[frame.line - 1].strip()}")
+    return "\n".join(text) + "\n"
+
+
+def filename(function: Function) -> str:
+    """What stands for a function's source where a file name is expected."""
+    return f"<function {function.spec.name}>"
+
+
+def printed(sandbox: Sandbox) -> str:
+    """What a sandbox wrote to standard output and error, as far as it is kept."""
+    kept = bytearray()
+    while len(kept) <= LOG_BYTES:
+        try:
+            part = os.read(sandbox.log, LOG_BYTES)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        kept += part
+    text = kept[:LOG_BYTES].decode("utf-8", "replace")
+    return f"{text}\n[the rest was dropped]" if len(kept) > LOG_BYTES else text
+
+
+def whole_seconds(seconds: float) -> int:
+    """Round a CPU limit up to what the kernel can be told."""
+    return max(1, math.ceil(seconds))

@@ -1,0 +1,271 @@
+"""The life of a sandbox: a forked child that runs one call of a user's function, or none.
+
+::
+
+    born --rehearse, lock--> waiting --call--> running --reply--> gone
+                                 \\--engine or zygote gone: killed by the kernel
+
+It is born with four descriptors (0 to 4 after `_arrange`): nothing to read, its log twice, its
+channel, its output file. Before it waits it **rehearses**: it runs a call of an empty function in
+memory, so that the pages which every call writes to are its own by then and cost the real call no
+page fault. From `seccomp.install` on it is not trusted any more, whatever runs here: the engine
+reads its reply as it would read a stranger's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import marshal
+import mmap
+import os
+import signal
+import socket
+import sys
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+import msgspec
+
+from dandelion.data import Bytes, Item, ItemSet, SetSpec, item_set
+from dandelion.errors import InvalidInput, nearest
+
+from . import libc, lockdown, modules, seccomp, wire  # noqa: TID251 (a sibling)
+from .syscalls import Architecture  # noqa: TID251 (a sibling)
+
+OUTPUT_FD = 4
+MODULE = "function"
+"""Name of the module that a user's code is."""
+
+_ASIDE_FD = 200  # above all that a zygote has open
+_TEXT_LIMIT = 4000
+_FRAME_LIMIT = 20
+_call_decoder = msgspec.msgpack.Decoder(wire.CallRecord)
+_encoder = msgspec.msgpack.Encoder()
+_EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.DidExhaust()), ())
+
+
+class _Misreturned(Exception):
+    """What the function returned cannot be its outputs."""
+
+
+class _Log(io.BufferedIOBase):
+    """Standard output and error: what the pipe cannot take is dropped, nobody waits for it."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:  # Any: typeshed's Buffer is no argument of memoryview
+        with contextlib.suppress(BlockingIOError):
+            os.write(2, data)
+        return memoryview(data).nbytes
+
+
+def settle() -> None:
+    """Prepare the zygote's interpreter, so that library code has no reason to look for files."""
+    linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
+    os.cpu_count = lambda: 1
+    modules.close()
+    sys.argv[:] = [""]
+    timezone = os.environ.get("TZ")
+    os.environ.clear()
+    if timezone:
+        os.environ["TZ"] = timezone  # without it the C library looks for /etc/localtime
+
+
+def live(
+    parent: int, architecture: Architecture, mapped_bytes: int, files: tuple[int, int, int]
+) -> NoReturn:
+    """Be a sandbox, from the fork to the end of the process.
+
+    Args:
+        parent: process id of the zygote; the sandbox dies with it.
+        architecture: system calls of this machine.
+        mapped_bytes: address space that the interpreter has already.
+        files: descriptors of the channel, the output file and the log.
+    """
+    code = 70
+    try:
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(code)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _arrange(files)
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seccomp.CHANNEL_FD)
+        stream = io.TextIOWrapper(_Log(), "utf-8", "backslashreplace", write_through=True)
+        sys.stdout = sys.stderr = stream
+        _rehearse(mapped_bytes)
+        lockdown.limit_resources()
+        listener = seccomp.install(architecture, os.getpid())
+        if listener is None:
+            wire.send(channel, [b"."])
+        else:
+            wire.send(channel, [b"."], [listener])
+            os.close(listener)
+        _serve(channel, mapped_bytes)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _arrange(files: tuple[int, int, int]) -> None:
+    """Give descriptors their places and close all others."""
+    aside = [os.dup2(file, _ASIDE_FD + at) for at, file in enumerate(files)]
+    for place, source in zip((seccomp.CHANNEL_FD, OUTPUT_FD, 1), aside, strict=True):
+        os.dup2(source, place)
+    os.dup2(1, 2)
+    os.closerange(OUTPUT_FD + 1, 4096)
+
+
+def _serve(channel: socket.socket, mapped_bytes: int) -> None:
+    message, files = wire.receive(channel, wire.PREFIX.size + wire.INLINE_BYTES, 1)
+    if not message:
+        return
+    view: Bytes = memoryview(message)
+    if files:
+        size = _parcel_size(message)
+        # Private, since older kernels refuse shared read-only mappings of a sealed file.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+        view = memoryview(mmap.mmap(files[0], size, flags, mmap.PROT_READ))
+        mapped_bytes += size
+    try:
+        answer = _answer(memoryview(view), mapped_bytes, enforce=True)
+    except MemoryError:
+        answer = _EXHAUSTED
+    wire.send(channel, answer)
+
+
+def _parcel_size(message: bytes) -> int:
+    record_bytes, data_bytes = wire.PREFIX.unpack_from(message)
+    return wire.aligned(wire.PREFIX.size + record_bytes) + int(data_bytes)
+
+
+def _answer(view: memoryview, mapped_bytes: int, *, enforce: bool) -> wire.Buffers:
+    """Run the call in `view`; give the message to send. What is large is in the output file.
+
+    Raises:
+        MemoryError: the call has used up its memory.
+    """
+    reply: wire.Reply
+    sets: list[ItemSet | None] = []
+    try:
+        record_bytes, _ = wire.PREFIX.unpack_from(view)
+        start = wire.PREFIX.size
+        call = _call_decoder.decode(view[start : start + record_bytes])
+        if enforce:
+            lockdown.limit_call(call.memory_bytes + mapped_bytes, call.cpu_s, call.file_bytes)
+        inputs = _inputs(call, view, wire.aligned(start + record_bytes))
+        sets = _run(call.program, inputs)
+        reply = wire.Done(wire.entries(sets))
+    except MemoryError:
+        raise
+    except _Misreturned as error:
+        reply = wire.DidMisreturn(str(error)[:_TEXT_LIMIT])
+    except SystemExit as error:
+        reply = wire.DidExit(_exit_code(error))
+    except BaseException as error:  # the user's code may raise anything
+        reply = _raised(error, call.program.filename)
+    parts, size = wire.parcel(_encoder.encode(reply), sets)
+    if size <= wire.INLINE_BYTES:
+        return parts
+    try:
+        wire.write(OUTPUT_FD, parts)
+    except OSError as error:
+        reply = wire.DidMisreturn(f"its {size} bytes cannot be written: {error.strerror}")
+        return wire.parcel(_encoder.encode(reply), ())[0]
+    return parts[:1]
+
+
+def _inputs(call: wire.CallRecord, view: memoryview, offset: int) -> dict[str, ItemSet | None]:
+    inputs: dict[str, ItemSet | None] = {}
+    for spec, listed in zip(call.program.inputs, call.sets, strict=True):
+        if listed is None:
+            inputs[spec.name] = None
+            continue
+        items = []
+        for entry in listed:
+            data = view[offset : offset + entry.size_bytes].toreadonly()
+            items.append(Item(entry.name, entry.key, data))
+            offset += wire.aligned(entry.size_bytes)
+        inputs[spec.name] = ItemSet(spec.name, tuple(items), spec.dtype, spec.shape)
+    return inputs
+
+
+def _run(program: wire.Program, inputs: dict[str, ItemSet | None]) -> list[ItemSet | None]:
+    module = ModuleType(MODULE)
+    module.__file__ = program.filename
+    sys.modules[MODULE] = module  # dataclasses and others look their module up
+    code = marshal.loads(program.code)  # noqa: S302 (made by the node, and confined)
+    assert isinstance(code, CodeType)
+    exec(code, module.__dict__)
+    function = getattr(module, program.entry, None)
+    if not callable(function):
+        raise NameError(f"the code does not define a function '{program.entry}'")
+    return _outputs(program.outputs, function(**inputs))
+
+
+def _outputs(specs: tuple[SetSpec, ...], result: Any) -> list[ItemSet | None]:
+    names = [spec.name for spec in specs]
+    if not isinstance(result, dict):
+        if len(specs) != 1 and (specs or result is not None):
+            wanted = ", ".join(names) or "none"
+            raise _Misreturned(
+                f"a {type(result).__name__} was returned; return a dict from the names of the "
+                f"output sets ({wanted}) to their values"
+            )
+        result = dict.fromkeys(names, result)
+    for name in result:
+        if name not in names:
+            close = nearest(str(name), names)
+            hint = f"; did you mean '{close}'?" if close else ""
+            raise _Misreturned(f"there is no output set {name!r}{hint}")
+    try:
+        return [item_set(spec.name, result.get(spec.name), spec) for spec in specs]
+    except InvalidInput as error:
+        raise _Misreturned(str(error)) from None
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The process's exit code, by the rules of ``sys.exit``; a text is printed."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _raised(error: BaseException, filename: str) -> wire.DidRaise:
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be had)"
+    frames = _frames(error.__traceback__, filename)
+    if len(frames) > _FRAME_LIMIT:
+        frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
+    shown = f"{kind}: {text}" if text else kind
+    return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
+
+
+def _frames(traceback: TracebackType | None, filename: str) -> list[wire.Frame]:
+    frames = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename == filename:
+            frames.append(wire.Frame(traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames
+
+
+def _rehearse(mapped_bytes: int) -> None:
+    code = marshal.dumps(compile("def f(x):\n    return {'y': x}\n", "<rehearsal>", "exec"))
+    specs = (SetSpec("x"),), (SetSpec("y"),)
+    program = wire.Program("<rehearsal>", "f", code, *specs)
+    sets = (ItemSet("x", (Item("x", 0, b"rehearsal"),)),)
+    call = wire.CallRecord(program, wire.entries(sets), 0, 0, 0)
+    parts, _ = wire.parcel(_encoder.encode(call), sets)
+    _answer(memoryview(b"".join(parts)), mapped_bytes, enforce=False)
+    del sys.modules[MODULE]

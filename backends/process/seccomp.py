@@ -1,0 +1,245 @@
+"""The system call filter of a sandbox, and what happens to a call that it denies.
+
+The filter is an allow-list: what a computing Python needs between its inputs and its reply. Every
+other call ends in one of three ways:
+
+quiet     it fails with an error number, as on a machine where there is nothing to see: looking up
+          files, asking about terminals and processors. Libraries probe for these and cope.
+notified  it fails, and the engine learns of it through a listener that the kernel gives us: that is
+          how an error can name the call. The instance is lost, whatever its code makes of it.
+killed    a foreign call interface, or all denied calls on kernels without notification.
+
+The program is classic BPF over ``struct seccomp_data``: number at byte 0, architecture at 4,
+arguments from 16, 8 bytes each, low word first on both architectures that we know.
+
+Source: ``seccomp(2)``, ``seccomp_unotify(2)``, ``linux/seccomp.h``, ``linux/filter.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import struct
+from dataclasses import dataclass
+
+from .libc import syscall  # noqa: TID251 (a sibling)
+from .syscalls import Architecture  # noqa: TID251 (a sibling)
+
+CHANNEL_FD = 3
+"""The one socket of a sandbox."""
+
+_ALLOWED = """
+    read write readv writev pread64 pwrite64 preadv pwritev lseek close ftruncate fstat
+    brk munmap mremap madvise futex
+    rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
+    clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getrusage
+    getitimer setitimer sched_yield getcpu poll ppoll select pselect6
+    getpid getppid gettid getuid geteuid getgid getegid getrandom exit exit_group
+"""
+
+_QUIET = {
+    errno.EACCES: """
+        stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd
+    """,
+    errno.EPERM: "uname sysinfo sched_getaffinity sched_setaffinity getgroups",
+    errno.ENOTTY: "ioctl",
+    errno.ENOSYS: "membarrier rseq set_robust_list",
+}
+
+_KILL = 0x80000000
+_ERRNO = 0x00050000
+_NOTIFY = 0x7FC00000
+_ALLOW = 0x7FFF0000
+
+_LOAD, _EQUAL, _GREATER, _HAS_BITS, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+
+_SET_FILTER, _GET_ACTION_AVAILABLE = 1, 2
+_NEW_LISTENER = 1 << 3
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_NOTIFICATION = struct.Struct("<QIIiIQ6Q")
+_RESPONSE = struct.Struct("<QqiI")
+_SIGABRT = 6
+_F_DUPFD_CLOEXEC = 1030
+
+Program = list[tuple[int, int, int, int]]
+"""Instructions: code, jump if true, jump if false, operand."""
+
+
+def program(architecture: Architecture, pid: int, denied: int = _NOTIFY) -> bytes:
+    """Write the filter of the sandbox with process id `pid`.
+
+    Args:
+        architecture: numbers of the calls.
+        pid: the sandbox itself; it may abort itself and signal nobody else.
+        denied: what becomes of calls that are not listed.
+    """
+    numbers = architecture.numbers
+    code: Program = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, architecture.audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+        (_GREATER, 0, 1, architecture.highest),
+        (_RETURN, 0, 0, _KILL),
+    ]
+    rules: list[tuple[str, Program]] = [
+        (name, [(_RETURN, 0, 0, _ALLOW)]) for name in _ALLOWED.split()
+    ]
+    rules += _conditional(pid, denied)
+    for error, names in _QUIET.items():
+        rules += [(name, [(_RETURN, 0, 0, _ERRNO | error)]) for name in names.split()]
+    for name, body in rules:
+        if name in numbers:  # the newer architecture lacks some of the older calls
+            code += [(_EQUAL, 0, len(body), numbers[name]), *body]
+    code.append((_RETURN, 0, 0, denied))
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
+    no_code: Program = [
+        (_LOAD, 0, 0, _argument(2)),
+        (_HAS_BITS, 1, 0, mmap.PROT_EXEC),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, denied),
+    ]
+    channel = _only_if({0: (CHANNEL_FD,)}, denied)
+    return [
+        ("mmap", no_code),
+        ("mprotect", no_code),
+        *((name, channel) for name in ("sendmsg", "sendto", "recvmsg", "recvfrom")),
+        ("prlimit64", _only_if({0: (0,)}, denied)),
+        ("fcntl", _only_if({1: (_F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_GETFL)}, denied)),
+        ("tgkill", _only_if({0: (pid,), 2: (_SIGABRT,)}, denied)),
+    ]
+
+
+def _only_if(wanted: dict[int, tuple[int, ...]], denied: int) -> Program:
+    """Allow if each of these arguments is one of these 32-bit values."""
+    code: Program = []
+    for index, values in wanted.items():
+        code.append((_LOAD, 0, 0, _argument(index)))
+        code += [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+        code.append((_RETURN, 0, 0, denied))
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return code
+
+
+def _argument(index: int) -> int:
+    return 16 + 8 * index
+
+
+def notification_available(architecture: Architecture) -> bool:
+    """Tell whether this kernel can tell a listener about denied calls.
+
+    Raises:
+        OSError: with ENOSYS or EINVAL, the kernel has no filters at all.
+    """
+    action = ctypes.create_string_buffer(struct.pack("<I", _NOTIFY), 4)
+    try:
+        syscall(architecture.numbers["seccomp"], _GET_ACTION_AVAILABLE, 0, action)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return False
+        raise
+    return True
+
+
+def install(architecture: Architecture, pid: int) -> int | None:
+    """Filter this process's calls from here on, for ever.
+
+    Returns:
+        Descriptor of the listener; None if the kernel gives none, then denied calls kill.
+
+    Raises:
+        OSError: no filter could be installed.
+    """
+    try:
+        return _install(architecture, program(architecture, pid), _NEW_LISTENER)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBUSY):
+            raise
+    _install(architecture, program(architecture, pid, denied=_KILL), 0)
+    return None
+
+
+def _install(architecture: Architecture, code: bytes, flags: int) -> int:
+    instructions = ctypes.create_string_buffer(code, len(code))
+    head = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
+    return syscall(
+        architecture.numbers["seccomp"], _SET_FILTER, flags, ctypes.create_string_buffer(head)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A call that a sandbox tried and that waits for an answer.
+
+    Attributes:
+        cookie: the kernel's number of this event.
+        number: number of the system call.
+    """
+
+    cookie: int
+    number: int
+
+
+def receive(listener: int) -> Denied | None:
+    """Take the next denied call, after `listener` polled readable; None if its process is gone."""
+    buffer = bytearray(_NOTIFICATION.size)
+    try:
+        fcntl.ioctl(listener, _RECEIVE, buffer)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINTR):
+            return None
+        raise
+    fields = _NOTIFICATION.unpack(buffer)
+    return Denied(fields[0], fields[3])
+
+
+def refuse(listener: int, denied: Denied) -> None:
+    """Let a denied call fail with EPERM. Its process may be gone by now."""
+    response = bytearray(_RESPONSE.pack(denied.cookie, 0, -errno.EPERM, 0))
+    try:
+        fcntl.ioctl(listener, _SEND, response)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
+_WORDS = {
+    "open a file": "open openat openat2 creat open_by_handle_at name_to_handle_at",
+    "change files": """
+        unlink unlinkat rename renameat renameat2 mkdir mkdirat rmdir link linkat symlink symlinkat
+        chmod fchmod fchmodat chown fchown lchown fchownat truncate mknod mknodat utime utimes
+        utimensat futimesat fallocate copy_file_range
+    """,
+    "look into directories": "getdents getdents64 chdir fchdir chroot statfs fstatfs",
+    "use the network": """
+        socket socketpair connect bind listen accept accept4 getsockname getpeername getsockopt
+        setsockopt shutdown sendto sendmsg recvfrom recvmsg sendmmsg recvmmsg
+    """,
+    "start a program": "execve execveat",
+    "start a process or thread": "fork vfork clone clone3",
+    "send a signal": "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal",
+    "look into another process": """
+        ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd kcmp process_madvise
+    """,
+    "make executable memory": "mmap mprotect pkey_mprotect",
+    "share memory": "shmget shmat memfd_create memfd_secret userfaultfd mq_open msgget semget",
+    "queue I/O": "io_uring_setup io_uring_enter io_uring_register io_setup io_submit",
+    "change its privileges": """
+        prctl arch_prctl setuid setgid setreuid setregid setresuid setresgid setgroups capset
+        unshare setns seccomp personality
+    """,
+    "change limits of others": "prlimit64",
+    "open a pipe": "pipe pipe2 eventfd eventfd2 epoll_create epoll_create1 inotify_init1 signalfd4",
+}
+_PHRASES = {name: phrase for phrase, names in _WORDS.items() for name in names.split()}
+
+
+def describe(architecture: Architecture, number: int) -> str:
+    """Say for a person what a denied call would have done, and its name."""
+    name = architecture.name(number)
+    return f"{_PHRASES.get(name, 'make the system call')} ({name})"

@@ -1,0 +1,110 @@
+"""Watching a sandbox from the moment it has its call until there is nothing more to wait for."""
+
+from __future__ import annotations
+
+import enum
+import math
+import select
+import time
+
+from . import seccomp  # noqa: TID251 (a sibling)
+from .nursery import Sandbox  # noqa: TID251 (a sibling)
+from .syscalls import Architecture  # noqa: TID251 (a sibling)
+
+_GRACE_NS = 250_000_000
+_DENIED_LIMIT = 100
+
+
+class End(enum.Enum):
+    """Why there is nothing more to wait for."""
+
+    REPLIED = "a message came"
+    CLOSED = "the channel is closed: it ended, as a rule"
+    LATE = "the time is up"
+    SPENT = "the CPU time is used up"
+
+
+class Watch:
+    """Waits for one sandbox and answers the system calls that it is denied.
+
+    After the first denied call the sandbox has a quarter of a second left: enough to raise, so that
+    we learn where in the user's code it was.
+
+    Args:
+        sandbox: has been given its call just now.
+        architecture: to name system calls.
+
+    Attributes:
+        denied: what the first denied call would have done, or None.
+        size_bytes: length of the message, after `End.REPLIED`.
+    """
+
+    def __init__(self, sandbox: Sandbox, architecture: Architecture) -> None:
+        self.denied: str | None = None
+        self.size_bytes = 0
+        self._sandbox = sandbox
+        self._architecture = architecture
+        self._denials = 0
+        self._deadline_ns = 0
+
+    def wait(self, buffer: bytearray, deadline_ns: int, cpu_s: float) -> End:
+        """Wait for a message, into `buffer`, or another end.
+
+        Args:
+            buffer: one byte longer than the longest message that can be good.
+            deadline_ns: on `time.monotonic_ns`.
+            cpu_s: CPU time that may be used, from now.
+        """
+        sandbox = self._sandbox
+        channel = sandbox.channel.fileno()
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        if sandbox.listener is not None:
+            poll.register(sandbox.listener, select.POLLIN)
+        self._deadline_ns = deadline_ns
+        # One thread cannot use CPU time faster than time passes, so until then there is no need to
+        # look at its clock.
+        now = time.monotonic_ns()
+        look_ns = now + int(cpu_s * 1e9)
+        cpu_before: float | None = None
+        if look_ns < deadline_ns:
+            cpu_before = sandbox.cpu_s()
+        while True:
+            left_ns = min(self._deadline_ns, look_ns) - now
+            ready = poll.poll(max(0, math.ceil(left_ns / 1e6)))
+            for descriptor, _ in ready:
+                if descriptor != channel:
+                    self._deny(poll)
+                    continue
+                self.size_bytes = self._receive(buffer)
+                return End.REPLIED if self.size_bytes else End.CLOSED
+            now = time.monotonic_ns()
+            if now >= self._deadline_ns:
+                return End.LATE
+            if now >= look_ns and cpu_before is not None:
+                left_s = cpu_s - (sandbox.cpu_s() - cpu_before)
+                if left_s <= 0:
+                    return End.SPENT
+                look_ns = now + int(left_s * 1e9) + 1_000_000
+
+    def _receive(self, buffer: bytearray) -> int:
+        try:
+            return self._sandbox.channel.recv_into(buffer)
+        except ConnectionError:
+            return 0
+
+    def _deny(self, poll: select.poll) -> None:
+        listener = self._sandbox.listener
+        assert listener is not None
+        denied = seccomp.receive(listener)
+        if denied is None:  # its process is gone; the channel says so, too
+            poll.unregister(listener)
+            return
+        if self.denied is None:
+            self.denied = seccomp.describe(self._architecture, denied.number)
+            self._deadline_ns = min(self._deadline_ns, time.monotonic_ns() + _GRACE_NS)
+        self._denials += 1
+        if self._denials > _DENIED_LIMIT:
+            self._deadline_ns = 0
+            return
+        seccomp.refuse(listener, denied)

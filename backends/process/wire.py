@@ -1,0 +1,273 @@
+"""What engine, zygote and sandbox say to one another, and how items travel.
+
+A **parcel** is a record with the bytes of its items behind it::
+
+    0        16                 64 * n
+    | prefix | record (msgpack) | item | item | ...        each item starts at a multiple of 64
+
+The prefix has the lengths of record and item area. A small parcel is one message of a
+SOCK_SEQPACKET pair. A large one lies in a memory file: the engine's goes with the message and is
+sealed, the sandbox's is the file that it was born with; the message is then the prefix alone.
+Offsets follow from sizes, so there are none that could lie.
+
+Parcels to a sandbox are trusted. Parcels from one are read by `dandelion.backends.process.outcome`,
+which believes nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from dandelion.data import Bytes, ItemSet, SetSpec
+
+PREFIX = struct.Struct("<QQ")
+ALIGNMENT_BYTES = 64
+INLINE_BYTES = 64 * 1024
+"""Largest parcel that travels as a message."""
+
+_PADDING = bytes(ALIGNMENT_BYTES)
+_VECTOR_LIMIT = 1024  # IOV_MAX
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """An item without its bytes."""
+
+    name: str
+    key: Key
+    size_bytes: Count
+
+
+Entries: TypeAlias = tuple[list[Entry] | None, ...]
+"""Items of each set, by position; None for an absent set."""
+
+
+class Program(msgspec.Struct, array_like=True, frozen=True):
+    """What a sandbox has to know of a function; the same for all its calls.
+
+    Attributes:
+        filename: stands for the source in tracebacks.
+        entry: name of the function to call.
+        code: compiled module, marshalled by the same interpreter.
+        inputs, outputs: the declared sets.
+    """
+
+    filename: str
+    entry: str
+    code: bytes
+    inputs: tuple[SetSpec, ...]
+    outputs: tuple[SetSpec, ...]
+
+
+class CallRecord(msgspec.Struct, array_like=True, frozen=True):
+    """One call. The limits are those of the process, with what it has already."""
+
+    program: Program
+    sets: Entries
+    memory_bytes: int
+    cpu_s: int
+    file_bytes: int
+
+
+class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
+    """A `CallRecord` whose program is encoded already."""
+
+    program: msgspec.Raw
+    sets: Entries
+    memory_bytes: int
+    cpu_s: int
+    file_bytes: int
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One line of the user's code in a traceback."""
+
+    line: Count
+    function: str
+
+
+class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
+    """The function returned; its items follow."""
+
+    sets: Entries
+
+
+class DidRaise(msgspec.Struct, array_like=True, frozen=True, tag="raised"):
+    """The function raised. `frames` are those of its own code, outermost first."""
+
+    exception: str
+    frames: list[Frame]
+
+
+class DidExit(msgspec.Struct, array_like=True, frozen=True, tag="exited"):
+    """The function called ``sys.exit``."""
+
+    code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class DidExhaust(msgspec.Struct, array_like=True, frozen=True, tag="memory"):
+    """The function ran out of memory."""
+
+
+class DidMisreturn(msgspec.Struct, array_like=True, frozen=True, tag="output"):
+    """The function returned what cannot be its outputs."""
+
+    message: str
+
+
+Failure: TypeAlias = DidRaise | DidExit | DidExhaust | DidMisreturn
+Reply: TypeAlias = Done | Failure
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a zygote is started with. `path` is the search path for modules."""
+
+    control_fd: int
+    life_fd: int
+    path: list[str]
+    imports: tuple[str, ...]
+    ahead: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """A zygote has loaded its modules and is locked down.
+
+    Attributes:
+        facts: what is enforced, for people.
+        mapped_bytes: address space of the interpreter with its modules.
+    """
+
+    facts: dict[str, str]
+    mapped_bytes: int
+
+
+class Born(msgspec.Struct, frozen=True, tag="born"):
+    """A sandbox waits. With it come its socket, its pidfd, its output file and its log."""
+
+    pid: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A zygote cannot go on. `user` tells that a declared import is the reason."""
+
+    message: str
+    user: bool
+
+
+FromZygote: TypeAlias = Ready | Born | Failed
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a sandbox ended: an exit code, or minus the number of the signal that killed it."""
+
+    code: int
+    cpu_s: float
+
+
+Buffers: TypeAlias = list[Bytes]
+
+
+def aligned(size_bytes: int) -> int:
+    """Round up to where the next item may start."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def entries(sets: Iterable[ItemSet | None]) -> Entries:
+    """List the items of sets without their bytes."""
+    return tuple(
+        None if s is None else [Entry(item.name, item.key, item.size_bytes) for item in s.items]
+        for s in sets
+    )
+
+
+def parcel(record: bytes, sets: Iterable[ItemSet | None]) -> tuple[Buffers, int]:
+    """Lay out a parcel.
+
+    Returns:
+        Its parts in order, and its length in bytes.
+    """
+    start = PREFIX.size + len(record)
+    end = data_start = aligned(start)
+    parts: Buffers = [b"", record, _PADDING[: data_start - start]]
+    for item_set in sets:
+        for item in item_set.items if item_set is not None else ():
+            size = item.size_bytes
+            if size:
+                parts += (_flat(item.data), _PADDING[: -size % ALIGNMENT_BYTES])
+                end += aligned(size)
+    parts[0] = PREFIX.pack(len(record), end - data_start)
+    return parts, end
+
+
+def _flat(data: Bytes) -> Bytes:
+    if isinstance(data, memoryview) and (data.itemsize != 1 or data.ndim != 1):
+        return data.cast("B")
+    return data
+
+
+def write(file: int, parts: Sequence[Bytes]) -> None:
+    """Write buffers one after the other from the start of a file.
+
+    Raises:
+        OSError: there is no memory, or the file would exceed its limit.
+    """
+    offset = 0
+    for first in range(0, len(parts), _VECTOR_LIMIT):
+        vector = parts[first : first + _VECTOR_LIMIT]
+        offset += _write_all(file, vector, offset)
+
+
+def _write_all(file: int, vector: Sequence[Bytes], offset: int) -> int:
+    total = sum(map(len, vector))
+    written = os.pwritev(file, vector, offset)
+    if written == total:
+        return total
+    skipped = 0  # a call moves at most 2 GiB: go on one buffer at a time
+    for part in vector:
+        done = min(max(written - skipped, 0), len(part))
+        while done < len(part):
+            done += os.pwrite(file, memoryview(part)[done:], offset + skipped + done)
+        skipped += len(part)
+    return total
+
+
+def send(channel: socket.socket, parts: Sequence[Bytes], files: Sequence[int] = ()) -> None:
+    """Send buffers as one message, with descriptors.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    if len(parts) > _VECTOR_LIMIT:
+        parts = [b"".join(parts)]
+    if files:
+        rights = array.array("i", files)
+        channel.sendmsg(parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    else:
+        channel.sendmsg(parts)
+
+
+def receive(
+    channel: socket.socket, size_bytes: int, file_count: int, flags: int = 0
+) -> tuple[bytes, list[int]]:
+    """Receive a message and the descriptors that come with it; no bytes if the other side is gone.
+
+    Raises:
+        BlockingIOError: `flags` say not to wait, and there is nothing.
+        OSError: the connection is broken.
+    """
+    space = socket.CMSG_SPACE(4 * file_count)
+    data, ancillary, _, _ = channel.recvmsg(size_bytes, space, flags | socket.MSG_CMSG_CLOEXEC)
+    files = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            files.frombytes(content[: len(content) - len(content) % files.itemsize])
+    return data, list(files)
