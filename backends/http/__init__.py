@@ -1,0 +1,105 @@
+"""HTTP: the platform function that lets a composition speak with the world.
+
+``HTTP (requests) => (headers, bodies)``. Each item of `requests` is one request, written as text;
+it is performed once, and gives one item in each output, with the name and key of the request. All
+items of a call are performed at the same time, as far as `Settings.concurrency` allows. Any status
+is a success; one request that cannot be performed fails the call, by its name. ``docs/
+http-function.md`` has the format and the settings.
+
+Files: `settings` (what an operator decides), `policy` (which addresses may be reached), `request`
+(item to request, response to item, redirects), `engine` (performing them, over aiohttp).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dandelion.data import SetSpec
+from dandelion.driver import AsyncEngine, Driver, Hosting, Resource
+from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
+from dandelion.function import CodeObject, Function, FunctionSpec
+
+from .settings import Settings, read_settings  # noqa: TID251 (a sibling)
+
+HTTP = FunctionSpec(
+    "HTTP",
+    inputs=(SetSpec("requests"),),
+    outputs=(SetSpec("headers"), SetSpec("bodies")),
+    code=(CodeObject("http"),),
+    kind="io",
+)
+
+
+class HttpDriver(Driver):
+    """Performs functions of the format ``http`` on the node's event loop.
+
+    Args:
+        settings: see `settings.read_settings`; by default only public addresses can be reached.
+    """
+
+    name: ClassVar[str] = "http"
+    formats: ClassVar[frozenset[str]] = frozenset({"http"})
+    hosting: ClassVar[Hosting] = Hosting.LOOP
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = read_settings(settings or {})
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that new engines will have."""
+        return self._settings
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        self._settings = read_settings(options)
+
+    def probe(self) -> list[Resource]:
+        if importlib.util.find_spec("aiohttp") is None:
+            raise BackendUnavailable("http", "no module 'aiohttp'", "pip install aiohttp")
+        return [Resource("http", "HTTP/1.1 over the node's event loop")]
+
+    def check(self, function: Function) -> None:
+        problems = _problems(function)
+        if problems:
+            raise InvalidFunction(tuple(problems))
+
+    def engine(self, resource: str) -> AsyncEngine:
+        self.probe()
+        from .engine import HttpEngine  # noqa: TID251 (a sibling; it loads aiohttp)
+
+        return HttpEngine(self._settings)
+
+    def functions(self) -> tuple[FunctionSpec, ...]:
+        return (HTTP,)
+
+
+def _problems(function: Function) -> list[Problem]:
+    spec = function.spec
+    problems = []
+    if (len(spec.inputs), len(spec.outputs)) != (1, 2):
+        problems.append(
+            Problem(
+                "bad-sets",
+                "an HTTP function has one set of requests, and sets for headers and bodies",
+                "inputs, outputs",
+                expected="1 and 2 sets",
+                found=f"{len(spec.inputs)} and {len(spec.outputs)}",
+            )
+        )
+    if spec.kind != "io":
+        problems.append(
+            Problem(
+                "not-pure", "requests may not be repeated", "kind", expected="io", found=spec.kind
+            )
+        )
+    problems.extend(
+        Problem("unknown-option", f"no option '{option}'", f"code.options.{option}")
+        for option in function.code.options
+    )
+    return problems
+
+
+def driver(settings: Mapping[str, str] | None = None) -> HttpDriver:
+    """Make the driver of this backend."""
+    return HttpDriver(settings)

@@ -1,0 +1,285 @@
+"""Performing requests: one client session on the event loop, shared by all calls.
+
+The life of an item: its text is read, the host is checked, a connection is made to an address that
+was checked after resolution (`_CheckedResolver`; the connector connects to what this returns and
+asks nobody again), and the response is followed if it is a redirect, every hop checked anew. A body
+of known length is written chunk by chunk into a context of its own as it arrives; one of unknown
+length is gathered and copied once; very small ones stay on the heap.
+
+What bounds a call: its deadline, the function's ``output_bytes`` for all responses together, and
+the engine's `Settings.concurrency`. The first item that fails ends the others and fails the call.
+
+Nothing is taken from the environment: no proxy, no credentials, no cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from multidict import CIMultiDict
+
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import AsyncEngine, Call, InstanceSets
+from dandelion.errors import RequestFailed, TimedOut, TooLarge
+from dandelion.memory import MemoryDomain
+
+from .policy import Policy, Refused  # noqa: TID251 (a sibling)
+from .request import (  # noqa: TID251 (a sibling)
+    IDEMPOTENT,
+    REDIRECTS,
+    Request,
+    head_item,
+    read_request,
+)
+from .settings import Settings  # noqa: TID251 (a sibling)
+
+HEAP_BYTES = 1024
+"""Bodies up to this size stay on the heap: a context of their own would cost more."""
+
+SLICE_BYTES = 256 * 1024
+_LINE_LIMIT_BYTES = 64 * 1024
+_FIRST_PAUSE_S = 0.05
+_KEPT_S = 3.0  # below what servers keep: a POST on a connection that was just closed is lost
+_NOT_SENT_BY_US = ("User-Agent", "Accept-Encoding", "Content-Type")
+_LOST = (aiohttp.ClientConnectionError, ConnectionError)  # before a response began
+
+
+@dataclass(slots=True)
+class _Room:
+    """What the responses of one call may still take, in bytes."""
+
+    limit_bytes: int
+    taken_bytes: int = 0
+
+    def take(self, item: str, size_bytes: int) -> None:
+        self.taken_bytes += size_bytes
+        if self.taken_bytes > self.limit_bytes:
+            raise TooLarge(f"response of item '{item}'", self.taken_bytes, self.limit_bytes)
+
+
+class HttpEngine(AsyncEngine):
+    """Performs the requests of many calls at once.
+
+    Args:
+        settings: what the operator decided.
+        resolver: finds the addresses of names; by default the system does.
+    """
+
+    name = "http"
+
+    def __init__(self, settings: Settings, resolver: AbstractResolver | None = None) -> None:
+        self._settings = settings
+        self._resolver = resolver
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def _run(self, call: Call) -> InstanceSets:
+        (requests,) = call.inputs
+        if requests is None:
+            return (None, None)
+        began = time.perf_counter_ns()
+        left_s = call.left_s()
+        try:
+            if not left_s:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
+                pairs = await self._all(call, requests)
+        except TimeoutError:
+            raise TimedOut(call.function.spec.name, "wall", call.limit_s) from None
+        call.stages["requests"] = time.perf_counter_ns() - began
+        heads, bodies = call.function.spec.output_names
+        return (
+            ItemSet(heads, tuple(head for head, _ in pairs)),
+            ItemSet(bodies, tuple(body for _, body in pairs)),
+        )
+
+    async def _all(self, call: Call, requests: ItemSet) -> list[tuple[Item, Item]]:
+        room = _Room(call.function.spec.limits.output_bytes)
+        if len(requests) == 1:
+            return [await self._one(call, requests[0], room)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(self._one(call, item, room)) for item in requests]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [each.result() for each in running]
+
+    async def _one(self, call: Call, item: Item, room: _Room) -> tuple[Item, Item]:
+        try:
+            request = read_request(item.data)
+            async with self._places:
+                head, body = await self._follow(request, item.name, room, call.domain)
+        except (Refused, aiohttp.ClientError, ConnectionError) as error:
+            message = _sentence(error, self._settings)
+            raise RequestFailed(call.function.spec.name, item.name, message) from None
+        return Item(item.name, item.key, head), Item(item.name, item.key, body)
+
+    async def _follow(
+        self, request: Request, item: str, room: _Room, domain: MemoryDomain
+    ) -> tuple[bytes, Bytes]:
+        for _ in range(self._settings.redirects + 1):
+            async with await self._send(request) as response:
+                location = response.headers.get("Location")
+                if response.status not in REDIRECTS or location is None:
+                    return await _receive(request, response, item, room, domain)
+                request = request.redirected(response.status, location)
+        raise Refused(f"more than {self._settings.redirects} redirects")
+
+    async def _send(self, request: Request) -> aiohttp.ClientResponse:
+        assert request.url.raw_host is not None
+        self._settings.policy.check_literal(request.url.raw_host)
+        attempts = 1 + (self._settings.retries if request.method in IDEMPOTENT else 0)
+        for attempt in range(attempts):
+            try:
+                return await self._attempt(request)
+            except aiohttp.ClientSSLError:
+                raise
+            except _LOST:
+                if attempt == attempts - 1:
+                    raise
+            await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, request: Request) -> aiohttp.ClientResponse:
+        headers = CIMultiDict(request.headers)
+        size = len(request.body)
+        if size > SLICE_BYTES:
+            headers["Content-Length"] = str(size)
+        return await self._opened().request(
+            request.method,
+            request.url,
+            headers=headers,
+            data=_slices(request.body) if size > SLICE_BYTES else bytes(request.body) or None,
+            allow_redirects=False,
+        )
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:  # a session belongs to the loop that it was made in
+            self._session = _session(self._settings, self._resolver)
+        return self._session
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class _CheckedResolver(AbstractResolver):
+    """Finds addresses and gives on only those that may be reached."""
+
+    def __init__(self, policy: Policy, inner: AbstractResolver) -> None:
+        self._policy = policy
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        if self._policy.trusts(host):
+            return found
+        admitted = [result for result in found if self._policy.admits(result["host"])]
+        if not admitted:
+            raise Refused(f"'{host}' has no address that may be reached")
+        return admitted
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _session(settings: Settings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
+    inner = resolver or aiohttp.ThreadedResolver()
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            resolver=_CheckedResolver(settings.policy, inner),
+            limit=0,  # the engine has places of its own
+            keepalive_timeout=_KEPT_S,
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=_NOT_SENT_BY_US,
+        auto_decompress=False,
+        trust_env=False,
+        read_bufsize=SLICE_BYTES,
+        max_line_size=_LINE_LIMIT_BYTES,
+        max_field_size=_LINE_LIMIT_BYTES,
+    )
+    session._retry_connection = False  # it would double each of our own attempts
+    return session
+
+
+async def _slices(body: Bytes) -> AsyncIterator[memoryview]:
+    view = memoryview(body)
+    for start in range(0, len(view), SLICE_BYTES):
+        yield view[start : start + SLICE_BYTES]
+
+
+async def _receive(
+    request: Request, response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
+) -> tuple[bytes, Bytes]:
+    version = response.version or aiohttp.HttpVersion11
+    head = head_item((version.major, version.minor), response.status, response.raw_headers)
+    room.take(item, len(head))
+    bodiless = request.method.upper() == "HEAD" or response.status in (204, 304)
+    if bodiless or response.content_length == 0:
+        return head, b""
+    if response.content_length is None:
+        return head, await _gathered(response, item, room, domain)
+    room.take(item, response.content_length)
+    if response.content_length <= HEAP_BYTES:
+        return head, await response.read()
+    return head, await _streamed(response, response.content_length, domain)
+
+
+async def _streamed(
+    response: aiohttp.ClientResponse, size_bytes: int, domain: MemoryDomain
+) -> Bytes:
+    context = domain.acquire(size_bytes)
+    offset = 0
+    async for chunk, _ in response.content.iter_chunks():
+        context.write(offset, chunk)
+        offset += len(chunk)
+    if offset != size_bytes:
+        raise aiohttp.ClientPayloadError(f"{offset} of {size_bytes} bytes")
+    return context.read(0, size_bytes)
+
+
+async def _gathered(
+    response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
+) -> Bytes:
+    chunks: list[bytes] = []
+    async for chunk, _ in response.content.iter_chunks():
+        room.take(item, len(chunk))
+        chunks.append(chunk)
+    size = sum(map(len, chunks))
+    if size <= HEAP_BYTES:
+        return b"".join(chunks)
+    context = domain.acquire(size)
+    offset = 0
+    for chunk in chunks:
+        context.write(offset, chunk)
+        offset += len(chunk)
+    return context.read(0, size)
+
+
+def _sentence(error: Exception, settings: Settings) -> str:
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, aiohttp.ServerTimeoutError):
+        return f"no connection within {settings.connect_s:g} s"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"no secure connection: {error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.os_error}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return f"the response broke off: {error}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"the response is no HTTP: {error.message}"
+    if isinstance(error, aiohttp.InvalidURL):
+        return f"the URL cannot be used: {error}"
+    return f"the connection was lost: {error}"

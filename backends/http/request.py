@@ -1,0 +1,188 @@
+r"""Items to requests, and responses to items.
+
+A request item is text with lines that end with LF (CRLF will do), then the body, byte for byte::
+
+    POST http://example.org/path HTTP/1.1
+    content-type: text/plain
+
+    the body
+
+Headers and body may be left out. The headers item that comes back is a status line and
+``name:value`` lines, each ended by LF, names in lower case, without a final empty line.
+
+Source: the format of the HTTP function of Dandelion, which this one can stand in for.
+"""
+
+from __future__ import annotations
+
+import http
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from yarl import URL
+
+from dandelion.data import Bytes
+
+from .policy import Refused  # noqa: TID251 (a sibling)
+
+HEAD_LIMIT_BYTES = 64 * 1024
+IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+_VERSIONS = frozenset({"HTTP/0.9", "HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "HTTP/3.0"})
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_PLAIN_URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # nothing in it needs quoting
+_FRAMING = frozenset(
+    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "upgrade"}
+)
+_OF_ORIGIN = frozenset({"host", "authorization", "cookie", "proxy-authorization"})
+_OF_BODY = frozenset({"content-type", "content-encoding", "content-language", "content-location"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. The platform frames it: no header here speaks of connection or length.
+
+    Names of headers are in lower case, so that repeated ones are seen to be the same.
+    """
+
+    method: str
+    url: URL
+    headers: tuple[tuple[str, str], ...] = ()
+    body: Bytes = b""
+
+    def redirected(self, status: int, location: str) -> Request:
+        """Give the request that a redirect asks for.
+
+        As browsers do, all but 307 and 308 turn into GET; credentials stay with their origin.
+
+        Raises:
+            Refused: the location is no HTTP address.
+        """
+        try:
+            url = self.url.join(_url(location))
+        except ValueError as error:
+            raise Refused(f"a redirect to a bad address: {error}") from None
+        _check_url(url)
+        dropped: set[str] = set()
+        if url.origin() != self.url.origin():
+            dropped |= _OF_ORIGIN
+        repeated = status in (307, 308) or self.method == "HEAD"
+        if not repeated and not (status in (301, 302) and self.method != "POST"):
+            dropped |= _OF_BODY
+            return Request("GET", url, _without(self.headers, dropped))
+        return replace(self, url=url, headers=_without(self.headers, dropped))
+
+
+def read_request(data: Bytes) -> Request:
+    """Read a request item.
+
+    Raises:
+        Refused: it is not of the form above; the text says what was expected.
+    """
+    head, body = _split(data)
+    if not head:
+        raise Refused("the item is empty; METHOD URL HTTP/1.1 was expected")
+    method, url = _request_line(head[0])
+    headers = []
+    for line in head[1:]:
+        name, value = _header(line)
+        if name == "content-length":
+            if value != str(len(body)):
+                raise Refused(f"content-length is {value}, the body has {len(body)} bytes")
+        elif name == "transfer-encoding":
+            raise Refused("transfer-encoding is the platform's to choose; give the plain body")
+        elif name not in _FRAMING:
+            headers.append((name, value))
+    return Request(method, url, tuple(headers), body)
+
+
+def head_item(
+    version: tuple[int, int], status: int, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """Write the headers item of a response."""
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    lines = [b"HTTP/%d.%d %d %s\n" % (*version, status, phrase.encode())]
+    lines += [b"%s:%s\n" % (name.lower(), value) for name, value in headers]
+    return b"".join(lines)
+
+
+def _split(data: Bytes) -> tuple[list[bytes], Bytes]:
+    start = bytes(data[:HEAD_LIMIT_BYTES])
+    lines: list[bytes] = []
+    position = 0
+    while position < len(start):
+        end = start.find(b"\n", position)
+        if end < 0:
+            if len(start) < len(data):
+                raise Refused(f"no empty line within {HEAD_LIMIT_BYTES} bytes")
+            lines.append(start[position:].removesuffix(b"\r"))
+            return lines, b""
+        line = start[position:end].removesuffix(b"\r")
+        position = end + 1
+        if not line and lines:
+            return lines, memoryview(data)[position:]
+        lines.append(line)
+    if len(start) < len(data):
+        raise Refused(f"no empty line within {HEAD_LIMIT_BYTES} bytes")
+    return lines, b""
+
+
+def _request_line(line: bytes) -> tuple[str, URL]:
+    try:
+        tokens = line.decode().split()
+    except UnicodeDecodeError:
+        raise Refused("the first line is not UTF-8") from None
+    if len(tokens) < 3:
+        raise Refused("the first line is not METHOD URL HTTP/1.1")
+    method, address, version = tokens[:3]
+    if not _TOKEN.fullmatch(method):
+        raise Refused(f"'{method}' is no method")
+    if method.upper() == "CONNECT":
+        raise Refused("method CONNECT makes a tunnel, not a request")
+    if version not in _VERSIONS:
+        raise Refused(f"'{version}' is no version of HTTP; HTTP/1.1 was expected")
+    try:
+        url = _url(address)
+    except ValueError as error:
+        raise Refused(f"'{address}' is no URL: {error}") from None
+    _check_url(url)
+    return method, url
+
+
+def _url(text: str) -> URL:
+    # A URL that needs no quoting is taken as it is: signed ones must not change by a character.
+    url = URL(text, encoded=_PLAIN_URL.fullmatch(text) is not None)
+    _ = url.port  # raises here, and not later, if it is out of range
+    return url
+
+
+def _check_url(url: URL) -> None:
+    if url.scheme not in ("http", "https"):
+        raise Refused(f"'{url}' does not begin with http:// or https://")
+    if not url.raw_host:
+        raise Refused(f"'{url}' has no host")
+
+
+def _header(line: bytes) -> tuple[str, str]:
+    name, colon, value = line.partition(b":")
+    if not colon:
+        raise Refused(f"header line {line[:80]!r} has no ':'")
+    try:
+        pair = name.decode("ascii").lower(), value.decode().strip(" \t")
+    except UnicodeDecodeError:
+        raise Refused(f"header line {line[:80]!r} is not UTF-8") from None
+    if not _TOKEN.fullmatch(pair[0]):
+        raise Refused(f"'{pair[0]}' is no name of a header")
+    if _CONTROL.search(pair[1]):
+        raise Refused(f"header '{pair[0]}' has a control character")
+    return pair
+
+
+def _without(headers: tuple[tuple[str, str], ...], names: set[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in headers if name not in names)
