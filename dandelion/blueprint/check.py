@@ -284,7 +284,7 @@ class _Checker:
                 yield Problem("out-of-range", "not that many bytes by value", where, found=found)
         elif isinstance(argument.value, int | float):
             if pack(argument, argument.value) is None:
-                message = f"{argument.value} is no {argument.type.value}"
+                message = f"{argument.value} is no {argument.dtype.value}"
                 yield Problem("out-of-range", message, where)
         else:
             yield from self.size(where, argument.value, -MAX_BYTES, MAX_BYTES)
@@ -316,7 +316,7 @@ def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]
 def pack(scalar: Scalar, value: int | float) -> bytes | None:
     """Give the bytes of a number as a kernel gets them; None if it does not fit its type."""
     try:
-        return struct.pack(scalar.type.struct_code, value)
+        return struct.pack(scalar.dtype.struct_code, value)
     except (struct.error, OverflowError):
         return None
 

@@ -149,14 +149,14 @@ class _Printer:
             self.only("bytes by value", Spelling.CANONICAL)
             return {"bytes": base64.b64encode(argument.data).decode()}
         value = argument.value
-        if argument.type is ScalarType.U64 and isinstance(value, Sizeof):
+        if argument.dtype is ScalarType.U64 and isinstance(value, Sizeof):
             return {"Sizeof": value.buffer}
-        if argument.type is ScalarType.I64 and isinstance(value, int):
+        if argument.dtype is ScalarType.I64 and isinstance(value, int):
             return {"Constant": value}
         self.only("typed scalars", Spelling.CANONICAL)
         if isinstance(value, int | float):
-            return {argument.type.value: value}
-        return {argument.type.value: self.size(value)}
+            return {argument.dtype.value: value}
+        return {argument.dtype.value: self.size(value)}
 
     def size(self, size: Size) -> Json:
         match size:

@@ -143,11 +143,11 @@ class Scalar(_Record, frozen=True):
     ``Scalar(I64, number)``.
 
     Attributes:
-        type: type of the kernel's parameter.
+        dtype: type of the kernel's parameter.
         value: a number, or for integer types a size. Never an `Absolute`: that is a number.
     """
 
-    type: ScalarType
+    dtype: ScalarType
     value: int | float | Size
 
 
