@@ -10,7 +10,7 @@ reading goes on:
   met on the way opens a body under a head that could not be read.
 
 So one slip costs one message, mostly. Words that no token can be made of are reported by themselves
-and replaced, so they do not get a second message.
+and replaced; a token that does not fit right after one gets no message of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dandelion.errors import Problem
 
 LIMIT = 20  # problems reported of one text
 KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})
-_BAD = re.compile(r"->|\w+|[^\s\w(){},;=#]+|.", re.DOTALL)
+_BAD = re.compile(r"->|:|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL)
 _OPEN_BODY = (
     ("COMPOSITION", "composition"),
     ("WORD", "_"),
@@ -88,23 +88,27 @@ class _Reading:
     def scan(self) -> list[Token]:
         """Split the text into tokens; report and replace what is none."""
         text = self._text
-        while True:
+        while len(self.problems) < LIMIT:
             try:
                 return list(parser().lex(text))
             except UnexpectedCharacters as error:
                 offset = error.pos_in_stream or 0
                 match = _BAD.match(self._text, offset)
                 bad = match.group() if match else self._text[offset]
-                if len(self.problems) < LIMIT and not (bad == "->" and self._place):
+                if not (bad == "->" and self._place):
                     self._report_word(bad, error.line, error.column)
-                filler = MEANT.get(bad)
-                if filler is None:
-                    filler = "_" * len(bad)
-                    self._bad.add(offset)
-                text = text[:offset] + filler + text[offset + len(bad) :]
+                text = text[:offset] + self._instead(bad, offset) + text[offset + len(bad) :]
+        return []
+
+    def _instead(self, bad: str, offset: int) -> str:
+        """Give what is read instead of a bad word, of the same length."""
+        if bad in MEANT:
+            return MEANT[bad]
+        self._bad.add(offset)
+        return ("_" if bad.isidentifier() or bad.isalnum() else " ") * len(bad)
 
     def _report_word(self, bad: str, line: int, column: int) -> None:
-        meant = MEANT.get(bad, "")
+        meant = "#" if bad.startswith("//") else MEANT.get(bad, "")
         rule = f"'{meant}'" if meant else "names of ASCII letters, digits and '_', or a sign"
         message = f"cannot read '{printable(bad)}'"
         self._add(message, line, column, len(bad), expected=rule, nearest=meant)
@@ -216,8 +220,8 @@ class _Reading:
 
     def _report(self, token: Token, accepted: set[str] | None = None) -> None:
         offset = token.start_pos or 0
-        before = self._since[-1].start_pos if self._since else None
-        if offset in self._reported or {offset, before} & self._bad:
+        before = (self._since[-1].start_pos or 0) if self._since else offset
+        if offset in self._reported or any(before <= bad <= offset for bad in self._bad):
             return
         self._reported.add(offset)
         accepted = self._accepted() if accepted is None else accepted

@@ -11,7 +11,8 @@ from lark import Lark
 from dandelion.errors import nearest
 
 END = "$END"
-MEANT = {"->": "=>", "outer": "full"}  # what people write for what, though it looks different
+# What people write for what, though it looks different.
+MEANT = {"->": "=>", ":": "=", "outer": "full"}
 
 
 @functools.cache

@@ -1,0 +1,355 @@
+"""The composition language: what is read, what is refused and in which words, what is printed."""
+
+import pytest
+
+from dandelion.dataflow.graph import (
+    Application,
+    Binding,
+    Composition,
+    Declaration,
+    Join,
+    Module,
+    Place,
+    Return,
+    Sharding,
+    Strategy,
+)
+from dandelion.dataflow.language import parse, parse_signature
+from dandelion.dataflow.printer import from_json, print_module, to_json
+from dandelion.errors import InvalidComposition, Problem
+
+LOGS = """\
+function HTTP (requests) => (headers, bodies);
+function Access(token) => (request);
+
+# who may read what
+composition RenderLogs(token, topic,) => (html) {
+    Render(pages = keyed pages, names = optional keyed topic) => (html = html)
+        by pages left names;
+    HTTP(requests = each request) => (pages = bodies,);  # statements may stand in any order
+    Access(token = all token) => (request = request);
+}
+function Render( pages, names ) => ( html );
+"""
+
+
+def only(text: str) -> Application:
+    """The application of a text of one composition with one application."""
+    return parse(f"composition C(a, b) => (c) {{ {text} }}").compositions[0].applications[0]
+
+
+def problems_of(text: str) -> list[Problem]:
+    with pytest.raises(InvalidComposition) as caught:
+        parse(text, "file.dc")
+    return list(caught.value.problems)
+
+
+def test_reads_everything_a_text_may_hold() -> None:
+    module = parse(LOGS, "logs.dc")
+    assert module.declarations == (
+        Declaration("HTTP", ("requests",), ("headers", "bodies")),
+        Declaration("Access", ("token",), ("request",)),
+        Declaration("Render", ("pages", "names"), ("html",)),
+    )
+    render = Application(
+        "Render",
+        (
+            Binding("pages", "pages", Sharding.KEYED),
+            Binding("names", "topic", Sharding.KEYED, optional=True),
+        ),
+        (Return("html", "html"),),
+        Join(("pages", "names"), (Strategy.LEFT,)),
+    )
+    http = Application(
+        "HTTP", (Binding("requests", "request", Sharding.EACH),), (Return("pages", "bodies"),)
+    )
+    access = Application("Access", (Binding("token", "token"),), (Return("request", "request"),))
+    assert module.compositions == (
+        Composition("RenderLogs", ("token", "topic"), ("html",), (render, http, access)),
+    )
+
+
+def test_places_are_those_of_the_names() -> None:
+    module = parse(LOGS, "logs.dc")
+    render, http, _ = module.compositions[0].applications
+    places = [
+        module.declarations[0].place,
+        module.declarations[2].place,
+        module.compositions[0].place,
+        render.place,
+        render.bindings[1].place,
+        render.returns[0].place,
+        render.join.place if render.join else Place(),
+        http.place,
+    ]
+    assert [(p.line, p.column, p.file) for p in places] == [
+        (1, 10, "logs.dc"),
+        (11, 10, "logs.dc"),
+        (5, 13, "logs.dc"),
+        (6, 5, "logs.dc"),
+        (6, 33, "logs.dc"),
+        (6, 67, "logs.dc"),
+        (7, 9, "logs.dc"),
+        (8, 5, "logs.dc"),
+    ]
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+@pytest.mark.parametrize("optional", [False, True])
+def test_reads_every_sharding(sharding: Sharding, optional: bool) -> None:
+    word = "optional " if optional else ""
+    application = only(f"F(x = {word}{sharding.value} a) => ();")
+    assert application.bindings == (Binding("x", "a", sharding, optional),)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_reads_every_join(strategy: Strategy) -> None:
+    join = only(f"F(x = keyed a, y = keyed b) => () by x {strategy.value} y;").join
+    assert join == Join(("x", "y"), (strategy,))
+
+
+def test_reads_a_chain_of_joins() -> None:
+    join = only("F() => () by x cross y inner z full w;").join
+    strategies = (Strategy.CROSS, Strategy.INNER, Strategy.FULL)
+    assert join == Join(("x", "y", "z", "w"), strategies)
+
+
+def test_a_join_may_have_one_name() -> None:
+    assert only("F(x = keyed a) => () by x;").join == Join(("x",), ())
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "# only a comment", "#", "\u2003\u00a0\n"])
+def test_an_empty_text_is_an_empty_module(text: str) -> None:
+    assert parse(text) == Module()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function F()=>();",
+        "function\nF\n(\n)\n=>\n(\n)\n;",
+        "function F ( ) => ( ) ;",
+        "  function  F(  )=>(  );  ",
+        "function F()#c\n=>()#d\n;#e",
+        "function\u00a0F()\u2003=>();",
+        "function F()\r\n=>\r\n();\r\n",
+    ],
+)
+def test_blanks_and_comments_may_stand_anywhere(text: str) -> None:
+    assert parse(text) == Module((Declaration("F"),))
+
+
+KEYWORDS = [
+    "function",
+    "composition",
+    "optional",
+    "by",
+    *(s.value for s in Sharding),
+    *(s.value for s in Strategy),
+]
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+def test_keywords_may_be_names(word: str) -> None:
+    text = (
+        f"function {word}({word}) => ({word});"
+        f"composition {word}({word}) => ({word}) {{"
+        f"{word}({word} = optional all {word}, {word} = keyed {word}) => ({word} = {word})"
+        f" by {word} inner {word}; {word}() => () by {word}; {word}() => (); }}"
+    )
+    module = parse(text)
+    assert module.declarations == (Declaration(word, (word,), (word,)),)
+    first, second, third = module.compositions[0].applications
+    bindings = (Binding(word, word, Sharding.ALL, True), Binding(word, word, Sharding.KEYED))
+    join = Join((word, word), (Strategy.INNER,))
+    assert first == Application(word, bindings, (Return(word, word),), join)
+    assert (second.join, third) == (Join((word,), ()), Application(word))
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+def test_names_may_begin_with_keywords(word: str) -> None:
+    name = f"{word}X"
+    application = only(f"{name}({name} = all {name}) => ({name} = {name});")
+    assert application == Application(name, (Binding(name, name),), (Return(name, name),))
+
+
+# Text (the fault stands at the mark), what was expected, the nearest name.
+GOLDEN = [
+    ("function F(a) => (b)¦", "';'", ""),
+    ("function F¦", "'('", ""),
+    ("function F(a) ¦(b);", "'=>'", ""),
+    ("function F(a) ¦-> (b);", "'=>'", "=>"),
+    ("function F(a,¦, b) => ();", "a name or ')'", ""),
+    ("function F(¦, a) => ();", "a name or ')'", ""),
+    ("function F(a ¦b) => ();", "',' or ')'", ""),
+    ("function ¦9lives() => ();", "names of ASCII letters", ""),
+    ("function ¦naïve() => ();", "names of ASCII letters", ""),
+    ("function F(a¦@) => ();", "names of ASCII letters", ""),
+    ("¦functionF(a) => (b);", "'function', 'composition' or the end of the text", "function"),
+    ("¦functon F(a) => (b);", "'function'", "function"),
+    ("¦compositon C(a) => (b) {}", "'composition'", "composition"),
+    ("¦{}", "'function'", ""),
+    ("composition C(a) => (b) ¦", "'{'", ""),
+    ("composition C(a) => (b)¦;", "'{'", ""),
+    ("composition C(a) => (b) {¦", "a name or '}'", ""),
+    ("composition C(a) => (b) {\n  F(x = ¦a) => ();\n}", "'optional', 'all', 'each'", ""),
+    ("composition C(a) => (b) {\n  F(x = ¦Each a) => ();\n}", "'each'", "each"),
+    ("composition C(a) => (b) {\n  F(x = ¦anykeyed a) => ();\n}", "'anyKeyed'", "anyKeyed"),
+    ("composition C(a) => (b) {\n  F(x = ¦allX) => ();\n}", "'all'", "all"),
+    ("composition C(a) => (b) {\n  F(x = optional ¦a) => ();\n}", "'all', 'each'", ""),
+    ("composition C(a) => (b) {\n  F(x = all¦) => ();\n}", "a name", ""),
+    ("composition C(a) => (b) {\n  F(x¦: all a) => ();\n}", "'='", "="),
+    ("composition C(a) => (b) {\n  F(x = all a) => (¦);\n}".replace("¦)", "b¦)"), "'='", ""),
+    ("composition C(a) => (b) {\n  F(x = all a) => () ¦}", "';' or 'by'", ""),
+    ("composition C(a) => (b) {\n  F() => () by¦;\n}", "a name", ""),
+    ("composition C(a) => (b) {\n  F() => () by x ¦outer y;\n}", "'full'", "full"),
+    ("composition C(a) => (b) {\n  F() => () by x ¦iner y;\n}", "'inner'", "inner"),
+    ("composition C(a) => (b) {\n  F() => () by x inner¦;\n}", "a name", ""),
+    ("composition C(a) => (b) {\n  F() => () by x inner y ¦z;\n}", "';', 'cross'", ""),
+    ("composition C(a) => (b) {\n  ¦=> ();\n}", "a name or '}'", ""),
+    ("composition C(a) => (b) { } ¦}", "'function'", ""),
+    ('function F(a) => (b); ¦"text"', "names of ASCII letters", ""),
+    ("function F() => (); ¦// comment, with (signs);\n", "'#'", "#"),
+    ("function F(a)\t=> (b)\t¦x;", "';'", ""),
+]
+
+
+@pytest.mark.parametrize(("marked", "expected", "nearest"), GOLDEN)
+def test_says_where_and_what_was_expected(marked: str, expected: str, nearest: str) -> None:
+    before, after = marked.split("¦")
+    line, column = before.count("\n") + 1, len(before.rsplit("\n", 1)[-1]) + 1
+    if not after.strip():  # the end of the text is right behind the last word
+        column = len(before.rstrip().rsplit("\n", 1)[-1]) + 1
+    first = problems_of(before + after)[0]
+    assert (first.code, first.line, first.column) == ("syntax", line, column)
+    assert first.where == f"file.dc:{line}:{column}"
+    assert expected in first.expected
+    assert first.nearest == nearest
+    source, caret = first.excerpt.split("\n")
+    shown = source.split("| ", 1)[1]
+    assert shown.strip() == (before + after).split("\n")[line - 1].replace("\t", " ").strip()
+    assert caret.index("^") - caret.index("|") - 2 == column - 1
+
+
+def test_one_slip_is_one_problem() -> None:
+    for marked, _, _ in GOLDEN:
+        assert len(problems_of(marked.replace("¦", ""))) == 1, marked
+
+
+def test_reports_every_faulty_statement() -> None:
+    text = """\
+function F(a => (b);
+compositon One(a) => (b) {
+    F(a = a) => (b = b);
+    F(a = all a) => (b = b)
+    G(a = al a) => (c = b);
+    H(a = all a) => (d = b);
+}
+composition Two(a) -> (b) {
+    F(a = all a) => (b b);
+function G(a) => (b)
+"""
+    found = [(p.line, p.column, p.nearest) for p in problems_of(text)]
+    assert found == [
+        (1, 14, ""),
+        (2, 1, "composition"),
+        (3, 11, ""),
+        (5, 5, ""),
+        (5, 11, "all"),
+        (8, 20, "=>"),
+        (9, 24, ""),
+        (10, 1, ""),
+        (10, 21, ""),
+    ]
+
+
+def test_says_what_it_was_reading() -> None:
+    assert "declaration of 'F'" in problems_of("function F(a => (b);")[0].message
+    assert "composition 'C'" in problems_of("composition C(a) (b) {}")[0].message
+    inside = problems_of("composition C(a) => (b) { Fun(a = b) => (); }")[0]
+    assert "application of 'Fun'" in inside.message
+    assert inside.found == "'b'"
+
+
+def test_long_lines_are_shown_around_the_fault() -> None:
+    text = f"function F({', '.join(f'name{i}' for i in range(200))} here) => ();"
+    problem = problems_of(text)[0]
+    source, caret = problem.excerpt.split("\n")
+    assert len(source) < 120
+    assert source[caret.index("^") :].startswith("here")
+    assert problem.column == text.index("here") + 1
+
+
+def test_the_number_of_problems_is_bounded() -> None:
+    assert len(problems_of("@ " * 1000)) <= 20
+    assert len(problems_of("x;\n" * 1000)) <= 20
+
+
+def test_control_characters_do_not_reach_the_message() -> None:
+    text = str(InvalidComposition(tuple(problems_of("function \x1b[31m\x00\ud800F() => ();"))))
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_reads_signatures_with_either_arrow() -> None:
+    place = Place(3, 4, "user.py")
+    expected = Declaration("F", ("a", "b"), ("c",))
+    assert parse_signature("F(a, b) -> (c)", place) == expected
+    assert parse_signature(" F (a,b,)=>( c )", place) == expected
+    assert parse_signature("F(a, b) -> (c)", place).place.line == 3
+
+
+@pytest.mark.parametrize("text", ["", "F", "F(a)", "F(a) -> b", "F(a) - (b)", "F(a) -> (b);"])
+def test_refuses_bad_signatures_at_the_place_of_the_user(text: str) -> None:
+    with pytest.raises(InvalidComposition) as caught:
+        parse_signature(text, Place(3, 4, "user.py"))
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.line, problem.column) == ("user.py:3:4", 3, 4)
+    assert problem.excerpt.split("\n")[0].endswith(text)
+
+
+def test_prints_canonical_text() -> None:
+    assert (
+        print_module(parse(LOGS))
+        == """\
+function HTTP(requests) => (headers, bodies);
+function Access(token) => (request);
+function Render(pages, names) => (html);
+
+composition RenderLogs(token, topic) => (html) {
+    Render(pages = keyed pages, names = optional keyed topic) => (html = html) by pages left names;
+    HTTP(requests = each request) => (pages = bodies);
+    Access(token = all token) => (request = request);
+}
+"""
+    )
+
+
+def test_breaks_long_lines() -> None:
+    bindings = ", ".join(f"parameter{i} = each source{i}" for i in range(9))
+    text = f"composition C() => () {{ F({bindings}) => (a = b, c = d) by x inner y; }}"
+    printed = print_module(parse(text))
+    assert max(len(line) for line in printed.split("\n")) <= 100
+    assert parse(printed) == parse(text)
+
+
+def test_json_is_readable_and_without_places() -> None:
+    text = to_json(parse("composition C(a) => (b) { F(x = anyEach a) => (b = r); }", "f.dc"))
+    assert '"sharding": "anyEach"' in text
+    assert "place" not in text
+    assert "f.dc" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("{", "document"),
+        (b"\xff", "document"),
+        ("[]", "document"),
+        ('{"compositions": [{"name": 3}]}', "compositions[0].name"),
+        ('{"declarations": [{}]}', "declarations[0]"),
+    ],
+)
+def test_json_that_does_not_fit_is_refused(text: str | bytes, where: str) -> None:
+    with pytest.raises(InvalidComposition) as caught:
+        from_json(text)
+    assert caught.value.problems[0].where == where
