@@ -536,12 +536,16 @@ def test_client_that_leaves() -> None:
 
 
 def test_client_that_stalls() -> None:
-    async def never() -> Message:
+    pieces = iter([b"ab"])
+
+    async def receive() -> Message:
+        for piece in pieces:
+            return {"type": "http.request", "body": piece, "more_body": True}
         await asyncio.Event().wait()
         raise AssertionError
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
-    body = Body(Exchange(scope, never), HeapDomain(1).acquire, 10, idle_s=0.01)
+    body = Body(Exchange(scope, receive), HeapDomain(1).acquire, 10, idle_s=0.01)
     with pytest.raises(Stalled):
         run(body.read())
 
@@ -615,8 +619,7 @@ def test_bad_form(form_body: bytes, content_type: str) -> None:
 
 
 def test_problem_names_the_root_and_rebuilds_the_chain() -> None:
-    error = ApplicationFailed("c", "f", 2, 7)
-    error.__cause__ = ContextFull("shared", 10, 3)
+    error = ApplicationFailed("c", "f", 2, 7).because(ContextFull("shared", 10, 3))
     problem = decode_problem(encode_problem(problem_of(error, "id7")))
     assert problem is not None
     assert (problem.type, problem.status) == ("urn:dandelion:error:ContextFull", 507)

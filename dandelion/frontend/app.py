@@ -71,7 +71,7 @@ class App:
             reply = await self._answer(exchange)
             if exchange.close:
                 reply.headers.append((b"connection", b"close"))
-            await reply.send(send)
+            await reply.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
             departure = exchange.departure
             if departure is None or not departure.seen:
@@ -90,6 +90,8 @@ class App:
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = exchange.path
+        if path.startswith(PREFIX) and exchange.method == "POST" and len(path) < NAME_LIMIT:
+            return self._invoke
         methods = self._methods(path)
         if methods is None:
             raise _no_route(path, self._exact)

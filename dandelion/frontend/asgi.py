@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 JSON = b"application/json"
+WHOLE_REPLY = "dandelion.reply"
 WATCH_AFTER_S = 0.02
 NAME_LIMIT = 128  # characters; looking for near names costs their length squared
 
@@ -35,7 +36,7 @@ class Reply:
     """What a handler answers.
 
     Attributes:
-        chunks: the body, in pieces.
+        chunks: the body, in pieces; at least one.
         media_type: its Content-Type.
         status: the HTTP status.
         headers: further headers; Content-Length is added when it is sent.
@@ -46,23 +47,28 @@ class Reply:
     status: int = 200
     headers: list[Header] = field(default_factory=list)
 
-    async def send(self, send: Send) -> None:
-        """Write status, headers and body to the connection."""
+    async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
+        """Write status, headers and body to the connection.
+
+        Args:
+            send: of the ASGI server.
+            extensions: what the server offers, see `dandelion.frontend.protocol`.
+        """
         chunks = self.chunks
-        size = sum(len(chunk) for chunk in chunks)
+        size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
         headers = [
             (b"content-type", self.media_type),
             (b"content-length", b"%d" % size),
             *self.headers,
         ]
+        if WHOLE_REPLY in extensions:
+            message = {"type": WHOLE_REPLY, "status": self.status, "headers": headers}
+            await send({**message, "chunks": chunks, "size": size})
+            return
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        last = len(chunks) - 1
-        for index, chunk in enumerate(chunks):
-            await send(
-                {"type": "http.response.body", "body": chunk, "more_body": index < last},
-            )
-        if last < 0:
-            await send({"type": "http.response.body", "body": b""})
+        for chunk in chunks[:-1]:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": chunks[-1]})
 
 
 class Departure:
@@ -76,8 +82,7 @@ class Departure:
 
     __slots__ = ("_owner", "_receive", "_timer", "_watch", "seen")
 
-    def __init__(self, receive: Receive) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
         self.seen = False
         self._receive = receive
         self._owner = asyncio.current_task(loop)

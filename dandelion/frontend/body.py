@@ -47,9 +47,10 @@ class Body:
         self.acquire = acquire
         self._limit_bytes = limit_bytes
         self._idle_s = idle_s
-        encoding = exchange.header(b"content-encoding").lower()
-        if encoding not in ("", "identity"):
-            raise UnsupportedMedia(f"content encoding {clipped(encoding)}", ("identity",))
+        encoding = exchange.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            given = clipped(encoding.decode("latin-1"))
+            raise UnsupportedMedia(f"content encoding {given}", ("identity",))
         self.size_bytes = _length(exchange)
 
     async def read(self) -> Bytes:
@@ -67,7 +68,9 @@ class Body:
         size = self.size_bytes
         if size is not None and size > self._limit_bytes:
             await self._refuse(size)
-        message = await self._next()
+        message = await self._receive()  # holds nothing yet, so it may take its time
+        if message["type"] == "http.disconnect":
+            raise _left()
         first: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             if len(first) > self._limit_bytes:
@@ -133,7 +136,7 @@ class Body:
         except TimeoutError:
             raise Stalled(self._idle_s) from None
         if message["type"] == "http.disconnect":
-            raise Cancelled("the client left while it sent the body")
+            raise _left()
         return message
 
     async def _refuse(self, total_bytes: int, complete: bool = False) -> NoReturn:
@@ -147,6 +150,10 @@ class Body:
             complete = not message.get("more_body", False)
         self._exchange.close = not complete
         raise TooLarge("body", total_bytes, self._limit_bytes)
+
+
+def _left() -> Cancelled:
+    return Cancelled("the client left while it sent the body")
 
 
 def _length(exchange: Exchange) -> int | None:

@@ -189,18 +189,13 @@ def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Byt
     Items are ``numbers`` where the set declares a dtype that JSON can express, else ``text`` where
     the data is printable UTF-8, else ``data`` in base64.
     """
-    document = {
-        "id": invocation,
-        "sets": {name: _json_items(value) for name, value in sets.items()},
-        "types": _types(sets),
-    }
-    return [_json.encode(document)]
+    plain = {name: _json_items(value) for name, value in sets.items()}
+    return [_json.encode({"id": invocation, "sets": plain, "types": _types(sets)})]
 
 
 def encode_msgpack(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
     """Write a MessagePack reply; the data of large items is not copied."""
-    types = {name: msgspec.to_builtins(t) for name, t in _types(sets).items()}
-    head: dict[str, Any] = {"id": invocation, "types": types}
+    head = {"id": invocation, "types": _types(sets)}
     return _document(head, {name: s.items if s else None for name, s in sets.items()})
 
 
@@ -256,7 +251,7 @@ def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
             return {"numbers": array.tolist()}
         return {"data": item.data}
     try:
-        text = item.text()
+        text = str(item.data, "utf-8")
     except UnicodeDecodeError:
         return {"data": item.data}
     printable = text.isprintable() or text.translate(_BREAKS).isprintable()
@@ -280,6 +275,9 @@ def _fitting(item: Item, declared: ItemSet) -> tuple[int, ...]:
 
 
 def _document(head: dict[str, Any], sets: Mapping[str, Any]) -> list[Bytes]:
+    if all(_is_small(items) for items in sets.values()):
+        small = {n: [*map(_fields, i)] if type(i) is tuple else i for n, i in sets.items()}
+        return [_pack.encode({**head, "sets": small})]
     out = _Chunks()
     out.small += _map_header(len(head) + 1)
     for key, value in head.items():
@@ -298,6 +296,12 @@ def _document(head: dict[str, Any], sets: Mapping[str, Any]) -> list[Bytes]:
     return out.done()
 
 
+def _is_small(items: Any) -> bool:
+    if type(items) is not tuple:
+        return True
+    return len(items) <= 4 and all(len(item.data) < CHUNK_BYTES // 4 for item in items)
+
+
 class _Chunks:
     """Collects small pieces into one chunk, and large data as chunks of their own."""
 
@@ -311,11 +315,11 @@ class _Chunks:
         data = item.data
         size = len(data)
         if size < CHUNK_BYTES:
-            self.small += _pack.encode(_fields(item, data))
+            self.small += _pack.encode(_fields(item))
             return
         if size > BIN_LIMIT_BYTES:
             raise TooLarge(f"item '{item.name}'", size, BIN_LIMIT_BYTES)
-        fields = _fields(item, b"")
+        fields = {**_fields(item), "data": b""}
         self.small += _pack.encode(fields)[:-2]  # without the empty binary, which comes last
         self.small += struct.pack(">BI", 0xC6, size)
         self._flush()
@@ -331,11 +335,11 @@ class _Chunks:
         return self._chunks
 
 
-def _fields(item: Item | PackItem, data: Bytes) -> dict[str, Any]:
+def _fields(item: Item | PackItem) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": item.name, "key": item.key}
     if isinstance(item, PackItem) and item.dtype is not None:
         fields["dtype"] = item.dtype
-    fields["data"] = data
+    fields["data"] = item.data
     return fields
 
 

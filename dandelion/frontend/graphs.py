@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dandelion.dataflow.draw import to_json, to_mermaid
+from dandelion.dataflow.draw_svg import to_svg
 from dandelion.dataflow.graph import Composition, Module
 from dandelion.dataflow.language import parse
-from dandelion.dataflow.printer import print_module, to_json
+from dandelion.dataflow.printer import print_module
 from dandelion.errors import InvalidInput, Unknown, nearest
 from dandelion.frontend.asgi import clipped, did_you_mean
 
@@ -30,7 +32,7 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
         InvalidComposition: the text does not fit the grammar.
         Unknown: the text has no composition of that name.
     """
-    from dandelion.dataflow.draw import to_mermaid, to_svg
+
     if format_ not in MEDIA_TYPES:
         formats = ", ".join(MEDIA_TYPES)
         hint = did_you_mean(format_, MEDIA_TYPES) or f"formats are {formats}"
@@ -41,8 +43,9 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
         return to_svg(composition)
     if format_ == "mermaid":
         return to_mermaid(composition)
-    alone = Module(module.declarations, (composition,))
-    return to_json(alone) if format_ == "json" else print_module(alone)
+    if format_ == "json":
+        return to_json(composition)
+    return print_module(Module(module.declarations, (composition,)))
 
 
 def _one_of(module: Module, name: str | None) -> Composition:

@@ -6,6 +6,7 @@ changes. A client that leaves cancels its invocation, see `Departure`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Invocations:
         self._node = node
         self._shapes: dict[tuple[str, int | None], _Shape] = {}
         self._generation = node.catalog.generation
+        self._loop: asyncio.AbstractEventLoop | None = None  # asking for it costs a system call
         self._limit_bytes = node.settings.body_limit_bytes
 
     async def __call__(self, exchange: Exchange) -> Reply:
@@ -66,7 +68,8 @@ class Invocations:
         shape = self._shape(name, version)
         sets = await self._read(exchange, codec, shape)
         check_names(sets, shape.specs, shape.signature.static)
-        departure = Departure(exchange.receive)
+        loop = self._loop = self._loop or asyncio.get_running_loop()
+        departure = Departure(exchange.receive, loop)
         exchange.departure = departure
         try:
             outcome = await self._node.invoke_sets_async(

@@ -10,7 +10,6 @@ Source: RFC 9457, Problem Details for HTTP APIs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import msgspec
 
@@ -31,8 +30,8 @@ TYPE_PREFIX = "urn:dandelion:error:"
 class RequestError(DandelionError):
     """The request is not one that this server understands."""
 
-    status: ClassVar[int] = 400
-    blame: ClassVar[Blame] = Blame.CALLER
+    status = 400
+    blame = Blame.CALLER
 
 
 @dataclass(eq=False)
@@ -41,7 +40,7 @@ class NoRoute(RequestError):
 
     path: str
     nearest: str | None = None
-    status: ClassVar[int] = 404
+    status = 404
 
     def __str__(self) -> str:
         close = f"; did you mean {self.nearest}?" if self.nearest else ""
@@ -55,7 +54,7 @@ class MethodNotAllowed(RequestError):
     method: str
     path: str
     allowed: tuple[str, ...]
-    status: ClassVar[int] = 405
+    status = 405
 
     def __str__(self) -> str:
         return f"{self.path} takes {', '.join(self.allowed)}, not {self.method}"
@@ -67,7 +66,7 @@ class NotAcceptable(RequestError):
 
     accept: str
     message: str
-    status: ClassVar[int] = 406
+    status = 406
 
     def __str__(self) -> str:
         return f"cannot answer with {self.accept}: {self.message}"
@@ -78,7 +77,7 @@ class Stalled(RequestError):
     """The client began a body and stopped sending."""
 
     idle_s: float
-    status: ClassVar[int] = 408
+    status = 408
 
     def __str__(self) -> str:
         return f"no more of the body came for {self.idle_s:g} s"
@@ -90,7 +89,7 @@ class UnsupportedMedia(RequestError):
 
     given: str
     supported: tuple[str, ...]
-    status: ClassVar[int] = 415
+    status = 415
 
     def __str__(self) -> str:
         return f"a body of {self.given} is not understood; send {', '.join(self.supported)}"

@@ -21,6 +21,7 @@ import uvloop
 
 from dandelion.errors import InvalidInput
 from dandelion.frontend.app import App
+from dandelion.frontend.protocol import Protocol
 from dandelion.node import Node
 
 log = logging.getLogger("dandelion.frontend")
@@ -166,7 +167,7 @@ def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s:
     host, port = bound.getsockname()[:2]
     config = uvicorn.Config(
         App(node),
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="off",
         access_log=False,
