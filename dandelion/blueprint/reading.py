@@ -161,10 +161,12 @@ class _Reader:
         prefix = f"{where}." if where else ""
         for name in value:
             if name not in known:
+                close = nearest(name, known)
+                expected = "" if close else " or ".join(known)
+                where_field = f"{prefix}{name}"
                 self.report(
-                    "unknown-field", f"{prefix}{name}", "unknown field", close=nearest(name, known),
-                    expected="" if nearest(name, known) else " or ".join(known),
-                )  # fmt: skip
+                    "unknown-field", where_field, "unknown field", expected=expected, close=close
+                )
         for name in required:
             if name not in value:
                 self.report("missing-field", where or "document", f"field '{name}' is missing")
@@ -204,10 +206,9 @@ class _Reader:
         ((tag, content),) = value.items()
         self.twice(where, value)
         if tag not in tags:
-            self.report(
-                "unknown-tag", where, f"unknown '{tag}'", close=nearest(tag, tags),
-                expected=" or ".join(tags),
-            )  # fmt: skip
+            close = nearest(tag, tags)
+            expected = "" if close else " or ".join(tags)
+            self.report("unknown-tag", where, f"unknown '{tag}'", expected=expected, close=close)
             return "", None
         return tag, content
 

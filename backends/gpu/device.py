@@ -1,0 +1,301 @@
+"""The contract of a device: what CUDA, HIP, OpenCL and the host device for tests implement.
+
+A device owns one buffer pool and one in-order queue (a stream). Everything between `open` and
+`close` happens in one thread. Offsets are bytes from the start of the pool; they are checked here,
+once, so that a `_method` below can rely on them.
+
+Order and time: `copy_in`, `launch`, `replay`, `zero` and `copy_out` are done in the order in which
+they were called. Where a device is `asynchronous` they may return before they are done: memory
+that was handed over must stay alive until `synchronize`, or `wait` for a later `mark`, returned.
+
+Failure: a method raises `DeviceFault`. If a kernel broke the device for good, `fault` says what
+happened; the device then accepts nothing but `close`.
+
+========== ====================================================================================
+life       `open`, `close`, `properties`, `fault`
+memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
+code       `load`, `unload`, `prepare`
+work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
+========== ====================================================================================
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NewType
+
+from dandelion.data import Bytes
+from dandelion.errors import DeviceFault, InternalError
+
+from .plan import Launch, Pointer, Step, Zero  # noqa: TID251 (a sibling)
+from .source import LoadedCode  # noqa: TID251 (a sibling)
+
+Handle = NewType("Handle", object)
+"""Something that belongs to the device: a module, a prepared launch, a graph, a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a device can do beyond the least.
+
+    Attributes:
+        graphs: `capture` and `replay` work and are faster than launching one by one.
+        asynchronous: calls return before the work is done.
+        registers: `register` makes copies of that host memory faster.
+        host_visible: the pool lies in host memory, so copies are memory copies.
+    """
+
+    graphs: bool = False
+    asynchronous: bool = False
+    registers: bool = False
+    host_visible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """Facts about a device.
+
+    Attributes:
+        description: for people.
+        memory_bytes: its memory, as far as a pool could use it.
+        pool_bytes: size of a pool unless somebody says another.
+        compute_units: processors that run blocks in parallel.
+        block_threads: bound on the threads of a block.
+        shared_bytes: bound on the local memory of a block.
+        archs: architectures whose binaries it loads, best first.
+        details: more, for ``dandelion doctor``.
+    """
+
+    description: str
+    memory_bytes: int
+    pool_bytes: int
+    compute_units: int = 1
+    block_threads: int = 1024
+    shared_bytes: int = 48 * 1024
+    archs: tuple[str, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+class Device(abc.ABC):
+    """One device; see the module's text.
+
+    Attributes:
+        backend: name of its backend, as blueprints write it.
+        formats: kinds of code that `load` takes, best first; see `.source.CodeFormat`.
+        name: for errors and metrics, ``backend:resource``.
+        abilities: what it can do.
+    """
+
+    backend: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
+    name: str
+    abilities: Abilities
+    pool_bytes: int = 0
+
+    # life
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Take the device.
+
+        Raises:
+            BackendUnavailable: it is not there or cannot be used.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give everything back. May be called twice, and after a fault."""
+
+    @abc.abstractmethod
+    def properties(self) -> Properties:
+        """Tell facts; the device is open."""
+
+    def fault(self) -> str | None:
+        """Tell what broke the device for good, or None if it works."""
+        return None
+
+    # memory
+
+    def allocate(self, size_bytes: int) -> None:
+        """Allocate the pool. There is one at a time; what is in it does not matter.
+
+        Raises:
+            DeviceFault: the device has not got that much.
+        """
+        if self.pool_bytes:
+            raise InternalError(f"{self.name}: a second pool was asked for")
+        self._allocate(size_bytes)
+        self.pool_bytes = size_bytes
+
+    def free(self) -> None:
+        """Free the pool, if there is one."""
+        if self.pool_bytes:
+            self.pool_bytes = 0
+            self._free()
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Make copies from and to this host memory faster, until `close`. Never needed."""
+        if self.abilities.registers:
+            self._register(address, size_bytes)
+
+    def copy_in(self, offset_bytes: int, data: Bytes) -> None:
+        """Copy host bytes into the pool."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        self._inside("copy_in", offset_bytes, size)
+        if size:
+            self._copy_in(offset_bytes, data)
+
+    def copy_out(self, offset_bytes: int, view: memoryview) -> None:
+        """Copy a part of the pool to a writable view of host memory."""
+        self._inside("copy_out", offset_bytes, view.nbytes)
+        if view.nbytes:
+            self._copy_out(offset_bytes, view)
+
+    def zero(self, offset_bytes: int, size_bytes: int) -> None:
+        """Zero a part of the pool."""
+        self._inside("zero", offset_bytes, size_bytes)
+        if size_bytes:
+            self._zero(offset_bytes, size_bytes)
+
+    # code
+
+    def load(self, code: LoadedCode) -> Handle:
+        """Load a module, compiling it if it is a source.
+
+        Raises:
+            InvalidFunction: it cannot be compiled or loaded; the compiler's words are in it.
+        """
+        return self._load(code)
+
+    def unload(self, module: Handle) -> None:
+        """Unload a module; none of its launches is used any more."""
+        self._unload(module)
+
+    def prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+        """Make a launch ready to be given to `launch` many times.
+
+        Raises:
+            InvalidBlueprint: the module has no such kernel, or it has other parameters, or the
+                device cannot launch that.
+        """
+        for argument in launch.args:
+            if isinstance(argument, Pointer):
+                self._inside("prepare", argument.offset_bytes, argument.size_bytes)
+        return self._prepare(module, symbol, launch)
+
+    def prepare_zero(self, step: Zero) -> Handle:
+        """Make zeroing a part of the pool ready to be given to `launch`."""
+        self._inside("prepare", step.offset_bytes, step.size_bytes)
+        return self._prepare_zero(step)
+
+    # work
+
+    def launch(self, prepared: Iterable[Handle]) -> None:
+        """Launch in order."""
+        self._launch(prepared)
+
+    def capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        """Make one graph of launches; None if the device would rather not (see `Abilities`)."""
+        return self._capture(prepared) if self.abilities.graphs else None
+
+    def replay(self, graph: Handle) -> None:
+        """Launch a graph."""
+        self._replay(graph)
+
+    def discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        """Drop launches and their graph, which nothing uses any more."""
+        self._discard(prepared, graph)
+
+    def mark(self) -> Handle | None:
+        """Give a mark that `wait` can wait for; None where all work is done already."""
+        return self._mark() if self.abilities.asynchronous else None
+
+    def wait(self, mark: Handle | None) -> None:
+        """Wait until everything before a mark is done."""
+        if mark is not None:
+            self._wait(mark)
+
+    def synchronize(self) -> None:
+        """Wait until everything is done."""
+        self._synchronize()
+
+    # what a device implements
+
+    @abc.abstractmethod
+    def _allocate(self, size_bytes: int) -> None: ...
+
+    @abc.abstractmethod
+    def _free(self) -> None: ...
+
+    def _register(self, address: int, size_bytes: int) -> None:
+        """Only called where `Abilities.registers`."""
+
+    @abc.abstractmethod
+    def _copy_in(self, offset_bytes: int, data: Bytes) -> None: ...
+
+    @abc.abstractmethod
+    def _copy_out(self, offset_bytes: int, view: memoryview) -> None: ...
+
+    @abc.abstractmethod
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None: ...
+
+    @abc.abstractmethod
+    def _load(self, code: LoadedCode) -> Handle: ...
+
+    @abc.abstractmethod
+    def _unload(self, module: Handle) -> None: ...
+
+    @abc.abstractmethod
+    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle: ...
+
+    @abc.abstractmethod
+    def _prepare_zero(self, step: Zero) -> Handle: ...
+
+    @abc.abstractmethod
+    def _launch(self, prepared: Iterable[Handle]) -> None: ...
+
+    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        return None
+
+    def _replay(self, graph: Handle) -> None:
+        raise InternalError(f"{self.name}: it has no graphs")
+
+    def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        """Most devices have nothing to do: handles are dropped by their references."""
+
+    def _mark(self) -> Handle | None:
+        return None
+
+    def _wait(self, mark: Handle) -> None:
+        self._synchronize()
+
+    @abc.abstractmethod
+    def _synchronize(self) -> None: ...
+
+    def _inside(self, operation: str, offset_bytes: int, size_bytes: int) -> None:
+        end = offset_bytes + size_bytes
+        if offset_bytes < 0 or size_bytes < 0 or end > self.pool_bytes:
+            what = f"bytes {offset_bytes}..{end} of a pool of {self.pool_bytes}"
+            raise DeviceFault(self.name, operation, what)
+
+
+def prepare_steps(
+    device: Device, steps: Sequence[Step], modules: Mapping[str, tuple[Handle, str]]
+) -> list[Handle]:
+    """Prepare all steps of a plan.
+
+    Args:
+        device: where.
+        steps: of the plan.
+        modules: the loaded module and the symbol of each kernel, by its name in the blueprint.
+    """
+    prepared = []
+    for step in steps:
+        if isinstance(step, Zero):
+            prepared.append(device.prepare_zero(step))
+        else:
+            module, symbol = modules[step.kernel]
+            prepared.append(device.prepare(module, symbol, step))
+    return prepared

@@ -1,0 +1,93 @@
+"""What the drivers of all GPU backends share: everything but the device itself."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dandelion.blueprint.reading import read_config
+from dandelion.data import Bytes
+from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets
+from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
+from dandelion.function import Function
+from dandelion.memory import ArenaMap
+
+from .device import Device  # noqa: TID251 (a sibling)
+from .plan import PlanCache  # noqa: TID251 (a sibling)
+from .program import ProgramCache, make_program, plan_call  # noqa: TID251 (a sibling)
+from .sequential import SequentialEngine  # noqa: TID251 (a sibling)
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+class GpuDriver(Driver):
+    """A backend of GPU functions. A subclass says how to probe and make a device.
+
+    Settings: ``pool_bytes`` (``512M``), the size of each engine's buffer pool, by default what the
+    device offers; ``exact_stages`` (``true``), to measure each stage of a call at some cost.
+    """
+
+    formats: ClassVar[frozenset[str]] = frozenset({"blueprint"})
+    hosting: ClassVar[Hosting] = Hosting.PROCESS
+    settings: ClassVar[tuple[str, ...]] = ("pool_bytes", "exact_stages")
+
+    def __init__(self) -> None:
+        self._programs = ProgramCache()
+        self._plans = PlanCache()
+        self._arena: ArenaMap | None = None
+        self._options: dict[str, str] = {}
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        for name in options:
+            if name not in self.settings:
+                close = nearest(name, self.settings)
+                hint = f"did you mean '{close}'?" if close else f"known: {', '.join(self.settings)}"
+                raise InvalidInput(f"{self.name}.{name}", "unknown setting", hint)
+        self._options.update(options)
+        self._size("pool_bytes")
+        self._flag("exact_stages")
+
+    def attach(self, arena: ArenaMap) -> None:
+        self._arena = arena
+
+    def check(self, function: Function) -> None:
+        make_program(function)
+
+    def references(self, main: Bytes) -> tuple[str, ...]:
+        config, problems = read_config(main)
+        if problems:
+            raise InvalidBlueprint(tuple(problems))
+        return config.paths
+
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        program = self._programs.get(function)
+        plan = plan_call(self._plans, program, program.items(inputs))
+        return Demand(program.output_bytes(plan), plan.used_bytes, plan.blocks)
+
+    def engine(self, resource: str) -> Engine:
+        return SequentialEngine(
+            self.device(resource),
+            self._size("pool_bytes"),
+            self._arena,
+            self._flag("exact_stages"),
+        )
+
+    @abc.abstractmethod
+    def device(self, resource: str) -> Device:
+        """Make the device of a resource, not open yet; nothing heavy is loaded."""
+
+    def _size(self, name: str) -> int:
+        text = self._options.get(name, "0").strip().lower().removesuffix("b").removesuffix("i")
+        unit = text[-1:] if text[-1:] in ("k", "m", "g", "t") else ""
+        try:
+            return int(float(text.removesuffix(unit)) * _UNITS[unit])
+        except (ValueError, OverflowError):
+            where = f"{self.name}.{name}"
+            raise InvalidInput(where, f"'{text}' is no size", "write 512M or 2G") from None
+
+    def _flag(self, name: str) -> bool:
+        text = self._options.get(name, "false").lower()
+        if text not in ("true", "false", "1", "0", "yes", "no"):
+            raise InvalidInput(f"{self.name}.{name}", f"'{text}' is neither true nor false")
+        return text in ("true", "1", "yes")

@@ -1,0 +1,170 @@
+"""The host device: a device for tests whose kernels are Python functions over numpy arrays.
+
+A module for it is a file whose name ends in ``.host`` and whose lines name functions that were
+given to the device. A kernel gets its launch and its arguments, pointers as writable arrays of
+bytes, and runs when it is launched; with `lazy` it runs when somebody waits, as on a real device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dandelion.data import Bytes
+from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Problem
+
+from .device import Abilities, Device, Handle, Properties  # noqa: TID251 (a sibling)
+from .plan import Launch, Pointer, Zero  # noqa: TID251 (a sibling)
+from .source import CodeFormat, LoadedCode  # noqa: TID251 (a sibling)
+
+Memory: TypeAlias = npt.NDArray[np.uint8]
+HostKernel: TypeAlias = Callable[..., None]
+"""Called with the launch, then each argument: bytes for a value, a byte array for a pointer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    kernels: Mapping[str, HostKernel]
+
+
+class HostDevice(Device):
+    """Runs Python functions as kernels.
+
+    Args:
+        kernels: functions by the name that modules give.
+        memory_bytes: how much the pool may have.
+        lazy: do nothing until somebody waits.
+        graphs: offer graphs.
+    """
+
+    backend: ClassVar[str] = "host"
+    formats: ClassVar[tuple[str, ...]] = (CodeFormat.HOST,)
+
+    def __init__(
+        self,
+        kernels: Mapping[str, HostKernel],
+        memory_bytes: int = 1 << 20,
+        *,
+        lazy: bool = False,
+        graphs: bool = False,
+    ) -> None:
+        self.name = "host:0"
+        self.abilities = Abilities(graphs=graphs, asynchronous=lazy, host_visible=True)
+        self._kernels = kernels
+        self._memory_bytes = memory_bytes
+        self._lazy = lazy
+        self._pool: Memory | None = None
+        self._queue: list[Callable[[], None]] = []
+        self._broken: str | None = None
+        self.is_open = False
+        self.modules = 0
+        self.graphs = 0
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._pool = None
+        self.pool_bytes = 0
+        self.is_open = False
+
+    def properties(self) -> Properties:
+        return Properties("Python functions", self._memory_bytes, self._memory_bytes)
+
+    def fault(self) -> str | None:
+        return self._broken
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+        if not self._lazy:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        while self._queue:
+            work = self._queue.pop(0)
+            try:
+                work()
+            except Exception as error:
+                self._broken = f"{type(error).__name__}: {error}"
+                self._queue.clear()
+                raise DeviceFault(self.name, "launch", self._broken) from error
+
+    def _memory(self) -> Memory:
+        if self._pool is None:
+            raise InternalError(f"{self.name}: there is no pool")
+        return self._pool
+
+    def _allocate(self, size_bytes: int) -> None:
+        if size_bytes > self._memory_bytes:
+            raise DeviceFault(self.name, "allocate", f"{size_bytes} bytes of {self._memory_bytes}")
+        self._pool = np.full(size_bytes, 0xA5, dtype=np.uint8)  # whatever was there before
+
+    def _free(self) -> None:
+        self._pool = None
+
+    def _copy_in(self, offset_bytes: int, data: Bytes) -> None:
+        source = np.frombuffer(data, dtype=np.uint8)
+        target = self._memory()[offset_bytes : offset_bytes + source.size]
+        self._do(lambda: np.copyto(target, source))
+
+    def _copy_out(self, offset_bytes: int, view: memoryview) -> None:
+        target = np.frombuffer(view, dtype=np.uint8)
+        source = self._memory()[offset_bytes : offset_bytes + target.size]
+        self._do(lambda: np.copyto(target, source))
+
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None:
+        self._launch([self._prepare_zero(Zero(offset_bytes, size_bytes))])
+
+    def _load(self, code: LoadedCode) -> Handle:
+        names = code.text.split()
+        missing = [n for n in names if n not in self._kernels]
+        if missing:
+            problem = Problem("unknown-kernel", f"no function '{missing[0]}'", code.name)
+            raise InvalidBlueprint((problem,))
+        self.modules += 1
+        return Handle(_Module({n: self._kernels[n] for n in names}))
+
+    def _unload(self, module: Handle) -> None:
+        self.modules -= 1
+
+    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+        assert isinstance(module, _Module)
+        kernel = module.kernels.get(symbol)
+        if kernel is None:
+            problem = Problem("unknown-kernel", f"no kernel '{symbol}'", f"kernels.{symbol}")
+            raise InvalidBlueprint((problem,))
+        memory = self._memory()
+        args: list[Any] = [
+            memory[a.offset_bytes : a.offset_bytes + a.size_bytes] if isinstance(a, Pointer) else a
+            for a in launch.args
+        ]
+        return Handle(lambda: kernel(launch, *args))
+
+    def _prepare_zero(self, step: Zero) -> Handle:
+        part = self._memory()[step.offset_bytes : step.offset_bytes + step.size_bytes]
+        return Handle(lambda: part.fill(0))
+
+    def _launch(self, prepared: Iterable[Handle]) -> None:
+        for work in prepared:
+            assert callable(work)
+            self._do(work)
+
+    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        self.graphs += 1
+        return Handle(tuple(prepared))
+
+    def _replay(self, graph: Handle) -> None:
+        assert isinstance(graph, tuple)
+        self._launch(graph)
+
+    def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        if graph is not None:
+            self.graphs -= 1
+
+    def _mark(self) -> Handle | None:
+        return Handle(len(self._queue))

@@ -1,0 +1,166 @@
+"""Modules that are loaded on a device, and plans that are ready to run there.
+
+A module is known by the digest of its content, so functions that share a library share the module.
+A plan is ready once each of its launches is prepared; from its second call on it runs as one graph
+where the device has graphs. Both are bounded; a module that goes takes its ready plans along.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from dandelion.data import Bytes
+from dandelion.function import Digest
+
+from .device import Device, Handle, prepare_steps  # noqa: TID251 (a sibling)
+from .plan import Plan  # noqa: TID251 (a sibling)
+from .program import Program  # noqa: TID251 (a sibling)
+from .source import LoadedCode, choose, symbol_of  # noqa: TID251 (a sibling)
+
+GRAPH_LAUNCHES = 20_000
+"""Plans with more launches are not captured: a graph takes host and device memory by launch."""
+
+LISTED_LAUNCHES = 100_000
+"""Plans with more launches are unrolled while they run."""
+
+
+@dataclass(slots=True)
+class Ready:
+    """A plan on a device.
+
+    Attributes:
+        plan: which.
+        identity: of its function.
+        steps: prepared, by the indices of the plan.
+        modules: digests of the modules in use.
+        order: prepared steps in the order of execution, if they are not too many.
+        graph: of all steps, once captured.
+        calls: how often it ran.
+    """
+
+    plan: Plan
+    identity: str
+    steps: list[Handle]
+    modules: frozenset[Digest]
+    order: list[Handle] | None
+    graph: Handle | None = None
+    calls: int = 0
+
+    def chunks(self, size: int) -> Iterator[list[Handle]]:
+        """Give the prepared steps in order, `size` at a time."""
+        if self.order is not None and len(self.order) <= size:
+            yield self.order
+            return
+        steps = self.steps
+        walk = (steps[i] for i in self.plan.walk())
+        while chunk := list(islice(walk, size)):
+            yield chunk
+
+
+class Modules:
+    """The caches of one device; see the module's text.
+
+    Args:
+        device: open.
+        capacity: number of modules.
+        plans: number of ready plans.
+    """
+
+    def __init__(self, device: Device, capacity: int = 64, plans: int = 64) -> None:
+        self._device = device
+        self._capacity = capacity
+        self._plans = plans
+        self._archs = device.properties().archs
+        self._modules: OrderedDict[Digest, Handle] = OrderedDict()
+        self._ready: OrderedDict[Plan, Ready] = OrderedDict()
+        self.loads = 0
+
+    def ready(self, program: Program, plan: Plan, files: Mapping[str, Bytes]) -> Ready:
+        """Give a plan that is ready to run, loading and preparing what is missing.
+
+        Raises:
+            InvalidBlueprint: no file of a module runs here, or a kernel is not what it should be.
+            InvalidFunction: a module cannot be compiled or loaded.
+        """
+        found = self._ready.get(plan)
+        if found is None:
+            found = self._make(program, plan, files)
+            self._ready[plan] = found
+            self._trim(found)
+        self._ready.move_to_end(plan)
+        found.calls += 1
+        if found.calls == 2 and len(found.order or ()) in range(1, GRAPH_LAUNCHES + 1):
+            found.graph = self._device.capture(found.order or ())
+        return found
+
+    def _trim(self, kept: Ready) -> None:
+        """Hold the bounds, but keep a plan and its modules: it is about to run."""
+        while len(self._ready) > self._plans:
+            self._drop(next(p for p in self._ready if p is not kept.plan))
+        spare = [d for d in self._modules if d not in kept.modules]
+        for digest in spare[: max(len(self._modules) - self._capacity, 0)]:
+            self._unload(digest)
+
+    def _make(self, program: Program, plan: Plan, files: Mapping[str, Bytes]) -> Ready:
+        used = {k.name: k for k in program.config.kernels}
+        wanted = {getattr(step, "kernel", "") for step in plan.steps} - {""}
+        by_name = {m.name: m for m in program.config.modules}
+        codes: dict[str, LoadedCode] = {}
+        table: dict[str, tuple[Handle, str]] = {}
+        for name in sorted(wanted):
+            kernel = used[name]
+            if kernel.module not in codes:
+                codes[kernel.module] = choose(
+                    by_name[kernel.module],
+                    files,
+                    self._device.backend,
+                    self._device.formats,
+                    self._archs,
+                )
+            table[name] = (self._module(codes[kernel.module]), symbol_of(kernel))
+        steps = prepare_steps(self._device, plan.steps, table)
+        digests = frozenset(code.digest for code in codes.values())
+        few = plan.launches <= LISTED_LAUNCHES
+        order = [steps[i] for i in plan.walk()] if few else None
+        return Ready(plan, program.identity, steps, digests, order)
+
+    def _module(self, code: LoadedCode) -> Handle:
+        found = self._modules.get(code.digest)
+        if found is None:
+            found = self._device.load(code)
+            self.loads += 1
+            self._modules[code.digest] = found
+        self._modules.move_to_end(code.digest)
+        return found
+
+    def _unload(self, digest: Digest) -> None:
+        for plan in [p for p, r in self._ready.items() if digest in r.modules]:
+            self._drop(plan)
+        self._device.unload(self._modules.pop(digest))
+
+    def _drop(self, plan: Plan) -> None:
+        gone = self._ready.pop(plan)
+        self._device.discard(gone.steps, gone.graph)
+
+    def forget(self, identity: str) -> None:
+        """Drop the ready plans of a function, and modules that no other plan uses."""
+        gone = [p for p, r in self._ready.items() if r.identity == identity]
+        digests = {d for p in gone for d in self._ready[p].modules}
+        for plan in gone:
+            self._drop(plan)
+        kept = {d for r in self._ready.values() for d in r.modules}
+        for digest in digests - kept:
+            self._unload(digest)
+
+    def close(self) -> None:
+        """Drop everything."""
+        for plan in list(self._ready):
+            self._drop(plan)
+        for digest in list(self._modules):
+            self._unload(digest)
+
+    def __len__(self) -> int:
+        return len(self._modules)

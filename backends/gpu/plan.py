@@ -1,0 +1,520 @@
+"""Plans: what a call of a blueprint will do, worked out before it runs and without a device.
+
+A plan is a function of the blueprint, the inputs' sizes and the integers that `FromInput` reads.
+It says where in the buffer pool each buffer lies, what is launched with which arguments, and how
+large everything is. The n-th call of a plan uses the same offsets as the first, so a device can
+prepare its launches once, or capture them as a graph.
+
+Repeats stay compact: `Plan.launches` holds each launch of the blueprint once, `Plan.program` says
+in which order, with loops.
+
+Where a call must not begin, the error names the place: `InvalidInput` if the inputs brought it
+about, `InvalidBlueprint` if it would be so with any input.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dandelion.blueprint import (
+    Absolute,
+    Access,
+    Action,
+    Add,
+    Argument,
+    ByBatch,
+    CeilDiv,
+    Elements,
+    ExecKernel,
+    FromInput,
+    GpuConfig,
+    Mul,
+    Ptr,
+    Raw,
+    Repeat,
+    Scalar,
+    Size,
+    Sizeof,
+)
+from dandelion.blueprint.check import constant, launch_numbers, pack
+from dandelion.blueprint.records import (
+    BLOCK_THREADS,
+    MAX_BYTES,
+    MAX_LAUNCHES,
+)
+from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
+
+from .layout import Lifetime, Slot, aligned, place  # noqa: TID251 (a sibling)
+
+ReadInteger: TypeAlias = Callable[[str, int], int]
+"""Gives the idx-th i64 of an input; it is only asked for integers that are inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An argument that is the address of a buffer: its place in the pool, in bytes."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch. Arguments by value are packed as the kernel gets them."""
+
+    kernel: str
+    args: tuple[Pointer | bytes, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """Zero a part of the pool amid a call, before another buffer begins to live there."""
+
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Do a part of the program `times` times."""
+
+    times: int
+    program: Program
+
+
+Step: TypeAlias = Launch | Zero
+Program: TypeAlias = tuple["int | Loop", ...]
+"""Indices of steps, in order, with loops."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """See the module's text. Plans are equal only if they are the same object.
+
+    Attributes:
+        slots: where each buffer lies; buffers that no launch touches and nobody asks for have none.
+        steps: each step once.
+        program: the order of the steps.
+        launches: how many steps are launched, loops unrolled.
+        used_bytes: how much of the pool is used, from its start.
+        outputs: the slots that are copied out, by name, in the order of the blueprint.
+        blocks: largest number of blocks of one launch.
+    """
+
+    slots: Mapping[str, Slot]
+    steps: tuple[Step, ...]
+    program: Program
+    launches: int
+    used_bytes: int
+    outputs: Mapping[str, Slot]
+    blocks: int
+
+    def walk(self) -> Iterator[int]:
+        """Give the index of each step in the order of execution, loops unrolled."""
+        return _walk(self.program)
+
+
+def _walk(program: Program) -> Iterator[int]:
+    for step in program:
+        if isinstance(step, Loop):
+            for _ in range(step.times):
+                yield from _walk(step.program)
+        else:
+            yield step
+
+
+def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
+    """List the integers that plans of a blueprint depend on, each once."""
+    found: dict[FromInput, None] = {}
+
+    def look(size: Size) -> None:
+        match size:
+            case FromInput():
+                found[size] = None
+            case Add(parts) | Mul(parts):
+                for part in parts:
+                    look(part)
+            case CeilDiv(dividend, divisor):
+                look(dividend)
+                look(divisor)
+
+    def act(actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Repeat):
+                look(action.times)
+                act(action.actions)
+                continue
+            for argument in action.args:
+                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
+                    look(argument.value)
+            for _, size, _, _ in launch_numbers(action.launch):
+                look(size)
+
+    body = config.blueprint
+    for size in (body.batch, *body.buffers.values()):
+        look(size)
+    act(body.control_flow)
+    return tuple(found)
+
+
+def plan(
+    config: GpuConfig,
+    input_sizes: Mapping[str, int],
+    read_integer: ReadInteger,
+    limit_bytes: int | None = None,
+) -> Plan:
+    """Work out a call.
+
+    Args:
+        config: a checked blueprint.
+        input_sizes: size of each input and weight in bytes.
+        read_integer: reads the integers that sizes ask for.
+        limit_bytes: size of the pool; if buffers do not fit, more of them share memory at the
+            price of zeroing in between. The plan may still be larger.
+
+    Raises:
+        InvalidInput: inputs are missing, too short for an integer that is read, or lead to
+            impossible numbers; `where` is the place in the blueprint or the set.
+        InvalidBlueprint: the blueprint is impossible with any input.
+    """
+    planner = _Planner(config, input_sizes, read_integer)
+    made = planner.plan(tight=False)
+    if limit_bytes is not None and made.used_bytes > limit_bytes:
+        made = planner.plan(tight=True)
+    return made
+
+
+class _Sizes:
+    """Evaluates sizes for given inputs."""
+
+    def __init__(self, config: GpuConfig, sizes: Mapping[str, int], read: ReadInteger) -> None:
+        self._known = dict(sizes)
+        self._buffers = config.blueprint.buffers
+        self._read = read
+        self._inputs = sizes
+        self._batch: int | None = None
+        self._batch_size = config.blueprint.batch
+
+    def number(self, where: str, size: Size, smallest: int, largest: int) -> int:
+        """Evaluate a size and hold it against bounds."""
+        value = size.value if type(size) is Absolute else self.value(where, size)
+        if smallest <= value <= largest:
+            return value
+        message = f"it comes to {value}, possible is {smallest}..{largest}"
+        raise self.error(where, size, message)
+
+    def error(self, where: str, size: Size, message: str) -> DandelionError:
+        """Make the error that tells whose fault an impossible size is."""
+        if constant(size) is None:
+            return InvalidInput(where, message)
+        return InvalidBlueprint((Problem("out-of-range", message, where),))
+
+    def buffer(self, name: str) -> int:
+        """Size of a buffer in bytes."""
+        known = self._known.get(name)
+        if known is None:
+            where = f"blueprint.buffers.{name}"
+            size = self._buffers[name]
+            self._known[name] = known = self.number(where, size, 0, MAX_BYTES)
+        return known
+
+    def value(self, where: str, size: Size) -> int:
+        match size:
+            case Absolute(value):
+                return value
+            case Sizeof(buffer):
+                return self.buffer(buffer)
+            case FromInput():
+                return self.integer(where, size)
+            case Elements(buffer, dtype):
+                return self.buffer(buffer) // dtype.size_bytes
+            case ByBatch(value, even):
+                batch = self.batch()
+                return value * (batch + (batch & 1 if even else 0))
+            case Add(terms):
+                return sum(self.value(where, t) for t in terms)
+            case Mul(factors):
+                product = 1
+                for factor in factors:
+                    product *= self.value(where, factor)
+                return self.bounded(where, size, product)
+            case CeilDiv(dividend, divisor):
+                return self.quotient(where, size, dividend, divisor)
+
+    def quotient(self, where: str, size: Size, dividend: Size, divisor: Size) -> int:
+        lower = self.value(where, divisor)
+        if lower == 0:
+            raise self.error(where, size, "the divisor is zero")
+        return -(-self.value(where, dividend) // lower)
+
+    def bounded(self, where: str, size: Size, value: int) -> int:
+        if abs(value) > 2**63:
+            raise self.error(where, size, f"a product comes to {value}")
+        return value
+
+    def integer(self, where: str, size: FromInput) -> int:
+        have = self._inputs[size.bufname]
+        if (size.idx + 1) * 8 > have:
+            raise InvalidInput(
+                where,
+                f"it reads the {size.idx}-th integer of '{size.bufname}', "
+                f"whose item has {have} bytes, room for {have // 8}",
+            )
+        return self._read(size.bufname, size.idx)
+
+    def batch(self) -> int:
+        if self._batch is None:
+            self._batch = self.number("blueprint.batch", self._batch_size, 1, MAX_LAUNCHES)
+        return self._batch
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A launch before its buffers have a place."""
+
+    kernel: str
+    args: tuple[str | bytes, ...]  # a str is a buffer's name
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    access: Mapping[str, Access]
+
+
+class _Planner:
+    def __init__(self, config: GpuConfig, sizes: Mapping[str, int], read: ReadInteger) -> None:
+        body = config.blueprint
+        self.body = body
+        self.inputs = (*body.inputs, *body.weights)
+        for name in self.inputs:
+            if name not in sizes:
+                raise InvalidInput(f"sets.{name}", "it is missing; a GPU function needs every set")
+        self.sizes = _Sizes(config, sizes, read)
+        self.access = {k.name: k.access for k in config.kernels}
+        self.drafts: list[_Draft] = []
+        self.loops: list[tuple[int, int]] = []  # first and last draft, inner loops first
+        self.plain: dict[tuple[Argument, ...], tuple[str | bytes, ...]] = {}
+        for name in body.buffers:
+            self.sizes.buffer(name)
+        self.program, self.launches = self.actions("blueprint.control_flow", body.control_flow)
+        if self.launches > MAX_LAUNCHES:
+            message = f"{self.launches} launches are more than {MAX_LAUNCHES}"
+            raise InvalidInput("blueprint.control_flow", message)
+
+    # control flow
+
+    def actions(self, where: str, actions: tuple[Action, ...]) -> tuple[Program, int]:
+        program: list[int | Loop] = []
+        launches = 0
+        for index, action in enumerate(actions):
+            at = f"{where}[{index}]"
+            if isinstance(action, ExecKernel):
+                program.append(len(self.drafts))
+                self.drafts.append(self.draft(at, action))
+                launches += 1
+                continue
+            times = self.sizes.number(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            if times == 0:
+                continue
+            first = len(self.drafts)
+            inner, count = self.actions(f"{at}.actions", action.actions)
+            launches += times * count
+            if times == 1:
+                program += inner
+            elif inner:
+                program.append(Loop(times, inner))
+                self.loops.append((first, len(self.drafts) - 1))
+        return tuple(program), launches
+
+    def draft(self, where: str, action: ExecKernel) -> _Draft:
+        numbers = [
+            size.value
+            if type(size) is Absolute and smallest <= size.value <= largest
+            else self.sizes.number(f"{where}.launch.{name}", size, smallest, largest)
+            for name, size, smallest, largest in launch_numbers(action.launch)
+        ]
+        gx, gy, gz, bx, by, bz, shared = numbers
+        if bx * by * bz > BLOCK_THREADS:
+            message = f"a block of {bx * by * bz} threads, at most {BLOCK_THREADS} are possible"
+            sizes = (action.launch.block_dim_x, action.launch.block_dim_y)
+            free = next((s for s in sizes if constant(s) is None), action.launch.block_dim_z)
+            raise self.sizes.error(f"{where}.launch", free, message)
+        args = tuple(self.argument(where, i, a) for i, a in enumerate(action.args))
+        access = self.accesses(action)
+        return _Draft(action.kernel, args, (gx, gy, gz), (bx, by, bz), shared, access)
+
+    def argument(self, where: str, index: int, argument: Argument) -> str | bytes:
+        if isinstance(argument, Ptr):
+            return argument.buffer
+        if isinstance(argument, Raw):
+            return argument.data
+        at = f"{where}.args[{index}]"
+        size = Absolute(0) if isinstance(argument.value, int | float) else argument.value
+        value = (
+            argument.value
+            if isinstance(argument.value, int | float)
+            else self.sizes.value(at, argument.value)
+        )
+        packed = pack(argument, value)
+        if packed is None:
+            message = f"it comes to {value}, which is no {argument.dtype.value}"
+            raise self.sizes.error(at, size, message)
+        return packed
+
+    def accesses(self, action: ExecKernel) -> dict[str, Access]:
+        """What a launch does with each buffer; BOTH where nothing is declared."""
+        ways = self.access.get(action.kernel, ())
+        found: dict[str, Access] = {}
+        for index, argument in enumerate(action.args):
+            if isinstance(argument, Ptr):
+                way = ways[index] if index < len(ways) else Access.BOTH
+                same = found.setdefault(argument.buffer, way) is way
+                found[argument.buffer] = way if same else Access.BOTH
+        return found
+
+    # layout
+
+    def plan(self, tight: bool) -> Plan:
+        lifetimes = self.lifetimes()
+        slots, zeroed = place(lifetimes, tight)
+        steps: list[Step] = [self.launch(d, slots) for d in self.drafts]
+        program = self.program
+        if zeroed:
+            program = _with_zeros(self.program, zeroed, lifetimes, slots, steps)
+        blocks = max((d.grid[0] * d.grid[1] * d.grid[2] for d in self.drafts), default=0)
+        used = max((s.offset_bytes + aligned(s.size_bytes) for s in slots.values()), default=0)
+        outputs = {name: slots[name] for name in self.body.outputs}
+        launches = self.launches + len(zeroed)
+        return Plan(slots, tuple(steps), program, launches, used, outputs, blocks)
+
+    def launch(self, draft: _Draft, slots: Mapping[str, Slot]) -> Launch:
+        args = tuple(
+            Pointer(slots[a].offset_bytes, slots[a].size_bytes) if isinstance(a, str) else a
+            for a in draft.args
+        )
+        return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes)
+
+    def lifetimes(self) -> dict[str, Lifetime]:
+        """From when to when each buffer must keep its memory; positions are indices of drafts.
+
+        A buffer that is used in a loop must outlive the loop, unless it begins to live in there
+        anew at each turn, with a write.
+        """
+        end = len(self.drafts)
+        found: dict[str, Lifetime] = {}
+        for name in self.inputs:
+            last = end if name in self.body.outputs or name in self.body.weights else -1
+            found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
+        for position, draft in enumerate(self.drafts):
+            for name, way in draft.access.items():
+                seen = found.get(name)
+                if seen is None:
+                    size = self.sizes.buffer(name)
+                    found[name] = Lifetime(size, position, position, fresh=way is Access.WRITE)
+                else:
+                    seen.last = max(seen.last, position)
+        for name in self.body.outputs:
+            if name not in found:
+                found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
+            found[name].last = end
+        for first, last in self.loops:
+            for lifetime in found.values():
+                lifetime.extend(first, last)
+        return found
+
+
+def _with_zeros(
+    program: Program,
+    zeroed: tuple[str, ...],
+    lifetimes: Mapping[str, Lifetime],
+    slots: Mapping[str, Slot],
+    steps: list[Step],
+) -> Program:
+    """Put a step that zeroes its memory before the first use of each buffer in `zeroed`.
+
+    Such a buffer's life begins outside of all loops, see `Lifetime.extend`.
+    """
+    before: dict[int, list[int]] = {}
+    for name in zeroed:
+        before.setdefault(lifetimes[name].first, []).append(len(steps))
+        steps.append(Zero(slots[name].offset_bytes, aligned(slots[name].size_bytes)))
+    result: list[int | Loop] = []
+    for step in program:
+        result += before.pop(_first(step), [])
+        result.append(step)
+    assert not before, "a zeroed buffer begins inside a loop"
+    return tuple(result)
+
+
+def _first(step: int | Loop) -> int:
+    while isinstance(step, Loop):
+        step = step.program[0]
+    return step
+
+
+class PlanCache:
+    """Plans by function, input sizes and integers read; the least recently used go first.
+
+    Args:
+        capacity: how many plans are kept.
+        limit_bytes: as for `plan`.
+    """
+
+    def __init__(self, capacity: int = 256, limit_bytes: int | None = None) -> None:
+        self._capacity = capacity
+        self._limit_bytes = limit_bytes
+        self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self._integers: OrderedDict[str, tuple[FromInput, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.misses = 0
+
+    def get(
+        self,
+        identity: str,
+        config: GpuConfig,
+        input_sizes: Mapping[str, int],
+        read_integer: ReadInteger,
+    ) -> Plan:
+        """Give the plan of a call; see `plan`.
+
+        Args:
+            identity: digest of the function; equal identity means an equal `config`.
+            config, input_sizes, read_integer: as for `plan`.
+        """
+        wanted = self._integers.get(identity)
+        if wanted is None:
+            wanted = integers_read(config)
+            with self._lock:
+                self._integers[identity] = wanted
+                if len(self._integers) > self._capacity:
+                    self._integers.popitem(last=False)
+        numbers = tuple(
+            [
+                read_integer(w.bufname, w.idx)
+                if (w.idx + 1) * 8 <= input_sizes.get(w.bufname, 0)
+                else None
+                for w in wanted
+            ]
+        )
+        key = (identity, tuple(input_sizes.values()), numbers)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        made = plan(config, input_sizes, read_integer, self._limit_bytes)
+        with self._lock:
+            self.misses += 1
+            self._plans[key] = made
+            if len(self._plans) > self._capacity:
+                self._plans.popitem(last=False)
+        return made
+
+    def __len__(self) -> int:
+        return len(self._plans)

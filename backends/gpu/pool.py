@@ -1,0 +1,74 @@
+"""The buffer pool: all device memory of an engine in one piece, given out by plans.
+
+Nothing is allocated during a call: a plan's offsets are the allocation. After a call one zeroing of
+the used range follows, before anything of the next call may be there. The pool remembers how far
+it is dirty, so a call that broke off leaves nothing behind either. Memory that no call used yet is
+dirty as well: it is zeroed when a call first reaches so far, and not sooner, so that a large pool
+costs nothing to begin with.
+"""
+
+from __future__ import annotations
+
+from dandelion.data import Bytes
+from dandelion.errors import DeviceFull, InternalError
+
+from .device import Device  # noqa: TID251 (a sibling)
+from .layout import Slot  # noqa: TID251 (a sibling)
+from .plan import Plan  # noqa: TID251 (a sibling)
+
+
+class BufferPool:
+    """The pool of one device; it is empty between calls, and zeroed as far as it was ever used.
+
+    Args:
+        device: open, without a pool.
+        size_bytes: how much is taken.
+
+    Raises:
+        DeviceFault: the device has not got that much.
+    """
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._device = device
+        self.size_bytes = size_bytes
+        self.dirty_bytes = 0
+        self._known_bytes = 0  # what lies behind is as the device gave it
+        device.allocate(size_bytes)
+
+    def begin(self, plan: Plan) -> None:
+        """Take the memory of a plan.
+
+        Raises:
+            DeviceFull: the plan needs more than the pool has.
+        """
+        if plan.used_bytes > self.size_bytes:
+            raise DeviceFull(self._device.name, plan.used_bytes, self.size_bytes)
+        if self.dirty_bytes:
+            raise InternalError(f"{self._device.name}: {self.dirty_bytes} bytes were not zeroed")
+        if plan.used_bytes > self._known_bytes:
+            self._device.zero(self._known_bytes, plan.used_bytes - self._known_bytes)
+            self._known_bytes = plan.used_bytes
+        self.dirty_bytes = plan.used_bytes
+
+    def write(self, slot: Slot, data: Bytes) -> None:
+        """Copy an input to its slot, in the order of the device's work."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if size != slot.size_bytes:
+            raise InternalError(f"{size} bytes for a buffer of {slot.size_bytes}")
+        self._device.copy_in(slot.offset_bytes, data)
+
+    def read(self, slot: Slot, view: memoryview) -> None:
+        """Copy an output from its slot, in the order of the device's work."""
+        if view.nbytes != slot.size_bytes:
+            raise InternalError(f"{view.nbytes} bytes for a buffer of {slot.size_bytes}")
+        self._device.copy_out(slot.offset_bytes, view)
+
+    def clean(self) -> None:
+        """Zero what was used, in the order of the device's work."""
+        if self.dirty_bytes:
+            self._device.zero(0, self.dirty_bytes)
+            self.dirty_bytes = 0
+
+    def close(self) -> None:
+        """Give the memory back to the device. May be called twice."""
+        self._device.free()

@@ -1,0 +1,154 @@
+"""A GPU function as an engine or a driver holds it: its blueprint, checked, beside its sets."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dandelion.blueprint import GpuConfig, parse_blueprint
+from dandelion.data import Item
+from dandelion.driver import InstanceSets
+from dandelion.errors import InvalidBlueprint, InvalidInput, Problem, nearest
+from dandelion.function import Function, FunctionSpec
+
+from .layout import aligned  # noqa: TID251 (a sibling)
+from .plan import Plan, PlanCache  # noqa: TID251 (a sibling)
+from .source import with_access  # noqa: TID251 (a sibling)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What does not change between the calls of a function.
+
+    Attributes:
+        function: its name.
+        identity: its digest.
+        config: its blueprint.
+        inputs: for each buffer that is copied in, the position of its set.
+        naming: position of the set whose item names the outputs, or -1.
+        outputs: names of the output sets, in their order.
+    """
+
+    function: str
+    identity: str
+    config: GpuConfig
+    inputs: tuple[tuple[str, int], ...]
+    naming: int
+    outputs: tuple[str, ...]
+
+    def items(self, inputs: InstanceSets) -> dict[str, Item]:
+        """Give the item of each input buffer.
+
+        Raises:
+            InvalidInput: a set is missing or has more than one item.
+        """
+        found = {}
+        for name, position in self.inputs:
+            item_set = inputs[position]
+            if item_set is None:
+                raise InvalidInput(f"sets.{name}", "it is missing; a GPU function needs every set")
+            if len(item_set.items) != 1:
+                message = f"it has {len(item_set.items)} items; a buffer is exactly one"
+                raise InvalidInput(f"sets.{name}", message, "apply the function to each")
+            found[name] = item_set.items[0]
+        return found
+
+    def output_bytes(self, plan: Plan) -> int:
+        """Size of the context that the outputs of a call need, in bytes."""
+        return sum(aligned(plan.outputs[name].size_bytes) for name in self.outputs)
+
+    def name_of_outputs(self, inputs: InstanceSets) -> tuple[str | None, int]:
+        """Name and key that output items take over; the name is None if there is no input."""
+        item_set = inputs[self.naming] if self.naming >= 0 else None
+        if item_set is None:
+            return None, 0
+        return item_set.items[0].name, item_set.items[0].key
+
+
+def make_program(function: Function) -> Program:
+    """Read, check and join a function's blueprint with its declaration.
+
+    Raises:
+        InvalidBlueprint: with all problems at once.
+    """
+    config = parse_blueprint(function.main, function.files)
+    problems = _mismatches(function.spec, config)
+    if problems:
+        raise InvalidBlueprint(tuple(problems))
+    spec = function.spec
+    names = (*config.blueprint.inputs, *config.blueprint.weights)
+    position = {name: i for i, name in enumerate(spec.input_names)}
+    naming = next((position[n] for n in config.blueprint.inputs if n not in spec.static), -1)
+    return Program(
+        spec.name,
+        function.identity,
+        with_access(config, function.files),
+        tuple((name, position[name]) for name in names),
+        naming,
+        spec.output_names,
+    )
+
+
+def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
+    """Hold the declared sets against the blueprint's buffers."""
+    body = config.blueprint
+    needed = (*body.inputs, *body.weights)
+    problems = []
+    for name in needed:
+        if name not in spec.input_names:
+            close = nearest(name, spec.input_names) or ""
+            message = f"the function has no input set '{name}'"
+            problems.append(Problem("unknown-set", message, "blueprint.inputs", nearest=close))
+    for name in spec.input_names:
+        if name not in needed:
+            close = nearest(name, needed) or ""
+            message = f"the blueprint has no input '{name}'"
+            problems.append(Problem("unknown-input", message, f"inputs.{name}", nearest=close))
+    for name in spec.output_names:
+        if name not in body.outputs:
+            close = nearest(name, body.outputs) or ""
+            message = f"the blueprint has no output '{name}'"
+            problems.append(Problem("unknown-output", message, f"outputs.{name}", nearest=close))
+    return problems
+
+
+class ProgramCache:
+    """Programs by the function's identity; the least recently used go first."""
+
+    def __init__(self, capacity: int = 128) -> None:
+        self._capacity = capacity
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, function: Function) -> Program:
+        """Give the program of a function; see `make_program`."""
+        with self._lock:
+            found = self._programs.get(function.identity)
+            if found is not None:
+                self._programs.move_to_end(function.identity)
+                return found
+        made = make_program(function)
+        with self._lock:
+            self._programs[function.identity] = made
+            if len(self._programs) > self._capacity:
+                self._programs.popitem(last=False)
+        return made
+
+    def forget(self, identity: str) -> None:
+        """Drop a program."""
+        with self._lock:
+            self._programs.pop(identity, None)
+
+
+def plan_call(cache: PlanCache, program: Program, items: Mapping[str, Item]) -> Plan:
+    """Give the plan for these items; see `dandelion.backends.gpu.plan.plan`."""
+
+    def read_integer(name: str, index: int) -> int:
+        value: int = struct.unpack_from("<q", items[name].data, index * 8)[0]
+        return value
+
+    sizes = {name: item.size_bytes for name, item in items.items()}
+    return cache.get(program.identity, program.config, sizes, read_integer)

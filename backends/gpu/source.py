@@ -1,0 +1,171 @@
+"""Code of modules: which of its files a device takes, and how a portable source becomes whole."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dandelion.blueprint import Access, Code, GpuConfig, Kernel, Module
+from dandelion.blueprint.signatures import HEADER, is_portable, signatures
+from dandelion.data import Bytes
+from dandelion.errors import InvalidBlueprint, Problem
+from dandelion.function import Digest, digest_of
+
+
+class CodeFormat:
+    """Words for what the bytes of a module are."""
+
+    PORTABLE = "portable"  # a source against dandelion.h
+    OPENCL = "opencl-c"
+    CUDA = "cuda-c"
+    HIP = "hip-c"
+    SPIRV = "spirv"
+    PTX = "ptx"
+    CUBIN = "cubin"
+    FATBIN = "fatbin"
+    HSACO = "hsaco"
+    HOST = "host"  # names of Python functions: the host device for tests
+    UNKNOWN = "unknown"
+
+
+_BY_ENDING = {
+    "cl": CodeFormat.OPENCL,
+    "cu": CodeFormat.CUDA,
+    "hip": CodeFormat.HIP,
+    "spv": CodeFormat.SPIRV,
+    "ptx": CodeFormat.PTX,
+    "cubin": CodeFormat.CUBIN,
+    "fatbin": CodeFormat.FATBIN,
+    "hsaco": CodeFormat.HSACO,
+    "host": CodeFormat.HOST,
+}
+_BY_BACKEND = {"opencl": CodeFormat.OPENCL, "cuda": CodeFormat.CUDA, "hip": CodeFormat.HIP}
+_BINARY = {
+    CodeFormat.SPIRV,
+    CodeFormat.PTX,
+    CodeFormat.CUBIN,
+    CodeFormat.FATBIN,
+    CodeFormat.HSACO,
+    CodeFormat.HOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCode:
+    """A module's bytes, as a device gets them.
+
+    Attributes:
+        name: of the file, for error messages.
+        format: a word of `CodeFormat`.
+        data: source text in UTF-8 with ``dandelion.h`` inlined, or a binary.
+        digest: of the original bytes and the format; equal digests are equal modules.
+    """
+
+    name: str
+    format: str
+    data: bytes
+    digest: Digest
+
+    @property
+    def text(self) -> str:
+        """The source as text."""
+        return self.data.decode(errors="replace")
+
+
+def format_of(code: Code, data: Bytes) -> str:
+    """Tell what the bytes of a file are, by its name, its backend and its text."""
+    by_ending = _BY_ENDING.get(code.path.rpartition(".")[2], CodeFormat.UNKNOWN)
+    if by_ending in _BINARY:
+        return by_ending
+    if is_portable(bytes(data).decode(errors="replace")):
+        return CodeFormat.PORTABLE
+    return _BY_BACKEND.get(code.backend, by_ending)
+
+
+def choose(
+    module: Module,
+    files: Mapping[str, Bytes],
+    backend: str,
+    formats: Sequence[str],
+    archs: Sequence[str] = (),
+) -> LoadedCode:
+    """Choose the first file of a module that a device can load.
+
+    Files made for exactly this architecture come first, then the others in their order.
+
+    Args:
+        module: with its alternatives.
+        files: bytes by path.
+        backend: name of the device's backend.
+        formats: that it takes.
+        archs: that it takes; alternatives without an architecture always fit.
+
+    Raises:
+        InvalidBlueprint: there is none.
+    """
+    candidates = [c for c in module.code if c.backend in ("", backend) and c.path in files]
+    candidates = [c for c in candidates if not c.arch or c.arch in archs]
+    candidates.sort(key=lambda c: archs.index(c.arch) if c.arch else len(archs))
+    for code in candidates:
+        data = files[code.path]
+        found = format_of(code, data)
+        if found in formats:
+            digest = digest_of(found.encode() + b"\0" + bytes(data))
+            whole = bytes(data)
+            if found == CodeFormat.PORTABLE:
+                whole = with_header(whole.decode(errors="replace"), code.path).encode()
+            return LoadedCode(code.path, found, whole, digest)
+    there = ", ".join(c.path for c in module.code) or "none"
+    message = f"none of its files runs on {backend} {' '.join(archs[:1])}".rstrip()
+    problem = Problem("no-code", message, f"modules.{module.name}", found=there)
+    raise InvalidBlueprint((problem,))
+
+
+@functools.cache
+def header() -> str:
+    """Text of ``dandelion.h``."""
+    return importlib.resources.files(__package__ or "").joinpath(HEADER).read_text()
+
+
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*["<]' + re.escape(HEADER) + r'[">][^\n]*\n?', re.M
+)
+
+
+def with_header(text: str, name: str) -> str:
+    """Put ``dandelion.h`` in place of its include; the source's lines keep their numbers."""
+    match = _INCLUDE.search(text)
+    if match is None:
+        return text
+    line = text.count("\n", 0, match.end()) + 1
+    safe = re.sub(r'["\\\n]', "_", name)
+    rest = _INCLUDE.sub("\n", text[match.end() :])
+    return f'{text[: match.start()]}{header()}\n#line {line} "{safe}"\n{rest}'
+
+
+def with_access(config: GpuConfig, files: Mapping[str, Bytes]) -> GpuConfig:
+    """Fill in what kernels do with their parameters where a source shows it and nobody declared.
+
+    A pointer to const is only read; of any other pointer nothing is known.
+    """
+    found: dict[tuple[str, str], tuple[Access, ...]] = {}
+    for module in config.modules:
+        for code in module.code:
+            data = files.get(code.path)
+            if data is not None and format_of(code, data) not in _BINARY:
+                text = bytes(data).decode(errors="replace")
+                for name, signature in signatures(text).items():
+                    found.setdefault((module.name, name), signature.access)
+    kernels = tuple(
+        Kernel(k.name, k.module, k.symbol, k.access or found.get((k.module, symbol_of(k)), ()))
+        for k in config.kernels
+    )
+    return GpuConfig(config.modules, kernels, config.blueprint)
+
+
+def symbol_of(kernel: Kernel) -> str:
+    """Name of a kernel in its module."""
+    return kernel.symbol or kernel.name

@@ -1,0 +1,115 @@
+"""Devices that wrap a device: failures on demand. Tests of what survives a failure use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dandelion.data import Bytes
+from dandelion.errors import DeviceFault
+
+from .device import Device, Handle, Properties  # noqa: TID251 (a sibling)
+from .plan import Launch, Zero  # noqa: TID251 (a sibling)
+from .source import LoadedCode  # noqa: TID251 (a sibling)
+
+
+class FailingDevice(Device):
+    """Passes everything on, but lets one call fail.
+
+    Attributes:
+        left: how many more calls succeed before one fails; negative for never. Opening, closing
+            and questions do not count.
+        calls: how many calls counted so far.
+    """
+
+    def __init__(self, inner: Device, left: int = -1) -> None:
+        self.inner = inner
+        self.left = left
+        self.calls = 0
+        self.name = inner.name
+        self.backend = inner.backend  # type: ignore[misc]  # that of whatever is wrapped
+        self.formats = inner.formats  # type: ignore[misc]  # likewise
+        self.abilities = inner.abilities
+
+    def _count(self, operation: str) -> None:
+        self.calls += 1
+        self.left -= 1
+        if self.left == -1:
+            raise DeviceFault(self.name, operation, "as was asked for")
+
+    def open(self) -> None:
+        self.inner.open()
+
+    def close(self) -> None:
+        self.pool_bytes = 0
+        self.inner.close()
+
+    def properties(self) -> Properties:
+        return self.inner.properties()
+
+    def fault(self) -> str | None:
+        return self.inner.fault()
+
+    def _allocate(self, size_bytes: int) -> None:
+        self._count("allocate")
+        self.inner.allocate(size_bytes)
+
+    def _free(self) -> None:
+        self.inner.free()
+
+    def _register(self, address: int, size_bytes: int) -> None:
+        self._count("register")
+        self.inner.register(address, size_bytes)
+
+    def _copy_in(self, offset_bytes: int, data: Bytes) -> None:
+        self._count("copy_in")
+        self.inner.copy_in(offset_bytes, data)
+
+    def _copy_out(self, offset_bytes: int, view: memoryview) -> None:
+        self._count("copy_out")
+        self.inner.copy_out(offset_bytes, view)
+
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None:
+        self._count("zero")
+        self.inner.zero(offset_bytes, size_bytes)
+
+    def _load(self, code: LoadedCode) -> Handle:
+        self._count("load")
+        return self.inner.load(code)
+
+    def _unload(self, module: Handle) -> None:
+        self.inner.unload(module)
+
+    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+        self._count("prepare")
+        return self.inner.prepare(module, symbol, launch)
+
+    def _prepare_zero(self, step: Zero) -> Handle:
+        self._count("prepare")
+        return self.inner.prepare_zero(step)
+
+    def _launch(self, prepared: Iterable[Handle]) -> None:
+        self._count("launch")
+        self.inner.launch(prepared)
+
+    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        self._count("capture")
+        return self.inner.capture(prepared)
+
+    def _replay(self, graph: Handle) -> None:
+        self._count("replay")
+        self.inner.replay(graph)
+
+    def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        self.inner.discard(prepared, graph)
+
+    def _mark(self) -> Handle | None:
+        self._count("mark")
+        return self.inner.mark()
+
+    def _wait(self, mark: Handle) -> None:
+        self._count("wait")
+        self.inner.wait(mark)
+
+    def _synchronize(self) -> None:
+        self._count("synchronize")
+        self.inner.synchronize()

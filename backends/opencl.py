@@ -1,0 +1,355 @@
+"""The OpenCL backend: blueprints on any OpenCL device, by default PoCL on the CPU.
+
+Where the device shares fine-grained memory with the host, as CPUs do, the pool is one SVM
+allocation: copies are memory copies, and arguments are addresses in it. Elsewhere the pool is one
+buffer, and arguments are sub-buffers at aligned offsets.
+
+Kernels run inside this process on a CPU, so a kernel with a wild pointer takes the process along;
+the node runs the engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from dandelion.data import Bytes
+from dandelion.driver import Driver, Resource
+from dandelion.errors import (
+    BackendUnavailable,
+    DeviceFault,
+    InternalError,
+    InvalidBlueprint,
+    InvalidFunction,
+    Problem,
+)
+from dandelion.memory.context import address_of
+
+from .gpu import pocl  # noqa: TID251 (a sibling)
+from .gpu.device import Abilities, Device, Handle, Properties  # noqa: TID251 (a sibling)
+from .gpu.driver import GpuDriver  # noqa: TID251 (a sibling)
+from .gpu.plan import Launch, Pointer, Zero  # noqa: TID251 (a sibling)
+from .gpu.source import CodeFormat, LoadedCode  # noqa: TID251 (a sibling)
+
+_REMEDY = "pip install dandelion-engine[opencl]"
+_HOST_POOL_BYTES = 512 * 2**20
+_FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
+
+
+def driver() -> Driver:
+    """Give this backend's driver."""
+    return OpenClDriver()
+
+
+def _binding() -> Any:  # pyopencl's names are only known once it is loaded
+    try:
+        return importlib.import_module("pyopencl")
+    except ImportError as error:
+        raise BackendUnavailable("opencl", f"pyopencl: {error}", _REMEDY) from None
+
+
+def _devices(cl: Any) -> dict[str, Any]:
+    """All devices by the names that resources have, GPUs first: gpu, gpu1, cpu."""
+    try:
+        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error as error:
+        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", _REMEDY) from None
+    if not found:
+        raise BackendUnavailable("opencl", "no OpenCL device", _REMEDY)
+    kinds = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
+    named: dict[str, Any] = {}
+    for wanted in ("gpu", "cpu", "other"):
+        same = [d for d in found if kinds.get(d.type & ~cl.device_type.DEFAULT, "other") == wanted]
+        named |= {f"{wanted}{i or ''}": device for i, device in enumerate(same)}
+    return named
+
+
+class OpenClDriver(GpuDriver):
+    """OpenCL devices. A further setting: ``threads``, how many threads PoCL uses."""
+
+    name: ClassVar[str] = "opencl"
+    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "threads")
+
+    def probe(self) -> list[Resource]:
+        pocl.prepare_environment(self._size("threads"))
+        cl = _binding()
+        return [
+            Resource(
+                name,
+                f"{device.name.strip()} ({device.platform.name.strip()})",
+                0 if device.host_unified_memory else device.global_mem_size,
+                {"version": device.version, "driver": device.driver_version},
+            )
+            for name, device in _devices(cl).items()
+        ]
+
+    def device(self, resource: str) -> Device:
+        return OpenClDevice(resource, threads=self._size("threads"))
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A prepared launch: a kernel object of its own, with its arguments set for good."""
+
+    kernel: Any
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    keep: list[Any] = field(default_factory=list)
+
+
+class OpenClDevice(Device):
+    """One OpenCL device.
+
+    Args:
+        resource: its name, as `OpenClDriver.probe` lists it; empty or ``0`` for the first.
+        threads: how many threads PoCL uses; 0 for one for each core.
+        shared: use SVM where it can be; False is for tests of the other way.
+    """
+
+    backend: ClassVar[str] = "opencl"
+    formats: ClassVar[tuple[str, ...]] = (
+        CodeFormat.PORTABLE,
+        CodeFormat.OPENCL,
+        CodeFormat.SPIRV,
+    )
+
+    def __init__(self, resource: str = "", threads: int = 0, shared: bool = True) -> None:
+        self.name = f"opencl:{resource or '0'}"
+        self.abilities = Abilities(asynchronous=True)
+        self._resource = resource
+        self._threads = threads
+        self._shared = shared
+        self._cl: Any = None
+        self._device: Any = None
+        self._context: Any = None
+        self._queue: Any = None
+        self._pool: Any = None
+        self._svm: Any = None  # the array that owns the pool, where it is SVM
+        self._address = 0
+        self._busy = False  # kernels may still run that use shared memory
+        self._broken: str | None = None
+
+    # life
+
+    def open(self) -> None:
+        pocl.prepare_environment(self._threads)
+        self._cl = cl = _binding()
+        devices = _devices(cl)
+        wanted = next(iter(devices)) if self._resource in ("", "0") else self._resource
+        if wanted not in devices:
+            there = ", ".join(devices)
+            raise BackendUnavailable("opencl", f"no device '{wanted}'", f"there are {there}")
+        self._device = devices[wanted]
+        pocl.repair_cpu(self._device.int_ptr, self._device.version)
+        fine = getattr(self._device, "svm_capabilities", 0)
+        self._shared = bool(self._shared and fine & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
+        self.abilities = Abilities(asynchronous=True, host_visible=self._shared)
+        try:
+            self._context = cl.Context([self._device])
+            self._queue = cl.CommandQueue(self._context)
+        except cl.Error as error:
+            raise BackendUnavailable("opencl", f"{wanted}: {error}") from None
+
+    def close(self) -> None:
+        if self._queue is not None:
+            with contextlib.suppress(self._cl.Error):
+                self._queue.finish()
+        self._free()
+        self.pool_bytes = 0
+        self._queue = self._context = self._device = None
+
+    def properties(self) -> Properties:
+        device = self._device
+        largest = min(device.max_mem_alloc_size, device.global_mem_size)
+        return Properties(
+            f"{device.name.strip()} ({device.platform.name.strip()})",
+            memory_bytes=largest,
+            pool_bytes=min(largest, _HOST_POOL_BYTES) if self._shared else largest // 10 * 9,
+            compute_units=device.max_compute_units,
+            block_threads=device.max_work_group_size,
+            shared_bytes=device.local_mem_size,
+            details={"version": device.version, "memory": "SVM" if self._shared else "buffer"},
+        )
+
+    def fault(self) -> str | None:
+        return self._broken
+
+    @contextlib.contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        """Turn OpenCL's errors into ours."""
+        try:
+            yield
+        except self._cl.Error as error:
+            if name in ("wait", "synchronize") and any(code in str(error) for code in _FATAL):
+                self._broken = f"{name}: {error}"
+            raise DeviceFault(self.name, name, str(error)) from None
+
+    # memory
+
+    def _allocate(self, size_bytes: int) -> None:
+        cl = self._cl
+        with self._operation("allocate"):
+            if not self._shared:
+                flags = cl.mem_flags.READ_WRITE
+                self._pool = cl.Buffer(self._context, flags, size=size_bytes)
+                return
+            try:
+                self._svm = cl.fsvm_empty(self._context, (size_bytes + 4096,), "u1")
+            except MemoryError as error:
+                raise DeviceFault(self.name, "allocate", str(error)) from None
+        start = -address_of(self._svm.data) % 4096
+        self._pool = self._svm[start : start + size_bytes]
+        self._address = address_of(self._pool.data)
+
+    def _free(self) -> None:
+        self._pool = None
+        self._svm = None
+
+    def _quiet(self) -> None:
+        """Wait until no kernel uses shared memory, so that the host may."""
+        if self._busy:
+            self._synchronize()
+
+    def _copy_in(self, offset_bytes: int, data: Bytes) -> None:
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if self._shared:
+            self._quiet()
+            ctypes.memmove(self._address + offset_bytes, address_of(data), size)
+            return
+        with self._operation("copy_in"):
+            self._cl.enqueue_copy(
+                self._queue, self._pool, data, dst_offset=offset_bytes, is_blocking=False
+            )
+
+    def _copy_out(self, offset_bytes: int, view: memoryview) -> None:
+        if self._shared:
+            self._quiet()
+            ctypes.memmove(address_of(view), self._address + offset_bytes, view.nbytes)
+            return
+        with self._operation("copy_out"):
+            self._cl.enqueue_copy(
+                self._queue, view, self._pool, src_offset=offset_bytes, is_blocking=False
+            )
+
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None:
+        if self._shared:
+            self._quiet()
+            ctypes.memset(self._address + offset_bytes, 0, size_bytes)
+            return
+        with self._operation("zero"):
+            self._fill(offset_bytes, size_bytes)
+            self._queue.flush()
+
+    def _fill(self, offset_bytes: int, size_bytes: int) -> None:
+        whole = size_bytes - size_bytes % 16
+        pattern = bytes(16)
+        if whole:
+            self._cl.enqueue_fill_buffer(self._queue, self._pool, pattern, offset_bytes, whole)
+        if size_bytes > whole:
+            rest = size_bytes - whole
+            self._cl.enqueue_fill_buffer(
+                self._queue, self._pool, bytes(1), offset_bytes + whole, rest
+            )
+
+    # code
+
+    def _load(self, code: LoadedCode) -> Handle:
+        cl = self._cl
+        binary = code.format == CodeFormat.SPIRV
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
+                program = cl.Program(self._context, code.data if binary else code.text)
+                return Handle(program.build(["-cl-std=CL1.2", "-cl-kernel-arg-info"]))
+        except cl.Error as error:
+            problem = Problem("compile", "it does not compile", code.name, excerpt=str(error))
+            raise InvalidFunction((problem,)) from None
+
+    def _unload(self, module: Handle) -> None:
+        """A program goes with its last reference."""
+
+    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+        cl = self._cl
+        try:
+            kernel = cl.Kernel(module, symbol)
+        except cl.Error:
+            raise _unfit(symbol, "unknown-kernel", f"the module has no kernel '{symbol}'") from None
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        if threads > self._device.max_work_group_size:
+            limit = self._device.max_work_group_size
+            raise _unfit(symbol, "launch", f"{threads} threads in a block, the device has {limit}")
+        if launch.shared_bytes > self._device.local_mem_size:
+            limit = self._device.local_mem_size
+            found = f"{launch.shared_bytes} bytes of local memory, the device has {limit}"
+            raise _unfit(symbol, "launch", found)
+        keep = self._set_arguments(kernel, symbol, launch)
+        size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
+        return Handle(_Kernel(kernel, size, launch.block, keep))
+
+    def _set_arguments(self, kernel: Any, symbol: str, launch: Launch) -> list[Any]:
+        cl = self._cl
+        values: list[Any] = [self._pointer(a) if isinstance(a, Pointer) else a for a in launch.args]
+        if kernel.num_args == len(values) + 1:
+            values.append(cl.LocalMemory(max(launch.shared_bytes, 1)))
+        if kernel.num_args != len(values):
+            found = f"{len(values)} arguments for {kernel.num_args} parameters"
+            raise _unfit(symbol, "arity", found)
+        for index, value in enumerate(values):
+            try:
+                kernel.set_arg(index, value)
+            except (cl.Error, TypeError) as error:
+                raise _unfit(
+                    symbol, "argument", f"argument {index} does not fit: {error}"
+                ) from None
+        return values
+
+    def _pointer(self, argument: Pointer) -> Any:
+        start = argument.offset_bytes
+        size = max(argument.size_bytes, 1)
+        if self._shared:
+            return self._cl.SVM(self._pool[start : start + size])
+        return self._pool.get_sub_region(start, size)
+
+    def _prepare_zero(self, step: Zero) -> Handle:
+        return Handle(step)
+
+    # work
+
+    def _launch(self, prepared: Iterable[Handle]) -> None:
+        enqueue = self._cl.enqueue_nd_range_kernel
+        queue = self._queue
+        with self._operation("launch"):
+            for item in prepared:
+                if isinstance(item, _Kernel):
+                    self._busy = True
+                    enqueue(queue, item.kernel, item.global_size, item.local_size)
+                elif isinstance(item, Zero):
+                    self._zero(item.offset_bytes, item.size_bytes)
+                else:
+                    raise InternalError(f"{self.name}: {type(item).__name__} is no launch")
+            queue.flush()
+
+    def _mark(self) -> Handle | None:
+        if not self._busy and self._shared:
+            return None
+        with self._operation("mark"):
+            return Handle(self._cl.enqueue_marker(self._queue))
+
+    def _wait(self, mark: Handle) -> None:
+        event: Any = mark
+        with self._operation("wait"):
+            event.wait()
+
+    def _synchronize(self) -> None:
+        with self._operation("synchronize"):
+            self._queue.finish()
+        self._busy = False
+
+
+def _unfit(symbol: str, code: str, message: str) -> InvalidBlueprint:
+    return InvalidBlueprint((Problem(code, message, f"kernels.{symbol}"),))
