@@ -17,6 +17,7 @@ import dandelion.compositions as compositions
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dandelion.backends.gpu import pocl
 from dandelion.compositions.digits import bundle as digits
 from dandelion.compositions.digits import decode, png, tally
 from dandelion.compositions.digits import oracle as digit_oracle
@@ -29,7 +30,9 @@ from dandelion.compositions.vector_add import bundle as vector_add
 
 from dandelion.blueprint import parse_blueprint
 from dandelion.data import Item, ItemSet, item_set
-from dandelion.errors import Unknown
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import ApplicationFailed, Raised, Unknown
+from dandelion.node import Node, Settings
 
 FOLDERS = Path(compositions.__file__).parent
 Array = npt.NDArray[Any]
@@ -40,7 +43,9 @@ class Pocl:
 
     def __init__(self) -> None:
         self.cl = pytest.importorskip("pyopencl")
+        pocl.prepare_environment()
         device = self.cl.get_platforms()[0].get_devices()[0]
+        pocl.repair_cpu(device.int_ptr, device.version)
         self.context = self.cl.Context([device])
         self.queue = self.cl.CommandQueue(self.context)
         self.programs: dict[str, Any] = {}
@@ -78,7 +83,7 @@ class Pocl:
 
 
 @pytest.fixture(scope="module")
-def pocl() -> Pocl:
+def device() -> Pocl:
     return Pocl()
 
 
@@ -90,30 +95,30 @@ def relative_error(got: Array, wanted: Array) -> float:
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(256, 1), (1, 1), (1000, 4), (1000, 9)])
-def test_add_equals_numpy(pocl: Pocl, count: int, blocks: int) -> None:
+def test_add_equals_numpy(device: Pocl, count: int, blocks: int) -> None:
     a, b = np.random.default_rng(count).random((2, count), np.float32)
     # The buffer is longer than its stated size: what lies behind must stay as it was.
     guarded = np.full(count + 7, -1, np.float32)
     arguments = (a, a.nbytes, b, b.nbytes, guarded, 4 * count)
-    *_, total = pocl.launch("vector_add/add.c", "add", arguments, (blocks, 1, 1), (256, 1, 1))
+    *_, total = device.launch("vector_add/add.c", "add", arguments, (blocks, 1, 1), (256, 1, 1))
     assert np.array_equal(total[:count], a + b)
     assert (total[count:] == -1).all()
 
 
-def test_add_stops_at_the_shortest_buffer(pocl: Pocl) -> None:
+def test_add_stops_at_the_shortest_buffer(device: Pocl) -> None:
     a, b = np.ones(10, np.float32), np.ones(6, np.float32)
     arguments = (a, a.nbytes, b, b.nbytes, np.zeros(10, np.float32), 40)
-    *_, total = pocl.launch("vector_add/add.c", "add", arguments, (1, 1, 1), (256, 1, 1))
+    *_, total = device.launch("vector_add/add.c", "add", arguments, (1, 1, 1), (256, 1, 1))
     assert total.tolist() == [2] * 6 + [0] * 4
 
 
 @pytest.mark.parametrize("side", [1, 2, 31, 32, 33, 100, 128])
 @pytest.mark.parametrize("blocks", [1, 4, 5])
-def test_matmul_equals_numpy_for_any_side_and_grid(pocl: Pocl, side: int, blocks: int) -> None:
+def test_matmul_equals_numpy_for_any_side_and_grid(device: Pocl, side: int, blocks: int) -> None:
     rng = np.random.default_rng(side)
     a = rng.integers(-(2**63), 2**63 - 1, (side, side), np.int64)  # sums wrap
     guarded = np.full(side * side + 9, 77, np.int64)
-    _, b = pocl.launch(
+    _, b = device.launch(
         "matmul/matmul.c", "matmul", (a, a.nbytes, guarded), (blocks, blocks, 1), (32, 32, 1)
     )
     assert np.array_equal(b[: side * side].reshape(side, side), a @ a.T)
@@ -121,7 +126,7 @@ def test_matmul_equals_numpy_for_any_side_and_grid(pocl: Pocl, side: int, blocks
 
 
 @pytest.mark.parametrize("shape", [(1, 224, 224), (3, 33, 17), (2, 5, 64), (1, 2, 2), (2, 1, 9)])
-def test_layer_equals_numpy(pocl: Pocl, shape: tuple[int, int, int]) -> None:
+def test_layer_equals_numpy(device: Pocl, shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(sum(shape))
     images = rng.standard_normal(shape, np.float32)
     weights = rng.standard_normal((5, 5), np.float32)
@@ -131,19 +136,19 @@ def test_layer_equals_numpy(pocl: Pocl, shape: tuple[int, int, int]) -> None:
     source, sides = "inference/layer.c", (width, height)
     pooled = np.full((batch, height // 2, width // 2), -1, np.float32)
     arguments = (images, images.nbytes, weights, np.zeros_like(images), *sides)
-    *_, convolved = pocl.launch(source, "convolution", arguments, grid, block)
+    *_, convolved = device.launch(source, "convolution", arguments, grid, block)
     arguments = (convolved, convolved.nbytes, np.zeros_like(images), *sides)
-    *_, activated = pocl.launch(source, "relu", arguments, grid, block)
+    *_, activated = device.launch(source, "relu", arguments, grid, block)
     assert np.array_equal(activated, np.maximum(convolved, 0))
     if not pooled.size:
         return
     arguments = (activated, activated.nbytes, pooled, *sides)
-    *_, pooled = pocl.launch(source, "max_pool", arguments, grid, block)
+    *_, pooled = device.launch(source, "max_pool", arguments, grid, block)
     wanted = inference_oracle.layer(images, weights)
     assert relative_error(pooled, wanted) <= 1e-6  # ten times better than promised
 
 
-def test_layer_leaves_images_beyond_the_buffer_alone(pocl: Pocl) -> None:
+def test_layer_leaves_images_beyond_the_buffer_alone(device: Pocl) -> None:
     images = np.ones((2, 8, 8), np.float32)
     arguments = (
         images,
@@ -153,7 +158,9 @@ def test_layer_leaves_images_beyond_the_buffer_alone(pocl: Pocl) -> None:
         8,
         8,
     )
-    *_, convolved = pocl.launch("inference/layer.c", "convolution", arguments, (1, 1, 2), (8, 8, 1))
+    *_, convolved = device.launch(
+        "inference/layer.c", "convolution", arguments, (1, 1, 2), (8, 8, 1)
+    )
     assert convolved[0, 4, 4] == 25
     assert not convolved[1].any()
 
@@ -168,22 +175,22 @@ def test_oracle_convolution_by_hand() -> None:
     assert result[0, 0, 0] == 2 * max(weights[3, 4], weights[3, 3], weights[2, 4], weights[2, 3])
 
 
-def classify(pocl: Pocl, image: Array) -> Array:
+def classify(device: Pocl, image: Array) -> Array:
     """Walk the six launches of ``classify.json`` by hand."""
     w = digits.weights()
     filters, hidden = w["conv_bias"].size, w["hidden_bias"].size
     source = "digits/network.c"
     arguments: tuple[Array | int, ...]
     arguments = (image, w["conv_weights"], w["conv_bias"], zeros(filters * 64), 8, filters)
-    *_, maps = pocl.launch(source, "convolution", arguments, (1, 1, filters), (8, 8, 1))
-    (maps,) = pocl.launch(source, "relu", (maps, maps.nbytes), (filters, 1, 1), (64, 1, 1))
+    *_, maps = device.launch(source, "convolution", arguments, (1, 1, filters), (8, 8, 1))
+    (maps,) = device.launch(source, "relu", (maps, maps.nbytes), (filters, 1, 1), (64, 1, 1))
     arguments = (maps, zeros(filters * 16), 8, filters)
-    *_, pooled = pocl.launch(source, "max_pool", arguments, (1, 1, filters), (4, 4, 1))
+    *_, pooled = device.launch(source, "max_pool", arguments, (1, 1, filters), (4, 4, 1))
     arguments = (pooled, w["hidden_weights"], w["hidden_bias"], zeros(hidden), pooled.size, hidden)
-    *_, inner = pocl.launch(source, "dense", arguments, (hidden, 1, 1), (64, 1, 1))
-    (inner,) = pocl.launch(source, "relu", (inner, inner.nbytes), (1, 1, 1), (64, 1, 1))
+    *_, inner = device.launch(source, "dense", arguments, (hidden, 1, 1), (64, 1, 1))
+    (inner,) = device.launch(source, "relu", (inner, inner.nbytes), (1, 1, 1), (64, 1, 1))
     arguments = (inner, w["output_weights"], w["output_bias"], zeros(10), hidden, 10)
-    *_, logits = pocl.launch(source, "dense", arguments, (10, 1, 1), (64, 1, 1))
+    *_, logits = device.launch(source, "dense", arguments, (10, 1, 1), (64, 1, 1))
     return logits
 
 
@@ -191,21 +198,21 @@ def zeros(count: int) -> Array:
     return np.zeros(count, np.float32)
 
 
-def test_network_equals_numpy(pocl: Pocl) -> None:
+def test_network_equals_numpy(device: Pocl) -> None:
     images = digit_oracle.pixels_to_images(digits.held_out().pixels[:12])
     wanted = digit_oracle.logits(images, digits.weights())
     for image, scores in zip(images, wanted, strict=True):
-        assert relative_error(classify(pocl, image), scores) <= 2e-6  # promised are 1e-5
+        assert relative_error(classify(device, image), scores) <= 2e-6  # promised are 1e-5
 
 
 @pytest.mark.parametrize("inputs", [1, 63, 64, 65, 200])
-def test_dense_with_any_number_of_inputs(pocl: Pocl, inputs: int) -> None:
+def test_dense_with_any_number_of_inputs(device: Pocl, inputs: int) -> None:
     rng = np.random.default_rng(inputs)
     values = rng.standard_normal(inputs).astype("f4")
     weights = rng.standard_normal((3, inputs)).astype("f4")
     bias = rng.standard_normal(3).astype("f4")
     arguments = (values, weights, bias, np.full(5, 9, np.float32), inputs, 3)
-    *_, sums = pocl.launch("digits/network.c", "dense", arguments, (5, 1, 1), (64, 1, 1))
+    *_, sums = device.launch("digits/network.c", "dense", arguments, (5, 1, 1), (64, 1, 1))
     assert relative_error(sums[:3], weights.astype("f8") @ values + bias) <= 1e-6
     assert sums[3:].tolist() == [9, 9]
 
@@ -446,16 +453,16 @@ def test_tally_refuses_scores_that_are_no_numbers() -> None:
         tally.tally(item_set("logits", np.full(10, np.nan, np.float32)))
 
 
-def walk(pocl: Pocl, requests: ItemSet, files: dict[str, bytes]) -> Iterator[tuple[str, Array]]:
+def walk(device: Pocl, requests: ItemSet, files: dict[str, bytes]) -> Iterator[tuple[str, Array]]:
     for item in requests:
         name = item.text().split()[1].rpartition("/")[2]
         ((made, values),) = decode.decode(page(files[name], item.name))["image"].items()
-        yield made, classify(pocl, np.frombuffer(values, np.float32))
+        yield made, classify(device, np.frombuffer(values, np.float32))
 
 
-def test_digits_function_by_function(pocl: Pocl) -> None:
+def test_digits_function_by_function(device: Pocl) -> None:
     inputs = digits.example_inputs(seed=1, count=25)
-    scores = item_set("logits", dict(walk(pocl, inputs["requests"], digits.png_files())))
+    scores = item_set("logits", dict(walk(device, inputs["requests"], digits.png_files())))
     assert scores is not None
     outputs = {"report": item_set("report", tally.tally(scores)["report"])}
     assert digits.agrees(digits.results(outputs), digits.expected(inputs))
@@ -480,3 +487,64 @@ def test_weights_file_states_how_it_came_about() -> None:
         n: t.shape for n, t in digits.weights().items()
     }
     assert inference.NAME, matmul.NAME
+
+
+# --- through a node -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    settings = Settings(
+        backends=("process", "http", "opencl"),
+        options={"http": {"allow": "127.0.0.1"}, "opencl": {"pool_bytes": "64M", "threads": "1"}},
+        engines={"process": 1},
+        arena_bytes=128 * 2**20,
+    )
+    with Node(settings) as started:
+        assert started.wait_ready(60)
+        broken = [e.reason for e in started.engines() if e.backend == "opencl" and e.reason]
+        if broken:
+            pytest.skip(broken[0])
+        yield started
+
+
+@pytest.mark.parametrize("name", ["inference", "matmul", "vector_add"])
+def test_a_node_gives_what_the_oracle_gives(node: Node, name: str) -> None:
+    bundle = compositions.load(name)
+    node.register(bundle.document())
+    for seed in (1, 2):  # the second call is hot
+        inputs = bundle.example_inputs(seed)
+        results = bundle.results(node.invoke(name, **inputs))
+        assert bundle.agrees(results, bundle.expected(inputs))
+
+
+def test_repetitions_and_batch_of_inference(node: Node) -> None:
+    node.register(inference.document())
+    inputs = inference.example_inputs(3, repetitions=4, batch=3)
+    results = inference.results(node.invoke("inference", **inputs))
+    assert inference.agrees(results, inference.expected(inputs))
+
+
+def test_the_thesis_spelling_runs(node: Node) -> None:
+    function = matmul.function("matmul.thesis.json")
+    node.register(RegistrationDocument((function,), {}, matmul.document().compositions))
+    inputs = matmul.example_inputs(4)
+    results = matmul.results(node.invoke("matmul", **inputs))
+    assert matmul.agrees(results, matmul.expected(inputs))
+
+
+def test_digits_from_files_to_report(node: Node) -> None:
+    node.register(digits.document())
+    with serve_files(digits.png_files()) as url:
+        inputs = digits.example_inputs(5, url, count=12)
+        outputs = node.invoke("digits", **inputs)
+    assert digits.agrees(digits.results(outputs), digits.expected(inputs))
+
+
+def test_a_missing_file_is_decodes_failure(node: Node) -> None:
+    node.register(digits.document())
+    with serve_files({}) as url, pytest.raises(ApplicationFailed) as caught:
+        node.invoke("digits", requests=[digits.request("digit-000.png", url)])
+    assert caught.value.application == "decode"
+    assert isinstance(caught.value.__cause__, Raised)
+    assert "not a PNG file" in caught.value.__cause__.exception
