@@ -62,13 +62,13 @@ def repeated(names: Iterable[str]) -> list[str]:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Give the known name that is nearest, or an empty text; looks at some hundred names only.
+    """Give the known name that is nearest, or an empty text; looks at the first 200 names only.
 
     Comparing names costs far more than all rules together, and a text may hold any number of them.
     """
     if len(name) > NAME_LIMIT:
         return ""
-    few = itertools.islice((k for k in known if len(k) <= NAME_LIMIT), 500)
+    few = itertools.islice((k for k in known if len(k) <= NAME_LIMIT), 200)
     return nearest(name, few) or ""
 
 
