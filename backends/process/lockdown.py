@@ -125,15 +125,37 @@ def _machine() -> str:
 
 
 def limit_resources() -> None:
-    """Set the limits that hold for every call: no core, no processes, few descriptors."""
+    """Set the limits that hold for every call: no core, no processes, no queues."""
     for what, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_NOFILE, 16),
     ):
         resource.setrlimit(what, (value, value))
+
+
+def limit_descriptors() -> None:
+    """Allow as many open files as a sandbox has use for."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+
+
+def allow_descriptors() -> None:
+    """Allow as many open files as the host does.
+
+    Descriptors that wait in a socket count against this limit, for all processes of a user.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def yield_to_others(batch: bool) -> None:
+    """Never preempt another process on waking up, or do so again as usual.
+
+    Making sandboxes for later calls must not interrupt the call that runs.
+    """
+    policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
+    os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def limit_call(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:

@@ -31,8 +31,8 @@ CHANNEL_FD = 3
 """The one socket of a sandbox."""
 
 _ALLOWED = """
-    read write readv writev pread64 pwrite64 preadv pwritev lseek close ftruncate fstat
-    brk munmap mremap madvise futex
+    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close ftruncate
+    fstat brk munmap mremap madvise futex
     rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getrusage
     getitimer setitimer sched_yield getcpu poll ppoll select pselect6

@@ -37,6 +37,7 @@ FORK = b"+"
 QUERY = struct.Struct("<cI")
 _F_SETSIG = 10
 _REMEMBERED = 256
+_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -83,6 +84,8 @@ def _die_with(life_fd: int) -> None:
 
 def _prepare(settings: wire.Settings) -> wire.Ready:
     facts = {"landlock": "none"}
+    lockdown.allow_descriptors()
+    lockdown.yield_to_others(True)
     abi = lockdown.restrict_files(reading=True)
     try:
         modules.load(settings.imports)
@@ -162,7 +165,7 @@ class Zygote:
         log_read, log_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         opened = [output, log_read, log_write]
         try:
-            pid = os.fork()
+            pid = libc.fork()
             if pid == 0:
                 sandbox.live(
                     self._pid,
@@ -175,7 +178,7 @@ class Zygote:
             rights = [ours.fileno(), opened[-1], output, log_read]
             wire.send(self._control, [_encoder.encode(wire.Born(pid))], rights)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+            if error.errno not in _SCARCE:
                 raise
             wire.send(self._control, [_encoder.encode(wire.Failed(str(error), False))])
         finally:
