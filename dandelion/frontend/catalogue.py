@@ -7,20 +7,20 @@ route checks its query before anything else: a typing error must not change what
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeAlias
 
 import msgspec
 
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
 from dandelion.data import Bytes
-from dandelion.documents import Content, Registered, RegistrationDocument
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import InvalidInput, Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
 from dandelion.frontend.problem import UnsupportedMedia
+from dandelion.frontend.records import Description, Plain, RegisterReply, entry_of
 from dandelion.function import FunctionSpec
-from dandelion.node import Node, Signature
+from dandelion.node import Node
 
 KINDS: dict[str, type[Record]] = {
     "functions": FunctionSpec,
@@ -29,63 +29,8 @@ KINDS: dict[str, type[Record]] = {
 }
 REGISTER_TYPES = ("application/json", "application/msgpack", "text/plain")
 
-Plain: TypeAlias = dict[str, Any]
-"""A record as msgspec makes it for JSON."""
-
-# msgspec reads annotations in the namespace of the class, where ``bytes`` is the method.
-Content.__annotations__["data"] = bytes | None
-
 _json_document = msgspec.json.Decoder(RegistrationDocument)
 _pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
-
-
-class RegisterReply(msgspec.Struct, frozen=True):
-    """What came of a registration."""
-
-    registered: tuple[Registered, ...]
-
-
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a list: the newest version of a name.
-
-    Attributes:
-        kind: function, composition or library.
-        name, version: of the record.
-        inputs, outputs: names of its sets.
-        formats: formats of a function's code objects.
-        static: input sets of a function that are fixed.
-        uses: what a composition applies.
-        size_bytes: length of a library.
-    """
-
-    kind: str
-    name: str
-    version: int
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
-    static: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    size_bytes: int = 0
-
-
-class Description(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything about one name.
-
-    Attributes:
-        kind: function, composition or library.
-        name, version: of the record that is described.
-        versions: all registered versions, ascending.
-        record: the record itself.
-        signature: input and output sets with dtype and shape; libraries have none.
-    """
-
-    kind: str
-    name: str
-    version: int
-    versions: tuple[int, ...]
-    record: Plain
-    signature: Signature | None = None
 
 
 class CatalogueRoutes:
@@ -148,10 +93,14 @@ class CatalogueRoutes:
     def _describe(self, cls: type[Record], name: str, version: int | None) -> Description:
         record = self._find(cls, name, version)
         versions = tuple(self._node.versions(cls, name))
-        library = isinstance(record, LibraryRecord)
-        signature = None if library else self._node.signature(name, version)
         plain: Plain = msgspec.to_builtins(record)
-        return Description(kind_of(cls), name, record.version, versions, plain, signature)
+        described = Description(kind_of(cls), name, record.version, versions, plain)
+        if isinstance(record, LibraryRecord):
+            return described
+        sets = self._node.signature(name, version)
+        return msgspec.structs.replace(
+            described, inputs=sets.inputs, outputs=sets.outputs, static=sets.static
+        )
 
     def _find(self, cls: type[Record], name: str, version: int | None) -> Record:
         if len(name) > NAME_LIMIT:
@@ -181,19 +130,6 @@ def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message, _, path = str(error).partition(" - at `$.")
         raise InvalidInput(path.rstrip("`") or "body", message) from None
-
-
-def entry_of(record: Record) -> Entry:
-    """Shorten a record to a line of a list."""
-    kind = kind_of(record)
-    if isinstance(record, FunctionSpec):
-        formats = tuple(code.format for code in record.code)
-        sets = record.input_names, record.output_names
-        return Entry(kind, record.name, record.version, *sets, formats, tuple(record.static))
-    if isinstance(record, CompositionRecord):
-        sets = record.inputs, record.outputs
-        return Entry(kind, record.name, record.version, *sets, uses=record.uses)
-    return Entry(kind, record.name, record.version, size_bytes=record.size_bytes)
 
 
 def json_reply(value: object, status: int = 200) -> Reply:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dandelion.dataflow.draw import to_json, to_mermaid
-from dandelion.dataflow.draw_svg import to_svg
+from dandelion.dataflow.draw import to_json, to_mermaid, to_svg
 from dandelion.dataflow.graph import Composition, Module
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module

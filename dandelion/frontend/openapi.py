@@ -14,9 +14,9 @@ import msgspec
 
 from dandelion import __version__
 from dandelion.documents import RegistrationDocument
-from dandelion.frontend.catalogue import Description, Entry, RegisterReply
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
+from dandelion.frontend.records import Description, Entry, RegisterReply
 
 Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""

@@ -1,0 +1,98 @@
+"""What the routes of the catalogue answer, as records that both sides share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from dandelion.catalog import CompositionRecord, Record, kind_of
+from dandelion.data import SetSpec
+from dandelion.documents import Content, Registered
+from dandelion.function import FunctionSpec
+
+# msgspec reads annotations in the namespace of the class, where ``bytes`` is the method.
+Content.__annotations__["data"] = bytes | None
+
+Plain: TypeAlias = dict[str, Any]
+"""A record as msgspec makes it for JSON."""
+
+
+class RegisterReply(msgspec.Struct, frozen=True):
+    """What came of a registration."""
+
+    registered: tuple[Registered, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a list: the newest version of a name, or one that was removed.
+
+    Attributes:
+        kind: function, composition or library.
+        name, version: of the record.
+        inputs, outputs: names of its sets.
+        formats: formats of a function's code objects.
+        static: input sets of a function that are fixed.
+        uses: what a composition applies.
+        size_bytes: length of a library.
+    """
+
+    kind: str
+    name: str
+    version: int
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
+class Description(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything about one name.
+
+    Attributes:
+        kind: function, composition or library.
+        name, version: of the record that is described.
+        versions: all registered versions, ascending.
+        record: the record itself.
+        inputs: sets that a caller gives, with dtype and shape.
+        outputs: sets that come back.
+        static: names of input sets that are fixed at registration.
+    """
+
+    kind: str
+    name: str
+    version: int
+    versions: tuple[int, ...]
+    record: Plain
+    inputs: tuple[SetSpec, ...] = ()
+    outputs: tuple[SetSpec, ...] = ()
+    static: tuple[str, ...] = ()
+
+
+class EngineEntry(msgspec.Struct, frozen=True):
+    """One engine of a node, or a backend that does not work there."""
+
+    name: str
+    backend: str
+    resource: str
+    description: str
+    state: str
+    reason: str
+    busy: int
+    calls: int
+    failures: int
+
+
+def entry_of(record: Record) -> Entry:
+    """Shorten a record to a line of a list."""
+    kind = kind_of(record)
+    if isinstance(record, FunctionSpec):
+        formats = tuple(code.format for code in record.code)
+        sets = record.input_names, record.output_names
+        return Entry(kind, record.name, record.version, *sets, formats, tuple(record.static))
+    if isinstance(record, CompositionRecord):
+        sets = record.inputs, record.outputs
+        return Entry(kind, record.name, record.version, *sets, uses=record.uses)
+    return Entry(kind, record.name, record.version, size_bytes=record.size_bytes)
