@@ -88,6 +88,8 @@ class Context:
         if offset_bytes < 0 or end > self.size_bytes:
             raise ContextFull("context", end, self.size_bytes)
         target = self.view[offset_bytes:end]
+        if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
+            data = data.cast("B")  # a view of an array of numbers
         target[:] = data
         return target.toreadonly()
 

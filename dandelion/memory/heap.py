@@ -33,8 +33,12 @@ class HeapDomain(MemoryDomain):
                 raise ContextFull(self.kind, size_bytes, self._capacity_bytes - self._used_bytes)
             self._used_bytes += size_bytes
             self._contexts += 1
-        block = np.zeros(size_bytes, dtype=np.uint8).data
         release = partial(self._release, size_bytes)
+        try:
+            block = np.zeros(size_bytes, dtype=np.uint8).data
+        except MemoryError:
+            release()
+            raise ContextFull(self.kind, size_bytes, 0) from None
         return Context(
             self, 0, size_bytes, leased_view(address_of(block), size_bytes, release, block)
         )

@@ -86,11 +86,11 @@ class Transfers:
                 else:
                     moving.append((at, index, item))
                     total += -(-size // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
+        context = domain.acquire(total) if moving else None
         with self._lock:
             self._counts.references += kept
-        if not moving:
+        if context is None:
             return sets
-        context = domain.acquire(total)
         replaced: dict[int, list[Item]] = {}
         offset = 0
         for at, index, item in moving:
