@@ -1,0 +1,370 @@
+"""What memory domains are made of: free ranges, transfers, wrappers, the arena between processes.
+
+What every domain must do is in ``conformance/test_domain.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.errors import ContextFull, InvalidInput
+from dandelion.memory import (
+    ArenaMap,
+    Context,
+    Failing,
+    HeapDomain,
+    Limited,
+    SharedDomain,
+    Tracked,
+    TransferCounts,
+    Transfers,
+)
+from dandelion.memory.context import PAGE_BYTES
+from dandelion.memory.free_ranges import FreeRanges
+
+PAGE = PAGE_BYTES
+
+
+@contextlib.contextmanager
+def arena(capacity_bytes: int) -> Iterator[SharedDomain]:
+    domain = SharedDomain(capacity_bytes)
+    try:
+        yield domain
+    finally:
+        domain.close()
+
+
+# --- free ranges against a bitmap -----------------------------------------------------------
+
+
+class FreeRangesAgainstBitmap(RuleBasedStateMachine):
+    """The model is a list of booleans, one for each unit of the space."""
+
+    taken: Bundle[tuple[int, int]] = Bundle("taken")
+
+    @initialize(size=st.integers(1, 64))
+    def start(self, size: int) -> None:
+        self.ranges = FreeRanges(size)
+        self.free = [True] * size
+
+    @rule(target=taken, size=st.integers(1, 70))
+    def take(self, size: int) -> tuple[int, int] | MultipleResults[tuple[int, int]]:
+        fitting = [(length, start) for start, length in runs(self.free) if length >= size]
+        start = self.ranges.take(size)
+        if not fitting:
+            assert start is None
+            return multiple()
+        assert start == min(fitting)[1]  # best fit, and the lowest of equals
+        assert all(self.free[start : start + size])
+        self.free[start : start + size] = [False] * size
+        return start, size
+
+    @rule(piece=consumes(taken))
+    def give(self, piece: tuple[int, int]) -> None:
+        start, size = piece
+        self.ranges.give(start, size)
+        self.free[start : start + size] = [True] * size
+
+    @rule(piece=consumes(taken), data=st.data())
+    def give_in_two_parts(self, piece: tuple[int, int], data: st.DataObject) -> None:
+        start, size = piece
+        cut = data.draw(st.integers(0, size))
+        for at, part in ((start, cut), (start + cut, size - cut)):
+            if part:
+                self.give((at, part))
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "ranges"):
+            assert self.ranges.free == sum(self.free)
+            assert self.ranges.largest == max((n for _, n in runs(self.free)), default=0)
+
+
+TestFreeRanges = FreeRangesAgainstBitmap.TestCase
+
+
+def runs(free: list[bool]) -> list[tuple[int, int]]:
+    """Start and length of every run of free units."""
+    found: list[tuple[int, int]] = []
+    for at, is_free in enumerate(free):
+        if is_free and found and sum(found[-1]) == at:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        elif is_free:
+            found.append((at, 1))
+    return found
+
+
+@given(st.lists(st.integers(1, 9), max_size=20), st.randoms())
+def test_all_that_comes_back_is_one_range_again(sizes: list[int], order: object) -> None:
+    ranges = FreeRanges(100)
+    pieces = [(s, n) for n in sizes if (s := ranges.take(n)) is not None]
+    order.shuffle(pieces)  # type: ignore[attr-defined]  # hypothesis types randoms() as object
+    for piece in pieces:
+        ranges.give(*piece)
+    assert (ranges.free, ranges.largest) == (100, 100)
+    assert ranges.take(100) == 0
+
+
+# --- the arena ------------------------------------------------------------------------------
+
+
+def test_the_arena_is_rounded_up_to_pages() -> None:
+    with arena(1) as domain:
+        assert domain.stats().capacity_bytes == PAGE
+        assert domain.acquire(1).offset_bytes == 0
+    with pytest.raises(InvalidInput):
+        SharedDomain(0)
+
+
+def test_contexts_of_the_arena_are_whole_pages_apart() -> None:
+    with arena(4 * PAGE) as domain:
+        a, b = domain.acquire(1), domain.acquire(PAGE + 1)
+        assert (a.offset_bytes, b.offset_bytes) == (0, PAGE)
+        assert domain.stats().used_bytes == 3 * PAGE
+        assert (a.size_bytes, b.size_bytes) == (1, PAGE + 1)
+
+
+def test_a_scattered_arena_says_what_it_could_give() -> None:
+    with arena(4 * PAGE) as domain:
+        pieces = [domain.acquire(PAGE) for _ in range(4)]
+        del pieces[2], pieces[0]
+        with pytest.raises(ContextFull) as caught:
+            domain.acquire(2 * PAGE)
+        assert (caught.value.needed_bytes, caught.value.free_bytes) == (2 * PAGE, PAGE)
+        del pieces
+        gc.collect()
+        assert domain.acquire(4 * PAGE).size_bytes == 4 * PAGE
+
+
+def test_seals_hold() -> None:
+    with arena(2 * PAGE) as domain:
+        fd = domain.map.fd
+        for size in (PAGE, 3 * PAGE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(fd, 1033, 0x8)  # F_ADD_SEALS, F_SEAL_WRITE
+        with pytest.raises(OSError):
+            os.pwrite(fd, b"x", 2 * PAGE)
+        assert os.fstat(fd).st_size == 2 * PAGE
+
+
+def test_another_process_sees_the_same_bytes() -> None:
+    script = (
+        "import os, sys; from dandelion.memory import ArenaMap\n"
+        "fd, size, offset = map(int, sys.argv[1:])\n"
+        "arena = ArenaMap(fd, size); view = arena.view[offset:offset + 5]\n"
+        "assert bytes(view) == b'hello' and arena.locate(view) == offset\n"
+        "view[:] = b'world'; arena.close()"
+    )
+    with arena(4 * PAGE) as domain:
+        keep = domain.acquire(1)
+        context = domain.acquire(PAGE)
+        context.write(0, b"hello")
+        fd, size = domain.map.fd, domain.map.size_bytes
+        arguments = [str(n) for n in (fd, size, context.offset_bytes)]
+        subprocess.run([sys.executable, "-c", script, *arguments], check=True, pass_fds=[fd])
+        assert bytes(context.read(0, 5)) == b"world"
+        assert bytes(keep.read(0, 1)) == b"\0"
+
+
+def test_a_second_mapping_locates_by_its_own_addresses() -> None:
+    with arena(2 * PAGE) as domain:
+        other = ArenaMap(os.dup(domain.map.fd), 2 * PAGE)
+        domain.acquire(PAGE)
+        view = domain.acquire(PAGE).write(100, b"abc")
+        assert domain.locate(view) == 100
+        assert other.locate(view) is None
+        mine = other.view[100:103]
+        assert other.locate(mine) == 100
+        assert bytes(mine) == b"abc"
+        other.close()
+        other.close()
+        assert bytes(mine) == b"abc"  # the mapping lives as long as its views
+        del view
+
+
+def test_views_outlive_a_closed_arena() -> None:
+    domain = SharedDomain(PAGE)
+    view = domain.acquire(PAGE).write(0, b"still here")
+    domain.close()
+    domain.close()
+    del domain
+    gc.collect()
+    assert bytes(view) == b"still here"
+
+
+# --- transfers ------------------------------------------------------------------------------
+
+
+def a_set(name: str, *data: Bytes) -> ItemSet:
+    items = tuple(Item(f"{name}{i}", i, d) for i, d in enumerate(data))
+    return ItemSet(name, items, "uint8", (-1,))
+
+
+def test_placing_copies_what_lies_elsewhere_and_counts() -> None:
+    transfers = Transfers()
+    with arena(8 * PAGE) as domain:
+        here = domain.acquire(10).write(0, b"here")
+        sets = (a_set("a", b"one", here, b""), None, a_set("b", b"x" * 300, b"y"))
+        placed = transfers.place(sets, domain)
+        assert transfers.counts() == TransferCounts(copies=3, copied_bytes=304, references=1)
+        first, second, third = placed
+        assert first is not None
+        assert second is None
+        assert third is not None
+        assert (first.name, first.dtype, first.shape) == ("a", "uint8", (-1,))
+        assert [(i.name, i.key) for i in first] == [("a0", 0), ("a1", 1), ("a2", 2)]
+        assert [i.bytes() for i in first] == [b"one", b"here", b""]
+        assert [i.bytes() for i in third] == [b"x" * 300, b"y"]
+        assert first[1].data is here
+        offsets = [domain.locate(i.data) for i in (first[0], third[0], third[1])]
+        assert None not in offsets
+        assert all(offset % Transfers.ALIGNMENT_BYTES == 0 for offset in offsets if offset)
+        assert domain.stats().contexts == 2  # one for all copies
+        again = transfers.place(placed, domain)
+        assert again == placed
+        assert transfers.counts() == TransferCounts(copies=3, copied_bytes=304, references=5)
+
+
+def test_placing_in_a_full_domain_changes_nothing() -> None:
+    transfers = Transfers()
+    with arena(PAGE) as domain:
+        here = domain.acquire(10).write(0, b"here")
+        before = domain.stats()
+        with pytest.raises(ContextFull):
+            transfers.place((a_set("a", here, b"elsewhere"),), domain)
+        assert domain.stats() == before
+        assert transfers.counts() == TransferCounts()
+
+
+def test_a_registered_way_is_taken() -> None:
+    used: list[int] = []
+
+    def way(data: Bytes, destination: Context, offset_bytes: int) -> memoryview:
+        used.append(offset_bytes)
+        return destination.write(offset_bytes, data)
+
+    transfers = Transfers()
+    transfers.register("device", "heap", way)
+    context = HeapDomain(100).acquire(100)
+    assert bytes(transfers.transfer(b"abc", context, 8, "device")) == b"abc"
+    assert bytes(transfers.transfer(b"def", context, 16)) == b"def"
+    assert used == [8]
+    assert transfers.counts() == TransferCounts(copies=2, copied_bytes=6)
+
+
+def test_typed_arrays_are_transferred_as_bytes() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    view = HeapDomain(100).acquire(100).write(4, values.data)
+    assert view.nbytes == 24
+    assert np.array_equal(np.frombuffer(view, np.float32).reshape(2, 3), values)
+
+
+# --- wrappers -------------------------------------------------------------------------------
+
+
+def test_limited_refuses_large_contexts_only() -> None:
+    domain = Limited(HeapDomain(1000), 100)
+    assert domain.acquire(100).size_bytes == 100
+    with pytest.raises(ContextFull) as caught:
+        domain.acquire(101)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (101, 100)
+    assert domain.stats().contexts == 0
+
+
+def test_tracked_lists_what_is_referred_to() -> None:
+    domain = Tracked(HeapDomain(1000))
+    a, b = domain.acquire(10), domain.acquire(20)
+    view = a.view[2:4]
+    array = np.frombuffer(b.view, np.uint8)[3:]
+    assert sorted(domain.alive) == [10, 20]
+    del a, b
+    assert sorted(domain.alive) == [10, 20]
+    del view
+    assert domain.alive == [20]
+    del array
+    assert domain.alive == []
+    assert domain.acquired == 2
+    with pytest.raises(ContextFull):
+        domain.acquire(2000)
+    assert domain.acquired == 2
+
+
+def test_failing_fails_from_then_on() -> None:
+    domain = Failing(HeapDomain(1000), after=2)
+    kept = [domain.acquire(1), domain.acquire(1)]
+    for _ in range(3):
+        with pytest.raises(ContextFull):
+            domain.acquire(1)
+    assert domain.stats().contexts == len(kept)
+
+
+def test_wrappers_pass_the_rest_on() -> None:
+    with arena(4 * PAGE) as inner:
+        domain = Tracked(Limited(Failing(inner, after=9), PAGE))
+        context = domain.acquire(10)
+        assert context.domain is inner
+        assert domain.locate(context.view) == context.offset_bytes
+        assert domain.stats() == inner.stats()
+        del context
+        assert domain.recycle() == PAGE
+        assert domain.stats().used_bytes == 0
+        domain.close()
+        assert inner.map.fd == -1
+
+
+def test_a_heap_without_memory_says_so_and_counts_nothing() -> None:
+    domain = HeapDomain(2**62)
+    with pytest.raises(ContextFull):
+        domain.acquire(2**60)
+    assert domain.stats().used_bytes == 0
+    assert domain.stats().contexts == 0
+
+
+def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
+    with arena(64 * PAGE) as domain:
+        failures: list[str] = []
+
+        def work(mark: int) -> None:
+            for _ in range(100):
+                context = domain.acquire(3 * PAGE)
+                if np.frombuffer(context.view, np.uint8).any():
+                    failures.append("not zero")
+                context.view[:] = bytes([mark]) * context.size_bytes
+                if bytes(context.view) != bytes([mark]) * context.size_bytes:
+                    failures.append("somebody else wrote")
+                del context
+                domain.recycle()
+
+        threads = [threading.Thread(target=work, args=(n + 1,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert domain.stats().used_bytes == 0
+        assert domain.acquire(64 * PAGE)
