@@ -330,6 +330,6 @@ def _definition(function: Callable[..., Any]) -> Place:
     file, first = code.co_filename, code.co_firstlineno
     for line in range(first, first + 20):
         text = linecache.getline(file, line)
-        if text.lstrip().startswith("def "):
+        if text.lstrip().startswith(("def ", "async def ")):
             return Place(line, text.index("def ") + len("def ") + 1, file)
     return Place(first, 1, file)
