@@ -1,6 +1,8 @@
 """The static rules: every fault has its code, its place, and the name that was meant."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -288,3 +290,13 @@ def test_names_are_checked_where_no_text_did(name: str) -> None:
 def test_many_problems_take_little_time() -> None:
     uses = "".join(f"Access(token = all set{i}) => (token{i} = request);" for i in range(3000))
     assert len(check(f"composition C() => () {{ {uses} }}")) == 200
+
+
+def test_the_specification_lists_every_code() -> None:
+    root = Path(__file__).resolve().parent.parent
+    listed = set(re.findall(r"^\| `([a-z-]+)` \|", (root / "docs/language.md").read_text(), re.M))
+    calls = r"""(?:problem|refuse|Problem|_differs|_no_such_set)\(\s*"([a-z-]+)","""
+    sources = (path.read_text() for path in (root / "dandelion/dataflow").glob("*.py"))
+    used = {code for source in sources for code in re.findall(calls, source)}
+    shardings = {"all", "each", "keyed"}
+    assert listed - shardings == used
