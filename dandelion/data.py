@@ -14,6 +14,7 @@ language.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -139,7 +140,7 @@ class ItemSet(msgspec.Struct, frozen=True):
         """
         return self.only().numpy(
             dtype if dtype is not None else (self.dtype or "uint8"),
-            shape or self.shape or (-1,),
+            shape or (self.shape if self.shape is not None else (-1,)),
         )
 
 
@@ -158,6 +159,8 @@ class Sets(Mapping[str, ItemSet | None]):
         return self._sets[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_sets":  # a copy under way has none yet
+            raise AttributeError(name)
         try:
             return self._sets[name]
         except KeyError:
@@ -215,7 +218,8 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
         value: None (absent); an `ItemSet`; bytes-like, str (UTF-8) or a numpy array or scalar (one
             item, named as the set, key 0); a sequence of these or of `Item` (item names "0", "1",
             ...); a mapping from item name to any of these.
-        spec: the declaration; a numpy value is converted to its dtype only if that loses nothing.
+        spec: the declaration; numbers are converted to its dtype only if that loses nothing but
+            digits of floats.
 
     Returns:
         The set, or None if there are no items. bytes are referenced, arrays are viewed if they are
@@ -228,7 +232,7 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
     if value is None:
         return None
     if isinstance(value, ItemSet):
-        items: tuple[Item, ...] = value.items
+        items: tuple[Item, ...] = tuple(_sound(where, item) for item in value.items)
     elif isinstance(value, Mapping):
         items = tuple(_item(where, str(k), v, spec) for k, v in value.items())
     elif isinstance(value, Sequence | Iterator) and not isinstance(
@@ -284,7 +288,7 @@ def _check_shape(where: str, item: Item, spec: SetSpec) -> None:
 
 def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
     if isinstance(value, Item):
-        return value
+        return _sound(where, value)
     if isinstance(value, bytes):
         return Item(name, 0, value)
     if isinstance(value, str):
@@ -292,7 +296,7 @@ def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
     if isinstance(value, np.ndarray | np.generic):
         return Item(name, 0, _array_bytes(where, np.asarray(value), spec))
     if isinstance(value, bytearray | memoryview):
-        return Item(name, 0, memoryview(value).cast("B").toreadonly())
+        return Item(name, 0, _flat(value))
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
             return Item(name, 0, _array_bytes(where, np.asarray(value), spec))
@@ -305,14 +309,52 @@ def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
     )
 
 
+def _sound(where: str, item: Item) -> Item:
+    """Bring an item that a caller made to the form that the platform counts on."""
+    data: object = item.data
+    if not isinstance(item.name, str):
+        raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")
+    if not isinstance(data, bytes | bytearray | memoryview):
+        kind = type(data).__name__
+        raise InvalidInput(where, f"item '{item.name}' has data of type {kind}", "give bytes")
+    try:
+        key = operator.index(item.key)
+    except TypeError:
+        raise InvalidInput(where, f"item '{item.name}' has key {item.key!r}") from None
+    flat = data if isinstance(data, bytes) else _flat(data)
+    return item if flat is item.data and key is item.key else Item(item.name, key, flat)
+
+
+def _flat(data: bytearray | memoryview) -> Bytes:
+    view = data if isinstance(data, memoryview) else memoryview(data)
+    if not view.c_contiguous:
+        return view.tobytes()
+    if view.format != "B" or view.ndim != 1:
+        view = view.cast("B")
+    return view if view.readonly else view.toreadonly()
+
+
 def _array_bytes(where: str, array: npt.NDArray[Any], spec: SetSpec | None) -> Bytes:
     if spec is not None and spec.dtype is not None and array.dtype != np.dtype(spec.dtype):
-        converted = array.astype(spec.dtype)
-        same = np.array_equal(converted, array, equal_nan=array.dtype.kind in "fc")
-        if array.dtype.kind not in "biuf" or not (same or array.dtype.kind == "f"):
-            raise InvalidInput(where, f"an array of {array.dtype} does not fit {spec.dtype}")
-        array = converted
+        array = _converted(where, array, np.dtype(spec.dtype))
     contiguous = np.ascontiguousarray(array)
     if contiguous.dtype.hasobject:
         raise InvalidInput(where, "an array of Python objects has no bytes")
     return contiguous.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def _converted(where: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Convert numbers if that loses nothing; floats may be rounded to shorter floats."""
+    if dtype.kind == "c" and np.can_cast(array.dtype, dtype):
+        return array.astype(dtype)
+    if array.dtype.kind in "biuf" and dtype.kind in "biuf":
+        with np.errstate(all="ignore"):
+            converted = array.astype(dtype)
+            back = converted.astype(array.dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            same = np.array_equal(np.isfinite(array), np.isfinite(converted))
+        else:  # both, since a number may wrap around and come back
+            same = np.array_equal(array, converted) and np.array_equal(array, back)
+        if same:
+            return converted
+    raise InvalidInput(where, f"an array of {array.dtype} does not fit {dtype}")
