@@ -72,9 +72,9 @@ class DandelionError(Exception):
 
     def record(self) -> ErrorRecord:
         """Give this error, its fields and its cause as a record for the wire."""
-        fields = {f.name: msgspec.to_builtins(getattr(self, f.name)) for f in self._fields()}
+        fields = {f.name: _portable(getattr(self, f.name)) for f in self._fields()}
         cause = self.__cause__.record() if isinstance(self.__cause__, DandelionError) else None
-        return ErrorRecord(type(self).__name__, str(self), fields, cause)
+        return ErrorRecord(type(self).__name__, _portable(str(self)), fields, cause)
 
     @classmethod
     def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
@@ -105,6 +105,18 @@ def from_record(record: ErrorRecord) -> DandelionError:
     if record.cause is not None:
         error.because(from_record(record.cause))
     return error
+
+
+def _portable(value: Any) -> Any:
+    """Give a field as what any codec takes: integers of 64 bits, text that is valid Unicode."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, int):
+        return max(-(2**63), min(plain, 2**64 - 1))
+    if isinstance(plain, str):
+        return plain.encode(errors="replace").decode()
+    if isinstance(plain, dict):
+        return {name: _portable(part) for name, part in plain.items()}
+    return [_portable(part) for part in plain] if isinstance(plain, list | tuple) else plain
 
 
 def _restore(hint: object, value: Any) -> Any:
