@@ -1,0 +1,324 @@
+"""Items and sets: what Python callers may give, what is refused, and how it is seen again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dandelion.data import Item, ItemSet, Sets, SetSpec, check_item, checked, item_set
+from dandelion.errors import InvalidInput
+
+
+def given_set(value: Any, spec: SetSpec | None = None) -> ItemSet:
+    made = item_set("s", value, spec)
+    assert made is not None
+    return made
+
+
+def contents(value: Any, spec: SetSpec | None = None) -> list[tuple[str, int, bytes]]:
+    return [(i.name, i.key, i.bytes()) for i in given_set(value, spec)]
+
+
+# --- conversions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"abc", [("s", 0, b"abc")]),
+        (b"", [("s", 0, b"")]),
+        (bytearray(b"abc"), [("s", 0, b"abc")]),
+        (memoryview(b"abc"), [("s", 0, b"abc")]),
+        ("käse", [("s", 0, "käse".encode())]),
+        ("", [("s", 0, b"")]),
+        (np.uint16(258), [("s", 0, b"\x02\x01")]),
+        (np.array([1, 2], np.uint8), [("s", 0, b"\x01\x02")]),
+        (np.array(5, np.uint8), [("s", 0, b"\x05")]),
+        (np.zeros(0), [("s", 0, b"")]),
+        ([b"a", "b"], [("0", 0, b"a"), ("1", 0, b"b")]),
+        ((b"a",), [("0", 0, b"a")]),
+        (iter([b"a", b"b"]), [("0", 0, b"a"), ("1", 0, b"b")]),
+        ({"x": b"a", 7: "b"}, [("x", 0, b"a"), ("7", 0, b"b")]),
+        (Item("i", 9, b"z"), [("i", 9, b"z")]),
+        ([Item("i", 9, b"z"), b"a"], [("i", 9, b"z"), ("1", 0, b"a")]),
+        (ItemSet("other", (Item("i", 9, b"z"),)), [("i", 9, b"z")]),
+        (Item("i", np.int64(9), b"z"), [("i", 9, b"z")]),  # type: ignore[arg-type]  # as users do
+    ],
+)
+def test_what_callers_may_give(value: Any, expected: list[tuple[str, int, bytes]]) -> None:
+    made = given_set(value)
+    assert made.name == "s"
+    assert [(i.name, i.key, i.bytes()) for i in made] == expected
+
+
+@pytest.mark.parametrize("value", [None, [], (), {}, iter([])])
+def test_a_set_without_items_does_not_exist(value: Any) -> None:
+    assert item_set("s", value) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        1.5,
+        True,
+        object(),
+        {1, 2},
+        [None],
+        [[b"nested"]],
+        {"x": None},
+        np.array(["a", object()], dtype=object),
+        Item("i", 0, "text"),  # type: ignore[arg-type]  # what callers must not give
+        Item("i", 0, None),  # type: ignore[arg-type]
+        Item(3, 0, b""),  # type: ignore[arg-type]
+        Item("i", "1", b""),  # type: ignore[arg-type]
+        Item("i", 1.0, b""),  # type: ignore[arg-type]
+        ItemSet("s", (Item("i", None, b""),)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_an_item_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        item_set("s", value)
+    assert caught.value.where == "sets.s"
+
+
+def test_bytes_and_arrays_are_not_copied() -> None:
+    data = b"x" * 1000
+    assert given_set(data)[0].data is data
+    item = Item("i", 0, memoryview(data))
+    assert given_set([item])[0] is item
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    seen = given_set(array).numpy(np.float32)
+    assert np.shares_memory(seen, array)
+    turned = given_set(array.T).numpy(np.float32)
+    assert not np.shares_memory(turned, array)
+    assert turned.tolist() == array.T.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytearray(b"abcd"),
+        memoryview(bytearray(b"abcd")),
+        np.frombuffer(b"abcd", np.uint16).data,
+        np.frombuffer(b"abcd", np.uint8).reshape(2, 2).data,
+        memoryview(b"a_b_c_d")[::2],
+    ],
+)
+def test_data_is_always_read_only_flat_bytes(data: bytearray | memoryview) -> None:
+    for value in (data, Item("i", 0, data)):  # type: ignore[arg-type]  # bytearray, as users do
+        (item,) = given_set(value)
+        assert item.bytes() == b"abcd"
+        assert item.size_bytes == 4
+        view = memoryview(item.data)
+        assert (view.readonly, view.format, view.ndim) == (True, "B", 1)
+
+
+# --- declared types and shapes --------------------------------------------------------------
+
+FLOATS = SetSpec("s", "float32", (2, 2))
+
+
+def test_declared_sets_know_their_type_and_shape() -> None:
+    made = given_set(np.eye(2, dtype=np.float32), FLOATS)
+    assert (made.dtype, made.shape) == ("float32", (2, 2))
+    assert made.numpy().tolist() == [[1, 0], [0, 1]]
+    assert made.numpy(np.uint32, (4,)).shape == (4,)
+    assert given_set(b"\0" * 16, FLOATS).numpy().shape == (2, 2)
+    assert given_set(np.float32(3), SetSpec("s", "float32", ())).numpy().shape == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([0.1, 1e300 / 1e280]), "float32"),  # rounded
+        (np.array([np.nan, np.inf, -np.inf]), "float32"),
+        (np.array([1, 2, 3]), "float32"),
+        (np.array([1.0, 2.0]), "int64"),
+        (np.array([0, 255]), "uint8"),
+        (np.array([True, False]), "int32"),
+        (np.array([1, 0]), "bool"),
+        (np.array([1.5], ">f8"), "float64"),
+        (np.array([2**53]), "float64"),
+        (np.array([1, 2], np.float32), "complex64"),
+        ([[1.5, 2], [0.1, 4]], "float32"),
+        (np.zeros(0), "int8"),
+    ],
+)
+def test_numbers_are_converted_if_nothing_is_lost(value: Any, dtype: str) -> None:
+    made = given_set({"x": value}, SetSpec("s", dtype))
+    expected = np.asarray(value).astype(dtype).reshape(-1)
+    assert np.array_equal(made.numpy(), expected, equal_nan=expected.dtype.kind == "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([1.5]), "int32"),
+        (np.array([np.nan]), "int32"),
+        (np.array([1e300]), "float32"),
+        (np.array([300]), "uint8"),
+        (np.array([-1]), "uint64"),
+        (np.array([2**63], np.uint64), "int64"),
+        (np.array([2**53 + 1]), "float64"),
+        (np.array([2**24 + 1]), "float32"),
+        (np.array([2]), "bool"),
+        (np.array([1j]), "float64"),
+        (np.array(["a"]), "float32"),
+        (np.array(["a"], dtype=object), "float32"),
+        ([[1, 2], [3]], "float32"),
+        (["a", "b"], "int32"),
+    ],
+)
+def test_numbers_that_would_change_are_refused(value: Any, dtype: str) -> None:
+    with pytest.raises(InvalidInput):
+        item_set("s", {"x": value}, SetSpec("s", dtype))
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from(["int8", "uint8", "int64", "uint64", "float32", "float64", "bool"]),
+        st.integers(0, 4),
+    ),
+    st.sampled_from(["int8", "uint16", "int32", "int64", "uint64", "float64", "bool"]),
+)
+def test_a_conversion_keeps_every_value(array: Any, dtype: str) -> None:
+    try:
+        made = given_set(array, SetSpec("s", dtype))
+    except InvalidInput:
+        return
+    if dtype == "float64" and array.dtype.kind == "f":
+        assert np.array_equal(made.numpy(), array, equal_nan=True)
+    else:
+        assert [int(v) if v == v else v for v in made.numpy().tolist()] == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "fits"),
+    [
+        (None, 3, True),
+        ((), 1, True),
+        ((), 2, False),
+        ((4,), 4, True),
+        ((4,), 3, False),
+        ((2, 3), 6, True),
+        ((2, 3), 12, False),
+        ((-1, 3), 6, True),
+        ((-1, 3), 7, False),
+        ((-1, 3), 0, True),
+        ((-1,), 5, True),
+        ((-1, -1), 5, True),
+        ((0,), 0, True),
+        ((0,), 1, False),
+        ((-1, 0), 1, False),
+    ],
+)
+def test_items_fit_their_declared_shape(
+    shape: tuple[int, ...] | None, count: int, fits: bool
+) -> None:
+    items = [Item("good", 0, b""), Item("i", 0, b"\0" * 4 * count)][1:]
+    spec = SetSpec("s", "float32", shape)
+    if fits:
+        assert checked("s", items, spec) is not None
+        return
+    with pytest.raises(InvalidInput) as caught:
+        checked("s", items, spec)
+    assert "'i'" in caught.value.message
+
+
+def test_sizes_are_multiples_of_the_element() -> None:
+    with pytest.raises(InvalidInput):
+        checked("s", [Item("i", 0, b"\0" * 7)], SetSpec("s", "float32"))
+    assert checked("s", [Item("i", 0, b"\0" * 7)], SetSpec("s")) is not None
+
+
+# --- names and keys -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "../../etc/passwd", "päth/with space\n", "x" * 255, "é" * 127, "🌼" * 63]
+)
+@pytest.mark.parametrize("key", [0, 1, 2**32 - 1])
+def test_good_names_and_keys(name: str, key: int) -> None:
+    check_item("here", name, key)
+    made = checked("s", [Item(name, key, b"")], None)
+    assert made is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0", "\0", "x" * 256, "é" * 128, "🌼" * 64, "\ud800", "a" * 100 + "\udfff"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_item("here", name, 0)
+    assert caught.value.where == "here"
+    with pytest.raises(InvalidInput):
+        item_set("s", {name: b""})
+
+
+@pytest.mark.parametrize("key", [-1, 2**32, 10**30])
+def test_bad_keys(key: int) -> None:
+    with pytest.raises(InvalidInput):
+        check_item("here", "name", key)
+    with pytest.raises(InvalidInput):
+        item_set("s", Item("i", key, b""))
+
+
+@given(st.text())
+def test_names_are_refused_exactly_by_the_rule(name: str) -> None:
+    good = "\0" not in name and len(name.encode(errors="replace")) <= 255
+    try:
+        check_item("here", name, 0)
+    except InvalidInput:
+        assert not good
+    else:
+        assert good
+        name.encode()
+
+
+# --- seeing data again ----------------------------------------------------------------------
+
+
+def test_items_are_read_in_several_ways() -> None:
+    item = Item("i", 0, np.arange(4, dtype=np.uint16).data.cast("B"))
+    assert item.size_bytes == 8
+    assert item.numpy(np.uint16, (2, -1)).tolist() == [[0, 1], [2, 3]]
+    assert not item.numpy().flags.writeable
+    assert Item("i", 0, "ä".encode()).text() == "ä"
+    with pytest.raises(ValueError):
+        item.numpy(np.dtype("V3"))
+    with pytest.raises(ValueError):
+        item.numpy(np.uint16, (3, 2))
+
+
+def test_a_set_of_many_is_not_one() -> None:
+    many = given_set([b"a", b"bc"])
+    assert (len(many), many.size_bytes, many[1].bytes()) == (2, 3, b"bc")
+    assert [i.name for i in many] == ["0", "1"]
+    for read in (many.bytes, many.text, many.only, many.numpy):
+        with pytest.raises(InvalidInput):
+            read()
+
+
+def test_results_are_reached_by_name() -> None:
+    html = given_set(b"<p>")
+    sets = Sets({"html": html, "log": None, "items": html, "_x": html})
+    assert sets.html is html
+    assert sets["items"] is html
+    assert sets._x is html
+    assert sets.log is None
+    assert list(sets) == ["html", "log", "items", "_x"]
+    assert repr(sets) == "Sets(html: 1, log: empty, items: 1, _x: 1)"
+    with pytest.raises(AttributeError, match="did you mean 'html'"):
+        _ = sets.htm
+    with pytest.raises(KeyError):
+        _ = sets["htm"]
+    assert not hasattr(sets, "__array_interface__")
+    assert copy.copy(sets) == sets
+    assert copy.deepcopy(Sets({"a": None})) == {"a": None}
