@@ -7,6 +7,7 @@ absent set is the empty list, and every rule is spelled out the slow way.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 
 from dandelion.dataflow.graph import Application, Composition, Sharding, Strategy
@@ -17,6 +18,10 @@ Pure = Callable[[str, list[Set]], list[Set]]
 """Runs a function by name: input sets by position to output sets by position."""
 
 
+class TooBig(Exception):
+    """A random composition makes more instances than a test has time for."""
+
+
 class Interpreter:
     """Runs compositions.
 
@@ -24,6 +29,7 @@ class Interpreter:
         run: the functions.
         signatures: input and output names of every function and composition.
         compositions: the compositions that others use, by name.
+        budget: instances after which `TooBig` is raised.
     """
 
     def __init__(
@@ -31,10 +37,12 @@ class Interpreter:
         run: Pure,
         signatures: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]],
         compositions: Mapping[str, Composition],
+        budget: int = 1 << 60,
     ) -> None:
         self.run = run
         self.signatures = signatures
         self.compositions = compositions
+        self.budget = budget
 
     def invoke(self, composition: Composition, inputs: Mapping[str, Set]) -> dict[str, Set]:
         """Give all output sets of a composition."""
@@ -58,7 +66,11 @@ class Interpreter:
             if not b.optional and not known[b.source]:
                 return {name: [] for name in returns}
         merged: dict[str, Set] = {name: [] for name in returns}
-        for instance in self.instances(application, parameters, known):
+        instances = self.instances(application, parameters, known)
+        self.budget -= len(instances)
+        if self.budget < 0:
+            raise TooBig
+        for instance in instances:
             sets = [instance.get(p, []) for p in parameters]
             if application.function in self.compositions:
                 nested = self.compositions[application.function]
@@ -87,6 +99,8 @@ class Interpreter:
         if joined:
             groups.append(self.join(joined, strategies, values))
         groups += [self.parts(p, bound[p].sharding, values[p]) for p in keyed + rest]
+        if math.prod(map(len, groups)) > self.budget:
+            raise TooBig
         result = []
         for combination in itertools.product(*groups):
             instance: dict[str, Set] = {}
