@@ -42,6 +42,7 @@ class Work:
         done: called once, with the outputs or the error.
         queued_ns: since when it waited for an engine, on `time.monotonic_ns`; 0 if it did not.
         started_ns, ended_ns: on `time.monotonic_ns`.
+        attempt: 1, and more if engines died under it.
         cancelled: its result is no longer wanted.
         host: who runs it.
     """
@@ -49,6 +50,7 @@ class Work:
     call: Call
     done: Done
     queued_ns: int = 0
+    attempt: int = 1
     started_ns: int = 0
     ended_ns: int = 0
     cancelled: bool = False

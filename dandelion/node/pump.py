@@ -13,13 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec
 
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
 from dandelion.driver import Call, InstanceSets
-from dandelion.errors import DandelionError, InternalError, NoEngine
+from dandelion.errors import DandelionError, EngineDied, InternalError, NoEngine
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
 from dandelion.node.hosts import EngineHost, State, Work
@@ -30,6 +31,8 @@ from dandelion.node.placement import FifoPlacement
 from dandelion.node.traces import Span, TraceStore
 
 P = ParamSpec("P")
+ATTEMPTS = 2
+"""How often a call is run in all, if engines die under it."""
 
 
 class Pump:
@@ -108,8 +111,10 @@ class Pump:
         assert host is not None
         host.vacate()
         _record(invocation, run, work, host)
-        invocation.calls.pop(run.instance, None)
-        if outputs is not None:
+        wanted = invocation.calls.pop(run.instance, None) is not None
+        if wanted and work.attempt < ATTEMPTS and _may_run_again(run, error):
+            self._run(invocation, run, work.attempt + 1)
+        elif outputs is not None:
             self._step(invocation, invocation.walk.finished, run.instance, outputs)
         elif error is not None:
             self._fail(invocation, run, error)
@@ -146,21 +151,21 @@ class Pump:
         else:
             self._stop(invocation, instruction)
 
-    def _run(self, invocation: Invocation, run: Run) -> None:
+    def _run(self, invocation: Invocation, run: Run, attempt: int = 1) -> None:
         formats = run.application.formats
         placed = self._placement.place(formats)
+        waiting = _Waiting(invocation, run, formats, attempt)
         if placed is not None:
-            self._submit(invocation, run, *placed, queued_ns=0)
+            self._submit(waiting, *placed)
         elif self._placement.hosts(formats):
-            waiting = _Waiting(invocation, run, formats, time.monotonic_ns())
+            waiting.since_ns = time.monotonic_ns()
             self._placement.wait(formats, waiting)
         else:
             error = self._no_engine(run)
             self._events.append(partial(self._fail, invocation, run, error))
 
-    def _submit(
-        self, invocation: Invocation, run: Run, host: EngineHost, code_format: str, queued_ns: int
-    ) -> None:
+    def _submit(self, waiting: _Waiting, host: EngineHost, code_format: str) -> None:
+        invocation, run = waiting.invocation, waiting.run
         try:
             function = self._library.function(run.function, code_format)
         except DandelionError as error:
@@ -182,7 +187,7 @@ class Pump:
         def done(work: Work, outputs: InstanceSets | None, error: DandelionError | None) -> None:
             self.post(partial(self._ended, invocation, run, work, outputs, error))
 
-        work = Work(call, done, queued_ns)
+        work = Work(call, done, waiting.since_ns, waiting.attempt)
         invocation.calls[run.instance] = work
         host.submit(work)
 
@@ -193,7 +198,7 @@ class Pump:
             if found is None:
                 return
             waiting, code_format = found
-            self._submit(waiting.invocation, waiting.run, host, code_format, waiting.since_ns)
+            self._submit(waiting, host, code_format)
 
     def _stop(self, invocation: Invocation, instruction: Cancel) -> None:
         work = invocation.calls.pop(instruction.instance, None)
@@ -227,18 +232,20 @@ class Pump:
         return NoEngine(run.function.name, formats, tuple(sorted(ready)))
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call that waits for an engine."""
+    """A call on its way to an engine; `since_ns` is when it began to wait, 0 if it did not."""
 
-    __slots__ = ("formats", "invocation", "run", "since_ns")
+    invocation: Invocation
+    run: Run
+    formats: tuple[str, ...]
+    attempt: int
+    since_ns: int = 0
 
-    def __init__(
-        self, invocation: Invocation, run: Run, formats: tuple[str, ...], since_ns: int
-    ) -> None:
-        self.invocation = invocation
-        self.run = run
-        self.formats = formats
-        self.since_ns = since_ns
+
+def _may_run_again(run: Run, error: DandelionError | None) -> bool:
+    """Pure functions are run again if it was their engine that died, I/O never."""
+    return isinstance(error, EngineDied) and run.function.kind == "compute"
 
 
 def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:

@@ -18,6 +18,7 @@ from dandelion.errors import (
     Cancelled,
     Conflict,
     DeadlineExceeded,
+    EngineDied,
     InternalError,
     InvalidComposition,
     InvalidFunction,
@@ -43,6 +44,9 @@ class GateEngine(Engine):
         self._driver.gate.acquire()
         if call.function.main == b"bug":
             raise KeyError("a bug in an engine")
+        if self._driver.deaths:
+            self._driver.deaths -= 1
+            raise EngineDied(self.name, "it was killed")
         return call.inputs
 
     def cancel(self, call_id: int) -> bool:
@@ -66,6 +70,7 @@ class GateDriver(Driver):
         self.gate = threading.Semaphore(0)
         self.cancelled: list[int] = []
         self.closed = 0
+        self.deaths = 0
 
     def probe(self) -> list[Resource]:
         return [Resource("0", "a gate")]
@@ -204,6 +209,16 @@ def test_a_bug_in_an_engine_ends_one_call(node: Node, gate: GateDriver) -> None:
     with pytest.raises(InternalError, match="KeyError"):
         node.invoke("Bug", a=b"")
     assert node.invoke("Gate", a=b"next").b.bytes() == b"next"
+
+
+def test_a_pure_call_is_run_again_once_if_its_engine_died(node: Node, gate: GateDriver) -> None:
+    gate.gate.release(10)
+    gate.deaths = 1
+    assert node.invoke("Gate", a=b"again").b.bytes() == b"again"
+    gate.deaths = 2
+    with pytest.raises(EngineDied):
+        node.invoke("Gate", a=b"")
+    assert node.invoke("Gate", a=b"after").b.bytes() == b"after"
 
 
 def test_failures_carry_application_and_cause(node: Node) -> None:
