@@ -189,6 +189,9 @@ def test_damaged_texts_are_read_or_refused_with_a_place(text: str) -> None:
 @settings(KEEP, max_examples=100)
 @given(mutations())
 def test_damage_in_one_composition_leaves_the_next_one_alone(text: str) -> None:
+    assume(
+        not set(text) & set("#\"'/")
+    )  # those can take the closing brace into a comment or string
     _, before = read(text)
     assume(before)
     assume(text.endswith("}\n") and text.count("{") == text.count("}") == 1)
