@@ -69,8 +69,7 @@ class App:
         exchange = Exchange(scope, receive)
         try:
             reply = await self._answer(exchange)
-            if exchange.close:
-                reply.headers.append((b"connection", b"close"))
+            reply.close = exchange.close
             await reply.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
             departure = exchange.departure

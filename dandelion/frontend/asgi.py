@@ -40,12 +40,14 @@ class Reply:
         media_type: its Content-Type.
         status: the HTTP status.
         headers: further headers; Content-Length is added when it is sent.
+        close: whether the connection ends with this reply.
     """
 
     chunks: list[Bytes]
     media_type: bytes = JSON
     status: int = 200
     headers: list[Header] = field(default_factory=list)
+    close: bool = False
 
     async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
         """Write status, headers and body to the connection.
@@ -63,8 +65,10 @@ class Reply:
         ]
         if WHOLE_REPLY in extensions:
             message = {"type": WHOLE_REPLY, "status": self.status, "headers": headers}
-            await send({**message, "chunks": chunks, "size": size})
+            await send({**message, "chunks": chunks, "size": size, "close": self.close})
             return
+        if self.close:
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         for chunk in chunks[:-1]:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})

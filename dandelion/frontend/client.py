@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from dandelion.frontend.records import Description, EngineEntry, Entry, Register
 __all__ = ["AsyncClient", "Client", "Unreachable"]
 
 T = TypeVar("T")
+Entries: TypeAlias = list[Entry]
+Engines: TypeAlias = list[EngineEntry]
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 _GRACE_S = 10.0
 _KINDS = ("functions", "compositions", "libraries")
@@ -154,7 +156,7 @@ class Client:
         answer = self._send("POST", "/v1/register", _MSGPACK, [body])
         return list(_read(answer, RegisterReply).registered)
 
-    def list(self) -> list[Entry]:
+    def list(self) -> Entries:
         """List the newest versions of all functions, compositions and libraries."""
         entries = []
         for kind in _KINDS:
@@ -170,7 +172,7 @@ class Client:
         """
         return _read(self._of_any_kind("GET", name, version), Description)
 
-    def remove(self, name: str, version: int | None = None) -> list[Entry]:  # type: ignore[valid-type]  # `list` is the method here
+    def remove(self, name: str, version: int | None = None) -> Entries:
         """Remove one version of a name, or all.
 
         Raises:
@@ -194,7 +196,7 @@ class Client:
         """
         return bytes(self._send("GET", _path("/v1/traces", invocation)).body)
 
-    def engines(self) -> list[EngineEntry]:  # type: ignore[valid-type]  # `list` is the method here
+    def engines(self) -> Engines:
         """List the node's engines, and backends that do not work there with their reason."""
         return _read(self._send("GET", "/v1/engines"), _Engines).engines
 

@@ -83,10 +83,10 @@ def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str,
 def _array(set_name: str, name: str, array: np.ndarray[Any, Any]) -> PackItem:
     if array.dtype.hasobject:
         raise InvalidInput(f"sets.{set_name}", "an array of Python objects has no bytes")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    flat = np.ascontiguousarray(native).reshape(-1).view(np.uint8)
-    dtype = native.dtype.name if native.dtype.name in DTYPES else None
-    return PackItem(flat.data, name, 0, dtype)
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    dtype = array.dtype
+    sent = dtype.name if dtype.isnative else dtype.str
+    return PackItem(flat.data, name, 0, sent if dtype.name in DTYPES else None)
 
 
 def _plain(item: Item | PackItem | dict[str, Any]) -> dict[str, Any]:

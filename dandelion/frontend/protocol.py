@@ -39,11 +39,10 @@ class Cycle(RequestResponseCycle):
         if self.disconnected:
             return
         self.response_started = True
+        self.keep_alive = self.keep_alive and not message["close"]
         head = [STATUS_LINE[message["status"]]]
         for name, value in message["headers"]:
             head += (name, b": ", value, b"\r\n")
-            if name == b"connection":  # the application sends it to say "close"
-                self.keep_alive = False
         head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         self._write(head, message["chunks"], message["size"])
         self._complete()

@@ -23,6 +23,7 @@ declared dtype only if that loses nothing but precision.
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -32,6 +33,8 @@ import numpy.typing as npt
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
+
+_WITH_ORDER = re.compile("[<>]([iu][1248]|f[248]|c8|c16)")
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -171,7 +174,7 @@ def numeric_dtype(where: str, name: str) -> np.dtype[Any]:
     Raises:
         InvalidInput: there is none of that name, or its elements are not numbers.
     """
-    if name not in DTYPES:
+    if name not in DTYPES and not _WITH_ORDER.fullmatch(name):
         hint = did_you_mean(name, DTYPES) or f"dtypes are {', '.join(DTYPES)}"
         raise InvalidInput(where, f"there is no dtype '{clipped(name)}'", hint)
     return np.dtype(name)

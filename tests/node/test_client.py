@@ -1,0 +1,292 @@
+"""The client against a real server: the same values, results and errors as in-process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dandelion.data import Item, ItemSet
+from dandelion.dataflow import dsl
+from dandelion.documents import RegistrationDocument, content
+from dandelion.errors import (
+    ApplicationFailed,
+    Conflict,
+    DandelionError,
+    DeadlineExceeded,
+    InvalidComposition,
+    InvalidInput,
+    Raised,
+    TooLarge,
+    Unknown,
+)
+from dandelion.frontend.client import AsyncClient, Client, Unreachable
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver, function
+
+
+@pytest.fixture(scope="module")
+def gate() -> GateDriver:
+    return GateDriver()
+
+
+@pytest.fixture(scope="module")
+def node(gate: GateDriver) -> Iterator[Node]:
+    with Node(SETTINGS, [gate]) as node:
+        node.register(DOCUMENT)
+        assert node.wait_ready()
+        yield node
+        gate.gate.release(100)
+
+
+@pytest.fixture(scope="module")
+def client(node: Node) -> Iterator[Client]:
+    with BackgroundServer(node, drain_s=5) as server, Client(server.url, timeout_s=20) as client:
+        assert client.ready(wait_s=10)
+        yield client
+
+
+def plain(value: ItemSet | None) -> list[tuple[str, int, bytes]] | None:
+    return None if value is None else [(i.name, i.key, i.bytes()) for i in value]
+
+
+VALUES: list[Any] = [
+    None,
+    b"",
+    b"bytes",
+    "tëxt",
+    bytearray(b"mutable"),
+    memoryview(b"view"),
+    np.arange(6, dtype="int16").reshape(2, 3),
+    np.arange(6).reshape(2, 3).T,
+    np.float32(3),
+    np.array([1, 2], dtype=">i4"),
+    [b"one", "two", np.int8(3)],
+    {"first": b"1", "second": "2"},
+    Item("named", 7, b"data"),
+    [Item("a", 1, b"x"), Item("b", 0, b"y")],
+    ItemSet("other", (Item("a", 1, b"x"),)),
+    b"x" * 300_000,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=[f"{i}" for i in range(len(VALUES))])
+def test_values_arrive_as_in_process(client: Client, node: Node, value: Any) -> None:
+    assert plain(client.invoke("echo", a=value).b) == plain(node.invoke("echo", a=value).b)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([[1, 2], [3, 4]], "float32"),
+        np.array([[1, 2], [3, 4]], "float64"),
+        np.array([[1, 2]], "int64"),
+        np.array([[1, 2]], ">i2"),
+        [[1, 2]],
+        [np.array([[1, 2]], "float32"), b"\0" * 8],
+        {"p": [[1.0, 2.0]]},
+    ],
+)
+def test_arrays_take_the_declared_dtype(client: Client, node: Node, value: Any) -> None:
+    ours, theirs = client.invoke("matrix", m=value).m, node.invoke("matrix", m=value).m
+    assert plain(ours) == plain(theirs)
+    assert (ours.dtype, ours.shape) == ("float32", (-1, 2))
+    assert ours[0].numpy("float32", (-1, 2)).shape[1] == 2
+
+
+def test_results_as_arrays(client: Client) -> None:
+    array = client.invoke("matrix", m=np.array([[1, 2], [3, 4]], "float32")).m.numpy()
+    assert array.tolist() == [[1, 2], [3, 4]]
+    assert array.dtype == "float32"
+    assert not array.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda c: c.invoke("ecko", a=b""), Unknown),
+        (lambda c: c.invoke("echo", b=b""), InvalidInput),
+        (lambda c: c.invoke("matrix", m=b"odd"), InvalidInput),
+        (lambda c: c.invoke("matrix", m=np.array([1 + 2j])), InvalidInput),
+        (lambda c: c.invoke("echo", a=object()), InvalidInput),
+        (lambda c: c.invoke("echo", a=np.array([object()])), InvalidInput),
+        (lambda c: c.invoke("echo", a=[1, 2]), InvalidInput),
+        (lambda c: c.invoke("fail", a=b""), Raised),
+        (lambda c: c.invoke("fails", x=b""), ApplicationFailed),
+        (lambda c: c.invoke("wait", a=b"", deadline_s=0.05), DeadlineExceeded),
+        (lambda c: c.invoke("echo", a=b"", deadline_s=-1.0), InvalidInput),
+        (lambda c: c.invoke("echo", a=b"", version=9), Unknown),
+    ],
+)
+def test_errors_are_those_of_the_node(
+    client: Client, node: Node, call: Callable[[Any], object], error: type[DandelionError]
+) -> None:
+    with pytest.raises(error) as remote:
+        call(client)
+    with pytest.raises(error) as local:
+        call(node)
+    assert type(remote.value.__cause__) is type(local.value.__cause__)
+    assert type(remote.value) is type(local.value)
+
+
+def test_a_body_that_is_too_large(client: Client) -> None:
+    with pytest.raises(TooLarge):
+        client.invoke("echo", a=bytes(SETTINGS.body_limit_bytes))
+    with pytest.raises((TooLarge, Unreachable)):  # the server stops listening; see `Body`
+        client.invoke("echo", a=bytes(SETTINGS.body_limit_bytes * 4))
+    assert client.invoke("echo", a=b"still there").b.text() == "still there"
+
+
+def test_the_invocation_can_be_looked_at(client: Client) -> None:
+    id_, sets = client.invoke_sets("echo", {"a": b"x"})
+    assert sets.b.bytes() == b"x"
+    assert b"traceEvents" in client.trace(id_)
+    with pytest.raises(Unknown):
+        client.trace("no-such-id")
+
+
+def test_register_all_kinds_of_things(client: Client, tmp_path: Path) -> None:
+    shout = function("shout", ("a",), ("b",))
+    handle = dsl.handle_of(shout)
+
+    @dsl.composition
+    def loud(x: Any) -> Any:
+        return handle(a=x)
+
+    kernel = tmp_path / "k.cl"
+    kernel.write_bytes(b"\xff\0")
+    registered = client.register(
+        loud,
+        "function echo(a) => (b);\ncomposition plain(x) => (y) { echo(a = all x) => (y = b); }",
+        RegistrationDocument(libraries={"from/document": content(b"\0")}),
+        functions=[shout],
+        libraries={"from/file": kernel, "from/bytes": b"\xfe", "from/text": "text"},
+    )
+    names = {r.name for r in registered}
+    assert {"loud", "plain", "shout", "from/document", "from/file"} <= names
+    assert client.invoke("loud", x=b"x").result.bytes() == b"x"
+    assert client.describe("from/file").record["size_bytes"] == 2
+    assert client.describe("loud").kind == "composition"
+    assert {e.name for e in client.list()} >= names
+    with pytest.raises(Conflict):
+        client.remove("shout")
+    for name in ("loud", "plain", "shout", "from/document", "from/file"):
+        assert [e.name for e in client.remove(name)] == [name]
+    with pytest.raises(Unknown):
+        client.describe("loud")
+
+
+def test_what_cannot_be_registered(client: Client) -> None:
+    with pytest.raises(InvalidComposition) as caught:
+        client.register("composition c(a) => (b) { nope(a = all a) => (b = b); }")
+    assert caught.value.problems[0].line == 1
+    with pytest.raises(InvalidInput):
+        client.register(3)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidInput, match="twice"):
+        first = RegistrationDocument(libraries={"x": "1"})
+        client.register(first, libraries={"x": "2"})
+
+
+def test_describe_names_sets_and_versions(client: Client) -> None:
+    description = client.describe("fixed")
+    assert [s.name for s in description.inputs] == ["a"]
+    assert description.static == ("w",)
+    assert client.describe("matrix").outputs[0].dtype == "float32"
+    with pytest.raises(Unknown) as caught:
+        client.describe("matrxi")
+    assert caught.value.nearest == "matrix"
+
+
+def test_graph_engines_metrics(client: Client) -> None:
+    assert client.graph("twice").lstrip().startswith("<svg")
+    assert "composition twice" in client.graph("twice", "text")
+    assert {e.backend for e in client.engines()} == {"null", "gate"}
+    assert "dandelion_invocations_total" in client.metrics()
+
+
+def test_many_threads_share_a_client(client: Client) -> None:
+    def call(i: int) -> bool:
+        return bool(client.invoke("echo", a=b"%d" % i).b.bytes() == b"%d" % i)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(call, range(60)))
+
+
+def test_a_connection_that_the_server_closed_is_replaced(node: Node) -> None:
+    server = BackgroundServer(node)
+    with Client(server.url, timeout_s=20) as client:
+        assert client.invoke("echo", a=b"1").b.bytes() == b"1"
+        server.close()
+        with pytest.raises(Unreachable):
+            client.invoke("echo", a=b"2")
+        port = int(server.url.rpartition(":")[2])
+        with BackgroundServer(node, port=port):
+            assert client.invoke("echo", a=b"3").b.bytes() == b"3"
+    server.close()
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+            assert not client.ready()
+            with pytest.raises(Unreachable):
+                client.invoke("echo", a=b"")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xc1\xc1",
+        b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\nproxy",
+        b"not HTTP at all\r\n\r\n",
+        b"",
+    ],
+)
+def test_something_else_there(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, timeout_s=10) as client, pytest.raises((Unreachable, InvalidInput)):
+            client.invoke("echo", a=b"")
+        thread.join()
+
+
+def test_silence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, timeout_s=0.05) as client, pytest.raises(Unreachable, match="no answer"):
+            client.invoke("echo", a=b"")
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        Client(url)
+
+
+def test_async_client(client: Client) -> None:
+    async def main() -> list[bytes]:
+        async with AsyncClient(client.url) as other:
+            assert await other.ready(5)
+            calls = (other.invoke("echo", a=b"%d" % i) for i in range(5))
+            return [sets.b.bytes() for sets in await asyncio.gather(*calls)]
+
+    assert asyncio.run(main()) == [b"0", b"1", b"2", b"3", b"4"]

@@ -1,0 +1,617 @@
+"""The HTTP frontend on a real server and a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import http.client
+import json
+import os
+import socket
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dandelion.errors import InvalidInput
+from dandelion.frontend.app import App
+from dandelion.frontend.asgi import Message
+from dandelion.frontend.openapi import DOCS_PAGE
+from dandelion.frontend.server import BackgroundServer, bind
+from dandelion.node import Node
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver
+
+JSON = {"Content-Type": "application/json"}
+MSGPACK = {"Content-Type": "application/msgpack"}
+RAW = {"Content-Type": "application/octet-stream"}
+
+
+@dataclass
+class Served:
+    """A server, its node, and the gate that functions named `wait` stand at."""
+
+    node: Node
+    gate: GateDriver
+    port: int
+    at_rest: int
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        with contextlib.closing(self.connect()) as connection:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+
+    def invoke(self, name: str, sets: object, path: str = "", **headers: str) -> Any:
+        """Invoke with JSON and give the document that came back, of success or problem."""
+        given_headers = JSON | {k.replace("_", "-"): v for k, v in headers.items()}
+        body = json.dumps({"sets": sets})
+        return json.loads(self.ask("POST", f"/v1/invoke/{name}{path}", body, given_headers)[2])
+
+    def problem(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
+        names = {k.replace("_", "-"): v for k, v in headers.items()}
+        status, answered, data = self.ask(method, path, body, names)
+        assert answered["content-type"] == "application/problem+json"
+        document: dict[str, Any] = json.loads(data)
+        assert document["status"] == status
+        return document
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes and read until the server closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    def leaks(self) -> bool:
+        """Whether more contexts than at the start stay in use, when the server comes to rest."""
+        for _ in range(200):
+            self.ask("GET", "/healthz")
+            if self.node.facts().arena.contexts == self.at_rest:
+                return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    gate = GateDriver()
+    with Node(SETTINGS, [gate]) as node:
+        node.register(DOCUMENT)
+        assert node.wait_ready()
+        with BackgroundServer(node, drain_s=5) as server:
+            node.invoke("fixed", a=b"")  # what is fixed lies in the arena from now on
+            at_rest = node.facts().arena.contexts
+            yield Served(node, gate, int(server.url.rpartition(":")[2]), at_rest)
+        gate.gate.release(100)
+
+
+# --- invoking -----------------------------------------------------------------------------------
+
+
+def test_json(served: Served) -> None:
+    reply = served.invoke("echo", {"a": "text"})
+    assert reply["sets"] == {"b": [{"name": "a", "key": 0, "text": "text"}]}
+    assert served.node.trace(reply["id"]) is not None
+
+
+def test_composition_and_empty_sets(served: Served) -> None:
+    assert len(served.invoke("twice", {"x": ["p", "q"]})["sets"]["y"]) == 2
+    assert served.invoke("echo", {"a": None})["sets"] == {"b": None}
+
+
+def test_numbers_keep_dtype_and_shape(served: Served) -> None:
+    reply = served.invoke("matrix", {"m": [[1, 2], [3, 4]]})
+    assert reply["sets"]["m"][0]["numbers"] == [[1, 2], [3, 4]]
+    assert reply["types"] == {"m": {"dtype": "float32", "shape": [-1, 2]}}
+
+
+def test_fixed_sets_are_not_given(served: Served) -> None:
+    assert served.invoke("fixed", {"a": "x"})["sets"]["w"][0]["text"] == "weights"
+    assert served.invoke("fixed", {"a": "x", "w": "y"})["error"]["fields"]["where"] == "sets.w"
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, 70_000, 3_000_000])
+def test_raw_bytes_of_any_size(served: Served, size: int) -> None:
+    data = os.urandom(size)
+    status, headers, body = served.ask("POST", "/v1/invoke/echo", data, RAW)
+    assert (status, headers["content-type"]) == (200, "application/octet-stream")
+    assert body == data
+    assert headers["dandelion-invocation"]
+    del body
+    assert not served.leaks()
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_chunked_bodies(served: Served, size: int) -> None:
+    data = os.urandom(size)
+    pieces = [data[i : i + 100_000] for i in range(0, size, 100_000)]
+    assert served.ask("POST", "/v1/invoke/echo", iter(pieces), RAW)[2] == data
+
+
+def test_raw_bytes_to_one_of_two_sets(served: Served) -> None:
+    assert served.ask("POST", "/v1/invoke/pair?set=right", b"R", RAW)[2] == b"R"
+    problem = served.problem("POST", "/v1/invoke/pair", b"R", **RAW)
+    assert "?set=" in problem["hint"]
+    problem = served.problem("POST", "/v1/invoke/pair?set=rigth", b"R", **RAW)
+    assert problem["hint"] == "did you mean 'right'?"
+
+
+def test_msgpack(served: Served) -> None:
+    items = [
+        {"name": "y", "key": 0, "data": b""},
+        {"name": "../x", "key": 7, "data": os.urandom(100_000)},
+    ]
+    body = msgspec.msgpack.encode({"sets": {"a": items}})
+    status, headers, data = served.ask("POST", "/v1/invoke/echo", body, MSGPACK)
+    assert (status, headers["content-type"]) == (200, "application/msgpack")
+    reply = msgspec.msgpack.decode(data)
+    assert reply["sets"]["b"] == items
+
+
+def test_form(served: Served) -> None:
+    body = (
+        b'--B\r\nContent-Disposition: form-data; name="a"; filename="p.txt"\r\n\r\nfirst\r\n'
+        b'--B\r\nContent-Disposition: form-data; name="a"; filename="q.txt"\r\n\r\n'
+        + b"x" * 200_000
+        + b"\r\n--B--\r\n"
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    status, _, data = served.ask("POST", "/v1/invoke/echo", body, headers)
+    assert status == 200
+    sets = json.loads(data)["sets"]
+    assert [(i["name"], len(i["text"])) for i in sets["b"]] == [("p.txt", 5), ("q.txt", 200_000)]
+
+
+def test_accept(served: Served) -> None:
+    body = json.dumps({"sets": {"a": "x"}})
+    for accept, media_type in (
+        ("application/msgpack", "application/msgpack"),
+        ("application/octet-stream", "application/octet-stream"),
+        ("text/html, */*;q=0.1", "application/json"),
+    ):
+        _, headers, _ = served.ask("POST", "/v1/invoke/echo", body, JSON | {"Accept": accept})
+        assert headers["content-type"] == media_type
+    assert served.problem("POST", "/v1/invoke/echo", body, **JSON, accept="text/html")[
+        "type"
+    ].endswith("NotAcceptable")
+
+
+def test_raw_bytes_for_many_items_fall_back_or_fail(served: Served) -> None:
+    _, headers, _ = served.ask("POST", "/v1/invoke/many", b"x", RAW)
+    assert headers["content-type"] == "application/json"
+    problem = served.problem("POST", "/v1/invoke/many", b"x", **RAW, accept=RAW["Content-Type"])
+    assert problem["status"] == 406
+
+
+def test_traceparent_is_echoed_if_it_is_one(served: Served) -> None:
+    body = json.dumps({"sets": {"a": "x"}})
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    _, headers, _ = served.ask("POST", "/v1/invoke/echo", body, JSON | {"traceparent": parent})
+    assert headers["traceparent"] == parent
+    for bad in ("00-" + "0" * 32 + "-b7ad6b7169203331-01", "x", ""):
+        _, headers, _ = served.ask("POST", "/v1/invoke/echo", body, JSON | {"traceparent": bad})
+        assert "traceparent" not in headers
+
+
+def test_expect_100_continue(served: Served) -> None:
+    request = (
+        b"POST /v1/invoke/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nConnection: close\r\n"
+        b"Expect: 100-continue\r\n\r\nx"
+    )
+    assert served.raw(request).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+def test_keep_alive_and_pipelining(served: Served) -> None:
+    one = b"POST /v1/invoke/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n%d"
+    last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    answer = served.raw(one % 1 + one % 2 + last % 3)
+    assert [part[:1] for part in answer.split(b"\r\n\r\n")[1:]] == [b"1", b"2", b"3"]
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/nothing", 404, "NoRoute"),
+        ("GET", "/v1/", 404, "NoRoute"),
+        ("GET", "/v1/functions/", 404, "NoRoute"),
+        ("GET", "/v1/functions/nothing", 404, "Unknown"),
+        ("GET", "/v1/functions/twice", 404, "Unknown"),
+        ("GET", "/v1/compositions/echo", 404, "Unknown"),
+        ("GET", "/v1/functions/echo?version=2", 404, "Unknown"),
+        ("GET", "/v1/functions/echo?version=x", 400, "InvalidInput"),
+        ("GET", "/v1/functions/echo?version=0", 400, "InvalidInput"),
+        ("GET", "/v1/functions/echo?verzion=1", 400, "InvalidInput"),
+        ("GET", "/v1/functions/" + "n" * 5000, 404, "Unknown"),
+        ("DELETE", "/v1/functions/nothing", 404, "Unknown"),
+        ("DELETE", "/v1/functions/echo", 409, "Conflict"),
+        ("GET", "/v1/traces/nothing", 404, "Unknown"),
+        ("GET", "/v1/compositions/echo/graph", 404, "Unknown"),
+        ("GET", "/v1/compositions/twice/graph?format=png", 400, "InvalidInput"),
+        ("GET", "/v1/invoke/echo", 405, "MethodNotAllowed"),
+        ("PUT", "/v1/register", 405, "MethodNotAllowed"),
+        ("PATCH", "/healthz", 405, "MethodNotAllowed"),
+        ("POST", "/v1/invoke/ecko", 404, "Unknown"),
+        ("POST", "/v1/invoke/" + "n" * 5000, 404, "Unknown"),
+        ("POST", "/v1/invoke/echo?version=7", 404, "Unknown"),
+        ("POST", "/v1/invoke/echo?deadline_s=-1", 400, "InvalidInput"),
+        ("POST", "/v1/invoke/echo?deadline_s=nan", 400, "InvalidInput"),
+        ("POST", "/v1/invoke/echo?deadline=1", 400, "InvalidInput"),
+        ("POST", "/v1/register", 415, "UnsupportedMedia"),
+    ],
+)
+def test_wrong_requests(served: Served, method: str, path: str, status: int, kind: str) -> None:
+    problem = served.problem(method, path)
+    assert (problem["status"], problem["type"]) == (status, f"urn:dandelion:error:{kind}")
+
+
+def test_methods_that_are_allowed_are_named(served: Served) -> None:
+    _, headers, _ = served.ask("PUT", "/v1/functions/echo")
+    assert headers["allow"] == "GET, DELETE"
+
+
+def test_near_names(served: Served) -> None:
+    assert served.problem("POST", "/v1/invoke/ecko")["hint"] == "did you mean 'echo'?"
+    assert served.problem("GET", "/v1/regsiter")["hint"] == "did you mean '/v1/register'?"
+    problem = served.invoke("pair", {"left": "x", "rihgt": "y"})
+    assert problem["hint"] == "did you mean 'right'?"
+
+
+def test_missing_sets(served: Served) -> None:
+    problem = served.invoke("pair", {"left": "x"})
+    assert problem["error"]["fields"]["where"] == "sets.right"
+
+
+def test_media_types(served: Served) -> None:
+    problem = served.problem("POST", "/v1/invoke/echo", b"x", Content_Type="text/html")
+    assert problem["status"] == 415
+    problem = served.problem("POST", "/v1/invoke/echo", b"x", Content_Encoding="gzip")
+    assert problem["status"] == 415
+
+
+def test_a_failed_application_has_the_status_of_its_cause(served: Served) -> None:
+    problem = served.invoke("fails", {"x": "y"})
+    assert (problem["status"], problem["type"]) == (422, "urn:dandelion:error:Raised")
+    assert problem["error"]["type"] == "ApplicationFailed"
+    assert problem["error"]["cause"]["fields"]["exception"] == "ValueError: no"
+
+
+def test_bad_registrations(served: Served) -> None:
+    for body, where in (
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b'{"functions": [{"name": 3}]}', "functions[0].name"),
+        (b'{"functions": [{"name": "f", "kode": []}]}', "functions[0]"),
+        (b'{"libraries": {"l": {"data": "*"}}}', "libraries[...].data"),
+        (b"\xff", "body"),
+        (b"[" * 50_000, "body"),
+    ):
+        problem = served.problem("POST", "/v1/register", body, **JSON)
+        assert problem["error"]["fields"]["where"] == where
+    text = b"composition c(a) => (b) {\n  echoo(a = all a) => (b = b);\n}"
+    problem = served.problem("POST", "/v1/register", text, content_type="text/plain")
+    assert problem["type"].endswith("InvalidComposition")
+    assert problem["problems"][0]["line"] == 2
+
+
+@pytest.mark.parametrize("over", [1, 20 << 20])
+def test_bodies_over_the_limit(served: Served, over: int) -> None:
+    size = SETTINGS.body_limit_bytes + over
+    headers = RAW | {"Content-Length": str(size)}
+    with contextlib.closing(served.connect()) as connection:
+        connection.putrequest("POST", "/v1/invoke/echo")
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        if over == 1:
+            connection.send(bytes(size))
+        answer = connection.getresponse()
+        problem = json.loads(answer.read())
+        assert answer.status == 413
+        assert problem["error"]["fields"]["limit_bytes"] == SETTINGS.body_limit_bytes
+        assert (answer.getheader("connection") == "close") == (over > 1)
+    assert not served.leaks()
+
+
+def test_chunked_bodies_over_the_limit(served: Served) -> None:
+    pieces = (bytes(1 << 20) for _ in range(10))
+    status, _, _ = served.ask("POST", "/v1/invoke/echo", pieces, RAW)
+    assert status == 413
+    assert not served.leaks()
+
+
+def test_a_body_that_breaks_off(served: Served) -> None:
+    head = b"POST /v1/invoke/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n"
+    served.raw(head + bytes(200_000))
+    assert served.invoke("echo", {"a": "still there"})["sets"]["b"]
+
+
+def test_deadline(served: Served) -> None:
+    problem = served.invoke("wait", {"a": "x"}, "?deadline_s=0.05")
+    assert served.gate.started.acquire(timeout=10)
+    assert (problem["status"], problem["error"]["fields"]) == (504, {"deadline_s": 0.05})
+    problem = served.invoke("wait", {"a": "x"}, Dandelion_Deadline="0.05")
+    assert problem["status"] == 504
+    assert served.gate.started.acquire(timeout=10)
+    for _ in range(2):
+        assert served.gate.cancelled.acquire(timeout=10)
+
+
+def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
+    connection = served.connect()
+    connection.request("POST", "/v1/invoke/wait", b"x" * 100_000, RAW)
+    assert served.gate.started.acquire(timeout=10)
+    connection.close()
+    assert served.gate.cancelled.acquire(timeout=10)
+    assert served.invoke("echo", {"a": "still there"})["sets"]["b"]
+
+
+def test_a_slow_invocation_is_answered(served: Served) -> None:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(served.invoke("wait", {"a": "late"})))
+    thread.start()
+    assert served.gate.started.acquire(timeout=10)
+    assert served.ask("GET", "/healthz")[0] == 200  # the server goes on meanwhile
+    served.gate.gate.release()
+    thread.join(10)
+    assert answers[0]["sets"]["b"][0]["text"] == "late"
+
+
+def test_a_bug_is_a_problem_and_no_dropped_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> bytes:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(served.node, "metrics", broken)
+    problem = served.problem("GET", "/metrics")
+    assert (problem["status"], problem["error"]["type"]) == (500, "InternalError")
+    served.gate.gate.release()
+    problem = served.invoke("bug", {"a": "x"})
+    assert served.gate.started.acquire(timeout=10)
+    assert (problem["status"], problem["error"]["type"]) == (500, "InternalError")
+
+
+# --- the catalogue and the rest -----------------------------------------------------------------
+
+
+def test_register_describe_list_remove(served: Served) -> None:
+    document = {
+        "functions": [
+            {"name": "extra", "inputs": ["a: int8[2]"], "outputs": ["b"], "code": [NULL]},
+        ],
+        "libraries": {"kernels/x.cl": {"data": base64.b64encode(b"\0\1").decode()}},
+    }
+    status, _, data = served.ask("POST", "/v1/register", json.dumps(document), JSON)
+    assert status == 200
+    found = {(r["kind"], r["name"]): r["version"] for r in json.loads(data)["registered"]}
+    assert found[("function", "extra")] == 1
+    description = json.loads(served.ask("GET", "/v1/functions/extra")[2])
+    assert description["inputs"] == [{"name": "a", "dtype": "int8", "shape": [2]}]
+    assert description["versions"] == [1]
+    names = [f["name"] for f in json.loads(served.ask("GET", "/v1/functions")[2])["functions"]]
+    assert {"extra", "echo"} <= set(names)
+    library = urllib.parse.quote("kernels/x.cl", safe="")
+    for path in (f"/v1/libraries/{library}", "/v1/libraries/kernels/x.cl"):
+        assert json.loads(served.ask("GET", path)[2])["record"]["size_bytes"] == 2
+    assert served.ask("DELETE", f"/v1/libraries/{library}")[0] == 200
+    removed = json.loads(served.ask("DELETE", "/v1/functions/extra?version=1")[2])["removed"]
+    assert [(r["name"], r["version"]) for r in removed] == [("extra", 1)]
+    assert served.ask("GET", "/v1/functions/extra")[0] == 404
+
+
+NULL = {"format": "null"}
+
+
+def test_a_new_version_is_used_at_once(served: Served) -> None:
+    for number, sets in enumerate((["a"], ["a", "z"]), 1):
+        grows = {"name": "grows", "inputs": sets, "outputs": ["b"], "code": [NULL]}
+        document = {"functions": [grows]}
+        assert served.ask("POST", "/v1/register", json.dumps(document), JSON)[0] == 200
+        reply = served.invoke("grows", dict.fromkeys(sets, "x"))
+        assert reply["sets"]["b"], number
+    assert served.invoke("grows", {"a": "x"}, "?version=1")["sets"]["b"]
+
+
+@pytest.mark.parametrize(
+    ("format_", "media_type", "start"),
+    [
+        ("svg", "image/svg+xml", b"<svg"),
+        ("mermaid", "text/vnd.mermaid; charset=utf-8", b"flowchart"),
+        ("json", "application/json", b"{"),
+        ("text", "text/plain; charset=utf-8", b"function echo"),
+    ],
+)
+def test_graphs(served: Served, format_: str, media_type: str, start: bytes) -> None:
+    path = f"/v1/compositions/twice/graph?format={format_}"
+    status, headers, body = served.ask("GET", path)
+    assert (status, headers["content-type"]) == (200, media_type)
+    assert body.lstrip().startswith(start)
+
+
+def test_looking(served: Served) -> None:
+    assert served.ask("GET", "/healthz")[0] == 200
+    assert json.loads(served.ask("GET", "/readyz")[2]) == {"ready": True}
+    engines = json.loads(served.ask("GET", "/v1/engines")[2])["engines"]
+    assert {e["backend"] for e in engines} == {"null", "gate"}
+    _, headers, body = served.ask("GET", "/metrics")
+    assert b"dandelion_invocations_total" in body
+    assert headers["content-type"].startswith("text/plain")
+    id_ = served.invoke("twice", {"x": "y"})["id"]
+    trace = json.loads(served.ask("GET", f"/v1/traces/{id_}")[2])
+    assert trace
+
+
+def test_head(served: Served) -> None:
+    status, headers, body = served.ask("HEAD", "/healthz")
+    assert (status, body) == (200, b"")
+    assert int(headers["content-length"]) > 0
+
+
+def test_openapi_describes_every_route(served: Served) -> None:
+    document = json.loads(served.ask("GET", "/openapi.json")[2])
+    assert document["openapi"].startswith("3.1")
+    for path, methods in document["paths"].items():
+        for method in methods:
+            name = path.replace("{name}", "echo").replace("{id}", "x")
+            status, _, data = served.ask(method.upper(), name, b"{", JSON)
+            assert status != 405, path
+            assert b"NoRoute" not in data, path
+    references = set(_references(document))
+    assert references <= {f"#/components/schemas/{n}" for n in document["components"]["schemas"]}
+
+
+def _references(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for value in part.values():
+            yield from _references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _references(value)
+
+
+def test_docs_need_no_network(served: Served) -> None:
+    _, headers, body = served.ask("GET", "/docs")
+    assert body == DOCS_PAGE
+    assert b"http:" not in body
+    assert b"https:" not in body
+    assert "default-src 'self'" in headers["content-security-policy"]
+
+
+# --- under any server ---------------------------------------------------------------------------
+
+
+async def plain_asgi(app: App, body: bytes, headers: list[tuple[bytes, bytes]]) -> list[Message]:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/invoke/echo", "headers": headers}
+    await app({**scope, "query_string": b""}, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_plain_asgi_gives_the_same_reply(served: Served, size: int) -> None:
+    body = msgspec.msgpack.encode({"sets": {"a": b"x" * size}})
+    headers = [(b"content-type", b"application/msgpack")]
+    start, *parts = asyncio.run(plain_asgi(App(served.node), body, headers))
+    _, wire_headers, wire_body = served.ask("POST", "/v1/invoke/echo", body, MSGPACK)
+    got = msgspec.msgpack.decode(b"".join(part["body"] for part in parts))
+    expected = msgspec.msgpack.decode(wire_body)
+    assert got["sets"] == expected["sets"]
+    assert {name.decode() for name, _ in start["headers"]} == set(wire_headers)
+    assert [part.get("more_body", False) for part in parts] == [True] * (len(parts) - 1) + [False]
+
+
+def test_a_taken_port_is_said_to_be_taken(served: Served) -> None:
+    with pytest.raises(InvalidInput, match="in use"):
+        bind("127.0.0.1", served.port)
+    with pytest.raises(InvalidInput):
+        bind("no.such.host.invalid", 0)
+
+
+# --- anything at all ----------------------------------------------------------------------------
+
+ROUTES = [
+    "/v1/invoke/echo",
+    "/v1/invoke/matrix",
+    "/v1/invoke/pair?set=left",
+    "/v1/register",
+    "/v1/functions",
+    "/v1/functions/echo",
+    "/v1/compositions/twice/graph",
+    "/v1/libraries/lib%2Fk.cl",
+    "/v1/traces/x",
+    "/v1/engines",
+    "/healthz",
+    "/metrics",
+    "/openapi.json",
+]
+MEDIA = [
+    "application/json",
+    "application/msgpack",
+    "application/octet-stream",
+    "multipart/form-data; boundary=B",
+    "text/plain",
+    "",
+]
+SEEDS = [
+    b'{"sets": {"a": [{"name": "n", "key": 1, "data": "QUJD"}], "m": [[1, 2]]}}',
+    msgspec.msgpack.encode({"sets": {"a": [{"name": "n", "data": b"1"}], "m": [[1, 2]]}}),
+    b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--B--\r\n',
+    b'{"functions": [{"name": "f", "code": [{"format": "null"}]}], "libraries": {"l": "x"}}',
+    b"function echo(a) => (b); composition c(a) => (b) { echo(a = all a) => (b = b); }",
+]
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    """Random bytes, or a good body with some bytes changed."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=200))
+    body = bytearray(draw(st.sampled_from(SEEDS)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(body)))
+        body[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=4))
+    return bytes(body)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    method=st.sampled_from(["POST", "GET", "DELETE", "PUT"]),
+    route=st.sampled_from(ROUTES) | st.text(st.characters(codec="ascii"), max_size=30),
+    media=st.sampled_from(MEDIA),
+    body=bodies(),
+    more=st.dictionaries(
+        st.sampled_from(["Accept", "Dandelion-Deadline", "traceparent", "Content-Encoding"]),
+        st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20),
+    ),
+)
+def test_random_requests_get_an_answer_below_500(
+    served: Served, method: str, route: str, media: str, body: bytes, more: dict[str, str]
+) -> None:
+    if method == "DELETE":
+        route = route.replace("echo", "gone")  # keep what the other tests use
+    path = route if route in ROUTES else "/" + urllib.parse.quote(route, safe="/?&=%")
+    status, headers, data = served.ask(method, path, body, {**more, "Content-Type": media})
+    assert status < 500
+    if status >= 400 and headers["content-type"] == "application/problem+json":
+        assert json.loads(data)["status"] == status
+
+
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(start=st.sampled_from(["", "POST /v1/invoke/echo HTTP/1.1\r\n"]), rest=st.binary())
+def test_random_bytes_on_the_socket_leave_the_server_standing(
+    served: Served, start: str, rest: bytes
+) -> None:
+    answer = served.raw(start.encode() + rest)
+    assert not answer.startswith(b"HTTP/1.1 5")
+    assert served.ask("GET", "/healthz")[0] == 200
