@@ -19,7 +19,7 @@ FLOORS = [
     ["documents"],
     ["registration"],
     ["dispatcher"],
-    ["settings"],
+    ["settings", "engine_process"],
     ["node"],
     ["frontend"],
     ["cli"],

@@ -21,11 +21,7 @@ import msgspec
 import dandelion
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Demand, Driver, Engine, InstanceSets
-from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
-from dandelion.function import Function
-from dandelion.memory import Context, SharedDomain, Transfers
-from dandelion.node.engine_process import wire_set
-from dandelion.node.messages import (
+from dandelion.engine_process.messages import (
     Done,
     Failed,
     Forget,
@@ -36,7 +32,11 @@ from dandelion.node.messages import (
     WireSet,
     receive_reply,
     send,
+    wire_set,
 )
+from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
+from dandelion.function import Function
+from dandelion.memory import Context, SharedDomain, Transfers
 
 START_LIMIT_S = 60.0
 GRACE_S = 0.25
@@ -94,7 +94,7 @@ class RemoteEngine(Engine):
                 *backends,
             )
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dandelion.node.engine_process", *arguments],
+                [sys.executable, "-m", "dandelion.engine_process", *arguments],
                 pass_fds=(theirs.fileno(), self._arena.map.fd),
                 stdin=subprocess.DEVNULL,
                 env=_environment(),

@@ -1,6 +1,6 @@
 """The main program of an engine process: one engine, one arena mapping, one socket.
 
-Run by the node as ``python -m dandelion.node.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
+Run by the node as ``python -m dandelion.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
 RESOURCE OPTIONS BACKEND...``. It opens the first backend of the list that works, says `Ready`, then
 serves calls until the socket ends.
 """
@@ -18,29 +18,28 @@ import msgspec
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, Driver, Engine, InstanceSets, Resource, load_driver
-from dandelion.errors import (
-    BackendUnavailable,
-    ContextFull,
-    DandelionError,
-    DeviceFault,
-    EngineDied,
-    InternalError,
-)
-from dandelion.function import Digest, Function
-from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
-from dandelion.node.messages import (
+from dandelion.engine_process.messages import (
     Done,
     Failed,
     Forget,
     Load,
     Ready,
     Run,
-    WireItem,
     WireSet,
     WireSets,
     receive_request,
     send,
+    wire_set,
 )
+from dandelion.errors import (
+    BackendUnavailable,
+    ContextFull,
+    DandelionError,
+    DeviceFault,
+    EngineDied,
+)
+from dandelion.function import Digest, Function
+from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
 
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT_BYTES = 256
@@ -168,22 +167,6 @@ class EngineProcess:
 
     def _wire(self, sets: InstanceSets) -> WireSets:
         return tuple(None if s is None else wire_set(s, self._arena) for s in sets)
-
-
-def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
-    """Name a set's items by their place in the arena.
-
-    Raises:
-        InternalError: an item lies elsewhere.
-    """
-    items = []
-    for item in item_set.items:
-        size = item.size_bytes
-        offset = arena.locate(item.data) if size else 0
-        if offset is None:
-            raise InternalError(f"item '{item.name}' of set '{item_set.name}' is not in the arena")
-        items.append(WireItem(item.name, item.key, offset, size))
-    return WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape)
 
 
 def main(arguments: list[str]) -> int:

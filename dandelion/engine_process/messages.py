@@ -14,8 +14,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from dandelion.errors import ErrorRecord
+from dandelion.data import ItemSet
+from dandelion.errors import ErrorRecord, InternalError
 from dandelion.function import CodeObject, FunctionSpec
+from dandelion.memory import ArenaMap
 
 _HEADER = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 1 << 30
@@ -156,3 +158,19 @@ def _exactly(peer: socket.socket, size: int) -> bytes | None:
         parts.append(peer.recv(min(missing, 1 << 20)))
         missing -= len(parts[-1])
     return b"".join(parts) if not missing else None
+
+
+def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
+    """Name a set's items by their place in the arena.
+
+    Raises:
+        InternalError: an item lies elsewhere.
+    """
+    items = []
+    for item in item_set.items:
+        size = item.size_bytes
+        offset = arena.locate(item.data) if size else 0
+        if offset is None:
+            raise InternalError(f"item '{item.name}' of set '{item_set.name}' is not in the arena")
+        items.append(WireItem(item.name, item.key, offset, size))
+    return WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape)
