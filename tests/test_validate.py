@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Application, Composition, Join, Module, Strategy
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import Signature, check_module, ensure_valid, validate
@@ -233,6 +234,17 @@ composition Two() => () { Gone() => (); Two() => (); }
         "unknown-parameter",
         "unknown-return",
         "unknown-set",
+    ]
+
+
+def test_problems_of_several_texts_get_excerpts_of_their_own() -> None:
+    texts = {"a.dc": "composition A() => (x) {}", "b:c": "\ncomposition B() => (y) {}"}
+    modules = [parse(text, file) for file, text in texts.items()]
+    module = Module((), tuple(c for m in modules for c in m.compositions))
+    problems = with_excerpts(validate(module, KNOWN.get), in_texts(texts))
+    assert [p.excerpt.split("\n")[0].split("| ")[1] for p in problems] == [
+        "composition A() => (x) {}",
+        "composition B() => (y) {}",
     ]
 
 

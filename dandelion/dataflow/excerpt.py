@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -47,6 +47,13 @@ def in_text(text: str) -> Callable[[Problem], str]:
     """Give a `line_of` for `with_excerpts` that looks lines up in `text`."""
     lines = text.split("\n")
     return lambda problem: lines[problem.line - 1] if 0 < problem.line <= len(lines) else ""
+
+
+def in_texts(texts: Mapping[str, str]) -> Callable[[Problem], str]:
+    """Give a `line_of` for problems of several texts; `texts` by the file they were parsed as."""
+    finders = {file: in_text(text) for file, text in texts.items()}
+    nowhere = in_text("")
+    return lambda problem: finders.get(problem.where.rsplit(":", 2)[0], nowhere)(problem)
 
 
 def _with_excerpt(problem: Problem, line_of: Callable[[Problem], str]) -> Problem:
