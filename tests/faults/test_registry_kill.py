@@ -127,13 +127,13 @@ def live(folder: str, first: int, last: int, step: int) -> None:
 
 
 class KillAt:
-    """Kills this process before or after its n-th call that may touch the disk."""
+    """Kills this process before its n-th call that changes a disk or a pipe."""
 
     def __init__(self, step: int) -> None:
         self._left = step
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
-        if event in ("c_call", "c_return") and getattr(arg, "__name__", "") in DURABLE_CALLS:
+        if event == "c_call" and getattr(arg, "__name__", "") in DURABLE_CALLS:
             self._left -= 1
             if self._left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_killed_at_every_step(children: Nursery, tmp_path: Path) -> None:
         if ended == 0:
             break
     assert ended == 0
-    assert step > 50  # the steps were indeed counted
+    assert step > 30  # the steps were indeed counted
     assert one_more
 
 
