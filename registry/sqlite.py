@@ -43,7 +43,7 @@ from dandelion.data import Bytes
 from dandelion.errors import CatalogCorrupt, Conflict, ContextFull, InvalidInput
 from dandelion.function import Digest, FunctionSpec
 
-from .blob_folder import BlobFolder, flush_folder  # noqa: TID251 (a sibling)
+from .blob_folder import BlobFolder, flush_folder
 
 SCHEMA = 1
 

@@ -21,7 +21,7 @@ from dandelion.driver import AsyncEngine, Driver, Hosting, Resource
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import CodeObject, Function, FunctionSpec
 
-from .settings import Settings, read_settings  # noqa: TID251 (a sibling)
+from .settings import Settings, read_settings
 
 HTTP = FunctionSpec(
     "HTTP",
@@ -66,7 +66,7 @@ class HttpDriver(Driver):
 
     def engine(self, resource: str) -> AsyncEngine:
         self.probe()
-        from .engine import HttpEngine  # noqa: TID251 (a sibling; it loads aiohttp)
+        from .engine import HttpEngine
 
         return HttpEngine(self._settings)
 

@@ -29,15 +29,15 @@ from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import RequestFailed, TimedOut, TooLarge
 from dandelion.memory import MemoryDomain
 
-from .policy import Policy, Refused  # noqa: TID251 (a sibling)
-from .request import (  # noqa: TID251 (a sibling)
+from .policy import Policy, Refused
+from .request import (
     IDEMPOTENT,
     REDIRECTS,
     Request,
     head_item,
     read_request,
 )
-from .settings import Settings  # noqa: TID251 (a sibling)
+from .settings import Settings
 
 HEAP_BYTES = 1024
 """Bodies up to this size stay on the heap: a context of their own would cost more."""

@@ -24,7 +24,7 @@ from yarl import URL
 
 from dandelion.data import Bytes
 
-from .policy import Refused  # noqa: TID251 (a sibling)
+from .policy import Refused
 
 HEAD_LIMIT_BYTES = 64 * 1024
 IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})

@@ -8,7 +8,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 
-from .policy import Policy, read_policy  # noqa: TID251 (a sibling)
+from .policy import Policy, read_policy
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -109,7 +109,7 @@ class Context:
 class DomainStats:
     """What a domain holds. All sizes in bytes.
 
-    `used_bytes` counts leased memory and memory that waits for zeroing; `contexts` counts leases.
+    `used_bytes` counts memory in contexts that somebody can still see; `contexts` counts these.
     """
 
     capacity_bytes: int
