@@ -45,6 +45,8 @@ def measure(node: Node) -> list[Sample]:
     items = [b"x"] * FAN
     samples = [
         timed("bare Python call of hex()", lambda: b"x".hex(), count=2000),
+        timed("a function by name, sync", lambda: node.invoke("F", a=b"x"), count=3000,
+              budget=BUDGET),
         timed("one application, sync", lambda: node.invoke("One", x=b"x"), count=3000,
               budget=BUDGET),
         timed("chain of 100, each application", lambda: node.invoke("Chain", s0=b"x"), count=100,

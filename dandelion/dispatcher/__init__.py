@@ -1,5 +1,6 @@
 """The dispatcher: a pure state machine that walks one invocation's graph."""
 
+from dandelion.dispatcher.direct import DirectWalk
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, Target, compile_composition
 from dandelion.dispatcher.walk import Cancel, Complete, Fail, Instruction, Run, Walk
 
@@ -8,6 +9,7 @@ __all__ = [
     "Cancel",
     "Complete",
     "CompositionPlan",
+    "DirectWalk",
     "Fail",
     "Instruction",
     "Run",

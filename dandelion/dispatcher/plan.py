@@ -35,6 +35,7 @@ class ApplicationPlan:
         waits: how many these are.
         output_names: names of the target's outputs.
         formats: formats of a function's code objects, best first; empty for a composition.
+        is_single: every bound set is sharded ``all``, so there is exactly one instance.
     """
 
     id: str
@@ -48,6 +49,7 @@ class ApplicationPlan:
     waits: int
     output_names: tuple[str, ...]
     formats: tuple[str, ...]
+    is_single: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +135,7 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         len(given),
         function.output_names,
         _formats(function),
+        True,
     )
     set_count = len(given) + len(outputs)
     return CompositionPlan(
@@ -177,6 +180,7 @@ def _compile_application(
         len(needs),
         outputs,
         _formats(target),
+        all(s in (None, Sharding.ALL) for s in shardings),
     )
 
 

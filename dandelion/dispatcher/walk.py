@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dandelion.data import ItemSet
+from dandelion.dataflow.graph import Sharding
 from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan
 from dandelion.errors import ApplicationFailed, DandelionError
@@ -115,7 +116,16 @@ class _Out:
     frame: _Frame
     running: _Running
     number: int
-    key: int | None
+    inputs: Instance
+
+    def key(self) -> int | None:
+        """Name the instance by the key of its first sharded set, for people."""
+        for group in self.running.plan.groups:
+            for position in group.positions:
+                item_set = self.inputs[position]
+                if group.sharding is not Sharding.ALL and item_set is not None:
+                    return item_set.items[0].key
+        return None
 
 
 class Walk:
@@ -161,10 +171,10 @@ class Walk:
         if out is None or self.done:
             return []
         parent: _Out | None = out
-        while parent is not None and not parent.frame.plan.is_direct:
+        while parent is not None:
             frame = parent.frame
             error = ApplicationFailed(
-                frame.plan.name, parent.running.plan.id, parent.number, parent.key
+                frame.plan.name, parent.running.plan.id, parent.number, parent.key()
             ).because(error)
             parent = frame.parent
         return self.cancel(error)
@@ -223,9 +233,15 @@ class Walk:
                 self._begin(frame, frame.plan.applications[index])
 
     def _begin(self, frame: _Frame, plan: ApplicationPlan) -> None:
-        sets = tuple(None if s is None else frame.sets[s] for s in plan.sources)
-        if any(sets[at] is None for at in plan.required):
-            self._merge(frame, _Running(plan, iter(())))
+        known = frame.sets
+        sets = tuple([None if s is None else known[s] for s in plan.sources])
+        for at in plan.required:
+            if sets[at] is None:
+                self._merge(frame, _Running(plan, iter(())))
+                return
+        if plan.is_single:
+            running = _Running(plan, iter(()), exhausted=True)
+            self._send(_Out(frame, running, 0, sets))
             return
         running = _Running(plan, instances(plan.groups, sets, self._policy))
         self._advance(frame, running)
@@ -237,23 +253,23 @@ class Walk:
             if inputs is None:
                 running.exhausted = True
                 break
-            self._send(_Out(frame, running, running.made, _key_of(running.plan, inputs)), inputs)
+            self._send(_Out(frame, running, running.made, inputs))
         if running.exhausted and not running.out:
             self._merge(frame, running)
 
-    def _send(self, out: _Out, inputs: Instance) -> None:
+    def _send(self, out: _Out) -> None:
         running = out.running
         running.made += 1
         running.out += 1
         running.outputs.append(())
         target = running.plan.target
         if isinstance(target, CompositionPlan):
-            self._enter(target, inputs, out)
+            self._enter(target, out.inputs, out)
             return
         instance = self._next_instance
         self._next_instance += 1
         self._out[instance] = out
-        self._instructions.append(Run(instance, target, inputs, running.plan, out.number))
+        self._instructions.append(Run(instance, target, out.inputs, running.plan, out.number))
 
     def _collect(self, out: _Out, outputs: tuple[ItemSet | None, ...]) -> None:
         running = out.running
@@ -264,7 +280,7 @@ class Walk:
     def _merge(self, frame: _Frame, running: _Running) -> None:
         plan = running.plan
         outputs: tuple[ItemSet | None, ...]
-        if running.outputs:
+        if running.made:
             outputs = merged(plan.output_names, running.outputs)
         else:
             outputs = (None,) * len(plan.produced)
@@ -291,13 +307,3 @@ class Walk:
             return
         self.done = True
         self._instructions.append(Complete(outputs))
-
-
-def _key_of(plan: ApplicationPlan, inputs: Instance) -> int | None:
-    """Name the instance by the key of its first sharded set, for error messages."""
-    for group in plan.groups:
-        for position in group.positions:
-            item_set = inputs[position]
-            if group.sharding.value != "all" and item_set is not None:
-                return item_set.items[0].key
-    return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dandelion.data import ItemSet, Sets
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import DirectWalk, Walk
 from dandelion.errors import DandelionError, InternalError
 from dandelion.node.hosts import Work
 from dandelion.node.traces import Trace
@@ -41,7 +41,7 @@ class Invocation:
         on_done: called once, from the pump, when `outputs` or `error` is there.
     """
 
-    walk: Walk
+    walk: Walk | DirectWalk
     trace: Trace
     deadline_ns: int
     deadline_s: float
@@ -51,11 +51,6 @@ class Invocation:
     done: bool = False
     on_done: Callable[[], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def plan(self) -> CompositionPlan:
-        """What is invoked."""
-        return self.walk.plan
 
     def finish(
         self, outputs: tuple[ItemSet | None, ...] | None, error: DandelionError | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -29,12 +30,7 @@ class InvocationCounts:
         """Count an invocation that ended."""
         self.by_outcome[outcome] = self.by_outcome.get(outcome, 0) + 1
         self.total_s += duration_s
-        at = 0
-        for bound in BUCKETS_S:
-            if duration_s <= bound:
-                break
-            at += 1
-        self.buckets[at] += 1
+        self.buckets[bisect_left(BUCKETS_S, duration_s)] += 1
 
 
 @dataclass(frozen=True, slots=True)

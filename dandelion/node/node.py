@@ -32,7 +32,7 @@ from dandelion.catalog import (
 )
 from dandelion.data import ItemSet, Sets, SetSpec, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk
 from dandelion.documents import Registered, RegistrationDocument
 from dandelion.driver import Driver
 from dandelion.errors import (
@@ -438,7 +438,7 @@ class Node:
         inputs = _positional(plan, sets)
         now = time.monotonic_ns()
         invocation = Invocation(
-            Walk(plan, self._partitioning),
+            DirectWalk(plan) if plan.is_direct else Walk(plan, self._partitioning),
             Trace(f"{self._prefix}-{next(self._ids):x}", plan.name, now),
             now + int(deadline_s * 1e9),
             deadline_s,

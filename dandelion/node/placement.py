@@ -53,9 +53,11 @@ class FifoPlacement(Generic[Host, Waiting]):
     def place(self, formats: tuple[str, ...]) -> tuple[Host, str] | None:
         """Find a free host, or None if the call must wait."""
         for name in formats:
-            best = max(self._hosts.get(name, ()), key=_free, default=None)
-            if best is not None and best.free > 0:
-                return best, name
+            hosts = self._hosts.get(name)
+            if hosts:
+                best = hosts[0] if len(hosts) == 1 else max(hosts, key=_free)
+                if best.free > 0:
+                    return best, name
         return None
 
     def wait(self, formats: tuple[str, ...], waiting: Waiting) -> None:
