@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .driver import ProcessDriver  # noqa: TID251 (a sibling)
+    from .cores import ProcessDriver
 
 
 def driver() -> ProcessDriver:
     """Make the driver of this backend."""
     # Imported here, since a zygote lives in this package and stays small without the node's side.
-    from .driver import ProcessDriver  # noqa: TID251 (a sibling)
+    from .cores import ProcessDriver
 
     return ProcessDriver()

@@ -10,8 +10,8 @@ from importlib.machinery import PathFinder
 from dandelion.errors import InvalidFunction, Problem, nearest
 from dandelion.function import Function
 
-from . import modules  # noqa: TID251 (a sibling)
-from .outcome import filename  # noqa: TID251 (a sibling)
+from . import modules
+from .outcome import filename
 
 SOURCE_LIMIT_BYTES = 1024 * 1024
 _OPTIONS = ("entry", "imports")
@@ -154,7 +154,7 @@ def _parameters(
     function: Function, found: ast.FunctionDef, where: tuple[str, int, int]
 ) -> Iterator[Problem]:
     arguments = found.args
-    names = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     inputs = function.spec.input_names
     for name in inputs:
         if name not in names and arguments.kwarg is None:

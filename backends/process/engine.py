@@ -1,8 +1,9 @@
 """The engine: one sandbox for each call, watched until it replies or breaks a rule or a limit.
 
 Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
-call cannot leave anything for the next one. What an end means is decided in this order: the call
-was cancelled; it tried what it may not; it ran out of time; it replied; it died.
+call cannot leave anything for the next one. Clearing it away, and taking the next one, waits for
+`settle`, when the outputs have been handed over. What an end means is decided in this order: the
+call was cancelled; it tried what it may not; it ran out of time; it replied; it died.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from dandelion.errors import (
     TimedOut,
     Unauthorized,
 )
+from dandelion.function import Function
 
-from . import modules, outcome, wire  # noqa: TID251 (a sibling)
-from .nurseries import Nurseries  # noqa: TID251 (a sibling)
-from .nursery import ImportFailed, NoSandbox, Nursery, Sandbox  # noqa: TID251 (a sibling)
-from .programs import Programs  # noqa: TID251 (a sibling)
-from .syscalls import Architecture  # noqa: TID251 (a sibling)
-from .watch import End, Watch  # noqa: TID251 (a sibling)
+from . import modules, outcome, wire
+from .nurseries import Nurseries
+from .nursery import ImportFailed, NoSandbox, Nursery, Sandbox
+from .programs import Programs
+from .syscalls import Architecture
+from .watch import End, Watch
 
 _EXIT_GRACE_S = 0.25
 _ADD_SEALS = 1033
@@ -47,6 +49,14 @@ class _Running:
     call_id: int
     sandbox: Sandbox | None = None
     cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A sandbox and where it is from."""
+
+    sandbox: Sandbox
+    nursery: Nursery
 
 
 class ProcessEngine(Engine):
@@ -70,6 +80,8 @@ class ProcessEngine(Engine):
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._closed = False
+        self._used: _Placed | None = None
+        self._ready: _Placed | None = None
         nurseries.join()
 
     def _run(self, call: Call) -> InstanceSets:
@@ -89,14 +101,17 @@ class ProcessEngine(Engine):
     def _run_in(self, nursery: Nursery, call: Call, running: _Running) -> InstanceSets:
         spec = call.function.spec
         started = time.monotonic_ns()
-        deadline = min(call.deadline_ns, started + int(spec.limits.wall_s * 1e9))
+        own_deadline = started + int(spec.limits.wall_s * 1e9)
+        deadline = min(call.deadline_ns, own_deadline)
+        limit_s = spec.limits.wall_s if deadline == own_deadline else call.limit_s
         program = self._programs.encoded(call.function)
         try:
-            sandbox = nursery.take(deadline)
+            sandbox = self._take(nursery, deadline)
         except NoSandbox:
-            raise _late(call, started, deadline) from None
+            raise TimedOut(spec.name, "wall", limit_s) from None
         except ImportFailed as error:
             raise Raised(spec.name, str(error)) from None
+        self._used = _Placed(sandbox, nursery)
         try:
             self._begin(running, sandbox)
             watch = Watch(sandbox, self._architecture)
@@ -110,19 +125,42 @@ class ProcessEngine(Engine):
             if watch.denied is not None:
                 raise self._unauthorized(call, sandbox, watch, end)
             if end is End.LATE:
-                raise _late(call, started, deadline)
+                raise TimedOut(spec.name, "wall", limit_s)
             if end is End.SPENT:
                 raise TimedOut(spec.name, "cpu", spec.limits.cpu_s)
             if end is End.CLOSED:
                 raise self._closed_early(call, sandbox, nursery)
             outputs = self._outputs(call, sandbox, watch.size_bytes)
         finally:
-            sandbox.close()
-            nursery.replace()  # not before: a fork takes longer than a short call
+            sandbox.kill()
         call.stages["sandbox"] = taken - started
         call.stages["run"] = ran - taken
         call.stages["outputs"] = time.monotonic_ns() - ran
         return outputs
+
+    def _take(self, nursery: Nursery, deadline_ns: int) -> Sandbox:
+        self._clear()
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            if ready.nursery is nursery and not ready.sandbox.ended(0):
+                return ready.sandbox
+            _discard(ready)
+        return nursery.take(deadline_ns)
+
+    def settle(self) -> None:
+        used = self._clear()
+        if used is not None:
+            spare = used.nursery.spare()
+            self._ready = None if spare is None else _Placed(spare, used.nursery)
+
+    def _clear(self) -> _Placed | None:
+        used, self._used = self._used, None
+        if used is not None:
+            _discard(used)
+        return used
+
+    def forget(self, function: Function) -> None:
+        self._programs.forget(function.identity)
 
     def _begin(self, running: _Running, sandbox: Sandbox) -> None:
         with self._lock:
@@ -187,12 +225,17 @@ class ProcessEngine(Engine):
             self._closed = True
             if self._running is not None and self._running.sandbox is not None:
                 self._running.sandbox.kill()
+        self._clear()
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            _discard(ready)
         self._nurseries.part()
 
 
-def _late(call: Call, started_ns: int, deadline_ns: int) -> TimedOut:
-    limit_s = max(0.0, (deadline_ns - started_ns) / 1e9)
-    return TimedOut(call.function.spec.name, "wall", limit_s)
+def _discard(placed: _Placed) -> None:
+    """End a sandbox and have another made for it."""
+    placed.sandbox.close()
+    placed.nursery.replace()
 
 
 def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None:

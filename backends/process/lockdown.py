@@ -16,7 +16,7 @@ import os
 import resource
 import struct
 
-from . import libc  # noqa: TID251 (a sibling)
+from . import libc
 
 NOBODY = 65534
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .nursery import Nursery  # noqa: TID251 (a sibling)
+from .nursery import Nursery
 
 Imports = tuple[str, ...]
 

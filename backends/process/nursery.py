@@ -4,7 +4,7 @@ A `Nursery` belongs to one set of declared imports. Its zygote keeps `ahead` san
 queue in the control socket, from which any engine's thread may take one, without a lock. Whoever
 takes one asks for the next. If the zygote is gone, the next `take` starts another.
 
-One nursery serves a group of engines (see `dandelion.backends.process.driver`): a zygote of its own
+One nursery serves a group of engines (see `dandelion.backends.process.cores`): a zygote of its own
 for each engine would cost an interpreter per core and import set, a single one for all cores would
 fork for all of them, and a fork takes about half a millisecond.
 """
@@ -25,8 +25,8 @@ import msgspec
 
 from dandelion.errors import EngineDied
 
-from . import wire  # noqa: TID251 (a sibling)
-from .zygote import FORK, QUERY  # noqa: TID251 (a sibling)
+from . import wire
+from .zygote import FORK, QUERY
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
@@ -44,6 +44,7 @@ _ENVIRONMENT = {
 }
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
+_MOMENT_NS = 2_000_000
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 _from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
 _ended = msgspec.msgpack.Decoder(wire.Ended)
@@ -181,6 +182,13 @@ class Nursery:
             zygote.ask(FORK)
         raise EngineDied(self.name, "its sandboxes die before they have a call")
 
+    def spare(self) -> Sandbox | None:
+        """Take a sandbox if one is ready, or will be in a moment. `replace` it once it is used."""
+        try:
+            return self.take(time.monotonic_ns() + _MOMENT_NS)
+        except (NoSandbox, ImportFailed, EngineDied):
+            return None
+
     def replace(self) -> None:
         """Have another sandbox made in place of one that was taken."""
         zygote = self._zygote
@@ -258,7 +266,14 @@ class _Zygote:
                 self.ask(FORK)
                 raise EngineDied(f"zygote {self.process.pid}", said.message)
             else:
-                return _greet(said.pid, files, deadline_ns)
+                return self._greet(said.pid, files, deadline_ns)
+
+    def _greet(self, pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
+        try:
+            return _greet(pid, files, deadline_ns)
+        except NoSandbox:
+            self.ask(FORK)  # that one is given up
+            raise
 
     def _next(self, deadline_ns: int) -> tuple[bytes, list[int]]:
         flags = socket.MSG_DONTWAIT

@@ -18,8 +18,8 @@ from dandelion.driver import Call, InstanceSets
 from dandelion.errors import BadOutput, DandelionError, Exited, Faulted, OutOfMemory, Raised
 from dandelion.function import Function, Limits
 
-from . import wire  # noqa: TID251 (a sibling)
-from .nursery import Sandbox  # noqa: TID251 (a sibling)
+from . import wire
+from .nursery import Sandbox
 
 HEAP_BYTES = 4096
 """Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""
@@ -27,6 +27,7 @@ HEAP_BYTES = 4096
 LOG_BYTES = 16 * 1024
 _MESSAGE_LIMIT = 4000
 _FRAME_LIMIT = 100
+_LINE_LIMIT = 200
 _RECORD_BYTES = 64 * 1024
 _ENTRY_BYTES = 300  # a name of 255 bytes, a key, a size
 _reply_decoder: msgspec.msgpack.Decoder[wire.Reply] = msgspec.msgpack.Decoder(wire.Reply)
@@ -183,10 +184,10 @@ def traceback_text(frames: list[wire.Frame], function: Function) -> str:
     lines = bytes(function.main).decode("utf-8", "replace").splitlines()
     text = ["Traceback (most recent call last):"]
     for frame in frames[:_FRAME_LIMIT]:
-        shown = frame.function[:200]
+        shown = frame.function[:_LINE_LIMIT]
         text.append(f'  File "{filename(function)}", line {frame.line}, in {shown}')
         if 0 < frame.line <= len(lines):
-            text.append(f"    {lines[frame.line - 1].strip()}")
+            text.append(f"    {lines[frame.line - 1].strip()[:_LINE_LIMIT]}")
     return "\n".join(text) + "\n"
 
 

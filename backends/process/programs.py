@@ -14,8 +14,8 @@ import msgspec
 from dandelion.errors import Raised
 from dandelion.function import Digest, Function
 
-from . import wire  # noqa: TID251 (a sibling)
-from .outcome import filename  # noqa: TID251 (a sibling)
+from . import wire
+from .outcome import filename
 
 
 class Programs:
@@ -47,6 +47,11 @@ class Programs:
             while len(self._encoded) > self._limit:
                 self._encoded.popitem(last=False)
         return made
+
+    def forget(self, identity: Digest) -> None:
+        """Drop the program of a function."""
+        with self._lock:
+            self._encoded.pop(identity, None)
 
 
 def _compiled(function: Function) -> wire.Program:

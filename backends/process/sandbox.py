@@ -32,8 +32,8 @@ import msgspec
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
 
-from . import libc, lockdown, modules, seccomp, wire  # noqa: TID251 (a sibling)
-from .syscalls import Architecture  # noqa: TID251 (a sibling)
+from . import libc, lockdown, modules, seccomp, wire
+from .syscalls import Architecture
 
 OUTPUT_FD = 4
 MODULE = "function"
@@ -61,6 +61,11 @@ class _Log(io.BufferedIOBase):
         with contextlib.suppress(BlockingIOError):
             os.write(2, data)
         return memoryview(data).nbytes
+
+
+def _text_log() -> io.TextIOWrapper:
+    log: Any = _Log()  # typeshed also wants a file's `name`
+    return io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True)
 
 
 def settle() -> None:
@@ -98,8 +103,7 @@ def live(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _arrange(files)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seccomp.CHANNEL_FD)
-        stream = io.TextIOWrapper(_Log(), "utf-8", "backslashreplace", write_through=True)
-        sys.stdout = sys.stderr = stream
+        sys.stdout = sys.stderr = _text_log()
         _rehearse(mapped_bytes)
         lockdown.limit_resources()
         lockdown.yield_to_others(False)

@@ -24,8 +24,8 @@ import mmap
 import struct
 from dataclasses import dataclass
 
-from .libc import syscall  # noqa: TID251 (a sibling)
-from .syscalls import Architecture  # noqa: TID251 (a sibling)
+from .libc import syscall
+from .syscalls import Architecture
 
 CHANNEL_FD = 3
 """The one socket of a sandbox."""

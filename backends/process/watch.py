@@ -7,9 +7,9 @@ import math
 import select
 import time
 
-from . import seccomp  # noqa: TID251 (a sibling)
-from .nursery import Sandbox  # noqa: TID251 (a sibling)
-from .syscalls import Architecture  # noqa: TID251 (a sibling)
+from . import seccomp
+from .nursery import Sandbox
+from .syscalls import Architecture
 
 _GRACE_NS = 250_000_000
 _DENIED_LIMIT = 100

@@ -30,8 +30,8 @@ from typing import NoReturn
 
 import msgspec
 
-from . import libc, lockdown, modules, sandbox, wire  # noqa: TID251 (a sibling)
-from .syscalls import Architecture, native  # noqa: TID251 (a sibling)
+from . import libc, lockdown, modules, sandbox, wire
+from .syscalls import Architecture, native
 
 FORK = b"+"
 QUERY = struct.Struct("<cI")

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import threading
+from collections.abc import Mapping
 from typing import ClassVar
 
 from dandelion.driver import Driver, Hosting, Resource
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.function import Function
 
-from . import seccomp  # noqa: TID251 (a sibling)
-from .check import check  # noqa: TID251 (a sibling)
-from .engine import ProcessEngine  # noqa: TID251 (a sibling)
-from .nurseries import Nurseries  # noqa: TID251 (a sibling)
-from .nursery import Nursery  # noqa: TID251 (a sibling)
-from .programs import Programs  # noqa: TID251 (a sibling)
-from .syscalls import Architecture, native  # noqa: TID251 (a sibling)
+from . import seccomp
+from .check import check
+from .engine import ProcessEngine
+from .nurseries import Nurseries
+from .nursery import Nursery
+from .programs import Programs
+from .syscalls import Architecture, native
 
 ENGINES_PER_ZYGOTE = 4
+AHEAD_LIMIT = 256
 
 
 class ProcessDriver(Driver):
@@ -38,6 +40,18 @@ class ProcessDriver(Driver):
         self._programs = Programs()
         self._groups: dict[int, Nurseries] = {}
         self._lock = threading.Lock()
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        for name, value in options.items():
+            if name != "ahead":
+                raise InvalidInput(
+                    f"backends.process.{name}", "there is no such setting", "there is only 'ahead'"
+                )
+            if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
+                raise InvalidInput(
+                    "backends.process.ahead", f"'{value}' is no number", f"1 to {AHEAD_LIMIT}"
+                )
+            self._ahead = int(value)
 
     def probe(self) -> list[Resource]:
         _require()

@@ -1,0 +1,276 @@
+"""Processes killed at every step: the call fails with the right blame, the next one works, and
+nothing is left behind, neither processes nor descriptors nor memory."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.nursery import Nursery, Sandbox
+
+from dandelion.driver import Call
+from dandelion.errors import DandelionError, EngineDied, TimedOut
+from dandelion.memory import Failing, SharedDomain, Tracked
+from tests.python_functions import call_of, first, function, process_engine, run
+
+ECHO = function("def f(x):\n    return x\n")
+SLEEP = function("import time\ndef f(x):\n    time.sleep(60)\n")
+ROOT = Path(__file__).parent.parent.parent
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def zygotes() -> list[int]:
+    """Zygotes that any thread of this process started."""
+    tasks = Path("/proc/self/task").iterdir()
+    mine = [int(p) for task in tasks for p in (task / "children").read_text().split()]
+    return [p for p in mine if b"process.zygote" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
+    """Wait until all of these processes have ended; closes the descriptors."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        for pidfd in pidfds:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        return True
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+def nursery_of(engine: ProcessEngine) -> Nursery:
+    with engine._nurseries.use(()) as nursery:
+        return nursery
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    with process_engine() as engine:
+        yield engine
+
+
+class Background:
+    """A call in a thread of its own; `sandbox` is the one that runs it."""
+
+    def __init__(self, engine: ProcessEngine, call: Call) -> None:
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, args=(engine, call))
+        self._thread.start()
+        self.sandbox = self._wait_for_sandbox(engine)
+
+    def _main(self, engine: ProcessEngine, call: Call) -> None:
+        try:
+            engine.run(call)
+        except DandelionError as error:
+            self.error = error
+
+    def _wait_for_sandbox(self, engine: ProcessEngine) -> Sandbox:
+        while self._thread.is_alive():
+            running = engine._running
+            if running is not None and running.sandbox is not None:
+                return running.sandbox
+        raise AssertionError(f"the call ended at once: {self.error}")
+
+    def join(self) -> BaseException | None:
+        self._thread.join()
+        return self.error
+
+
+def test_a_sandbox_killed_during_its_call(engine: ProcessEngine) -> None:
+    call = Background(engine, call_of(SLEEP, b""))
+    os.kill(call.sandbox.pid, signal.SIGKILL)
+    assert isinstance(call.join(), EngineDied)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
+    run(engine, ECHO, b"")
+    for _ in range(3):
+        waiting = [os.pidfd_open(pid) for pid in children(nursery_of(engine).pid())]
+        for pidfd in waiting:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert gone(waiting)
+        assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_a_zygote_killed_during_a_call(engine: ProcessEngine) -> None:
+    call = Background(engine, call_of(SLEEP, b""))
+    zygote = nursery_of(engine).pid()
+    os.kill(zygote, signal.SIGKILL)
+    assert isinstance(call.join(), EngineDied)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+    assert nursery_of(engine).pid() != zygote
+
+
+def test_a_zygote_killed_between_calls(engine: ProcessEngine) -> None:
+    for _ in range(3):
+        assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+        nursery = nursery_of(engine)
+        zygote = nursery.pid()
+        waiting = [os.pidfd_open(pid) for pid in children(zygote)]
+        os.kill(zygote, signal.SIGKILL)
+        assert gone(waiting)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_a_stopped_zygote_costs_no_more_than_the_deadline(engine: ProcessEngine) -> None:
+    run(engine, ECHO, b"")
+    zygote = nursery_of(engine).pid()
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimedOut):
+            for _ in range(10):
+                run(engine, ECHO, b"", left_s=0.1)
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_closing_during_a_call_ends_it() -> None:
+    with process_engine() as engine:
+        call = Background(engine, call_of(SLEEP, b""))
+        pidfd = os.pidfd_open(call.sandbox.pid)
+        engine.close()
+        assert isinstance(call.join(), DandelionError)
+        assert gone([pidfd])
+
+
+def test_nothing_is_left_after_failures_of_all_kinds() -> None:
+    sources = [
+        "return x",
+        "return bytes(1 << 17)",
+        "raise KeyError",
+        "import os; os._exit(1)",
+        "import os; os.abort()",
+        "open('/etc/passwd')",
+        "return bytes(1 << 40)",
+        "import os; os.write(3, b'no')",
+        "import time; time.sleep(60)",
+        "import json; return json",
+    ]
+    functions = [function(f"def f(x):\n    {s}\n", wall_s=0.05) for s in sources]
+    domain = Tracked(SharedDomain(1 << 22))
+    with process_engine():  # what Python opens once for all, is open now
+        pass
+    descriptors = os.listdir("/proc/self/fd")
+    threads = threading.active_count()
+    with process_engine() as engine:
+        failed = 0
+        for fn in functions * 3:
+            for value in (b"small", bytes(100_000)):
+                try:
+                    run(engine, fn, value, domain=domain)
+                except DandelionError:
+                    failed += 1
+        assert failed >= 2 * 3 * (len(sources) - 2)
+        processes = [os.pidfd_open(p) for z in zygotes() for p in (z, *children(z))]
+        assert processes
+    assert gone(processes)
+    assert zygotes() == []
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert threading.active_count() == threads
+    assert domain.alive == []
+    domain.close()
+
+
+def test_a_domain_that_fails_loses_nothing(engine: ProcessEngine) -> None:
+    domain = Failing(SharedDomain(1 << 22), after=1)
+    large = function("def f(x):\n    return bytes(1 << 17)\n")
+    run(engine, large, b"", domain=domain)
+    for _ in range(3):
+        with pytest.raises(DandelionError):
+            run(engine, large, b"", domain=domain)
+    assert domain.stats().contexts == 0
+    domain.close()
+
+
+_NODE = """
+import sys
+from tests.python_functions import *
+with process_engine(ahead=3) as engine:
+    run(engine, function("def f(x): return x"), b"")
+    print("ready", flush=True)
+    run(engine, function("def f(x):\\n    while True: pass\\n"), b"")
+"""
+
+_IMPORTING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.python_functions import *
+with process_engine() as engine:
+    print("ready", flush=True)
+    run(engine, function("def f(x): pass", imports="endless"), b"")
+"""
+
+
+def test_nothing_outlives_a_killed_node() -> None:
+    node = subprocess.Popen([sys.executable, "-c", _NODE], stdout=subprocess.PIPE, cwd=ROOT)
+    with node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"ready\n"
+        [zygote] = children(node.pid)
+        descendants = [zygote, *children(zygote)]
+        assert len(descendants) >= 2
+        pidfds = [os.pidfd_open(pid) for pid in descendants]
+        node.kill()
+        assert gone(pidfds)
+
+
+def test_not_even_an_import_that_never_ends_outlives_a_killed_node(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    (tmp_path / "endless.py").write_text(
+        f"import time\nopen({str(started)!r}).read()\nwhile True: time.sleep(1)\n"
+    )
+    command = [sys.executable, "-c", _IMPORTING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"ready\n"
+        with started.open("w"):  # opens when the import reads
+            pidfds = [os.pidfd_open(pid) for pid in children(node.pid)]
+        assert len(pidfds) == 2
+        node.kill()
+        assert gone(pidfds)
+
+
+def test_parallel_engines_with_kills_all_recover() -> None:
+    errors: list[BaseException] = []
+
+    def work(engine: ProcessEngine) -> None:
+        for number in range(40):
+            value = str(number).encode()
+            try:
+                if first(run(engine, ECHO, value)).bytes() != value:
+                    errors.append(AssertionError(number))
+            except EngineDied:
+                continue  # allowed: a pure call would be run again
+            except BaseException as error:
+                errors.append(error)
+
+    with process_engine() as one:
+        two = ProcessEngine("two", one._nurseries, one._programs, one._architecture)
+        threads = [threading.Thread(target=work, args=(e,)) for e in (one, two)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            os.kill(nursery_of(one).pid(), signal.SIGKILL)
+            threads[0].join(0.3)
+        assert errors == []
+        for engine in (one, two):
+            assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+        two.close()

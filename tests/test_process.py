@@ -1,0 +1,537 @@
+"""Python functions in sandboxes: sets in, sets out, and what each kind of failure is called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dandelion.backends.process.cores import ProcessDriver, enforcement
+from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
+
+from dandelion.data import Item, ItemSet
+from dandelion.documents import python_function
+from dandelion.driver import Hosting, load_driver
+from dandelion.errors import (
+    BackendUnavailable,
+    BadOutput,
+    Cancelled,
+    ContextFull,
+    EngineDied,
+    Exited,
+    Faulted,
+    InvalidFunction,
+    InvalidInput,
+    OutOfMemory,
+    Raised,
+    TimedOut,
+    Unauthorized,
+)
+from dandelion.memory import HeapDomain, SharedDomain, Tracked
+
+from .python_functions import call_of, first, function, process_engine, run
+
+ECHO = function("def f(x):\n    return x\n")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ProcessEngine]:
+    with process_engine() as engine:
+        yield engine
+
+
+def test_driver_is_found_by_name() -> None:
+    driver = load_driver("process")
+    assert driver.formats == {"python"}
+    assert driver.hosting is Hosting.THREAD
+    assert [r.name for r in driver.probe()] == [str(n) for n in range(len(os.sched_getaffinity(0)))]
+    with pytest.raises(BackendUnavailable):
+        driver.engine("100000")
+
+
+def test_bytes_pass_through(engine: ProcessEngine) -> None:
+    result = first(run(engine, ECHO, b"hello"))
+    assert result.name == "y"
+    assert result.bytes() == b"hello"
+
+
+def test_names_and_keys_survive(engine: ProcessEngine) -> None:
+    items = (Item("é" * 100, 7, b"a"), Item("", 2**32 - 1, b""), Item("é" * 100, 0, b"ccc"))
+    result = first(run(engine, ECHO, ItemSet("x", items)))
+    assert [(i.name, i.key, i.bytes()) for i in result] == [
+        (i.name, i.key, i.bytes()) for i in items
+    ]
+
+
+def test_absent_sets_are_none_both_ways(engine: ProcessEngine) -> None:
+    fn = function(
+        "def f(x, z):\n    return {'y': None, 'w': b'' if z is None else b'no'}\n",
+        inputs=("x", "z"),
+        outputs=("y", "w", "v"),
+    )
+    y, w, v = run(engine, fn, b"1")
+    assert y is None
+    assert v is None
+    assert w is not None
+    assert w.bytes() == b""
+
+
+def test_arrays_follow_the_declaration(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        def f(a, b):
+            left, right = a.numpy(), b.numpy()
+            assert left.shape == (2, 3) and not left.flags.writeable
+            return left @ right
+        """,
+        inputs=("a: float64[2, 3]", "b: float64[3, 2]"),
+        outputs=("y: float64[2, 2]",),
+    )
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(first(run(engine, fn, a, b)).numpy(), a @ b)
+
+
+def test_a_function_object_becomes_a_document_that_runs(engine: ProcessEngine) -> None:
+    def total(numbers):  # type: ignore[no-untyped-def]  # as a user writes it
+        import numpy as np
+
+        return np.array([item.numpy("int64").sum() for item in numbers])
+
+    document = python_function(total, outputs=["sum: int64"])
+    code = document.code[0]
+    assert isinstance(code.main, str)
+    fn = function(
+        code.main, inputs=document.inputs, outputs=document.outputs, entry=code.options["entry"]
+    )
+    ProcessDriver().check(fn)
+    numbers = [np.arange(4), np.arange(3)]
+    assert first(run(engine, fn, numbers)).numpy().tolist() == [6, 3]
+
+
+@pytest.mark.parametrize("size", [0, 1, HEAP_BYTES, HEAP_BYTES + 1, 65_000, 70_000, 32 << 20])
+def test_all_sizes_arrive_and_lie_in_the_domain(engine: ProcessEngine, size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    domain = Tracked(SharedDomain(64 << 20))
+    outputs = run(engine, ECHO, data, domain=domain)
+    item = first(outputs).only()
+    assert item.bytes() == data.tobytes()
+    assert (domain.locate(item.data) is not None) == (size > HEAP_BYTES)
+    del outputs, item
+    assert domain.alive == []
+    domain.close()
+
+
+def test_many_items(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        from dandelion.data import Item, ItemSet
+        def f(x):
+            return ItemSet("y", tuple(Item(str(i.key), i.key, i.data) for i in reversed(x.items)))
+        """
+    )
+    items = tuple(Item("n", key, key.to_bytes(4, "little")) for key in range(5000))
+    result = first(run(engine, fn, ItemSet("x", items)))
+    assert [i.key for i in result] == list(range(4999, -1, -1))
+    assert all(int.from_bytes(i.bytes(), "little") == i.key == int(i.name) for i in result)
+
+
+def test_inputs_are_read_only(engine: ProcessEngine) -> None:
+    for value in (b"small", bytes(100_000)):
+        with pytest.raises(Raised, match="TypeError"):
+            run(engine, function("def f(x):\n    x[0].data[0] = 1\n"), value)
+
+
+def test_declared_imports_may_be_lazy(engine: ProcessEngine) -> None:
+    fn = function(
+        "def f(x):\n    import sqlite3\n    return sqlite3.sqlite_version\n", imports="sqlite3"
+    )
+    assert first(run(engine, fn, b"")).text().count(".") == 2
+
+
+def test_undeclared_imports_say_how_to_declare(engine: ProcessEngine) -> None:
+    with pytest.raises(Raised, match=r"imports=\['sqlite3'\]"):
+        run(engine, function("def f(x):\n    import sqlite3\n"), b"")
+
+
+def test_imports_that_fail_are_the_functions_fault(engine: ProcessEngine) -> None:
+    with pytest.raises(Raised, match="no_such_module"):
+        run(engine, function("def f(x): pass", imports="no_such_module"), b"")
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("open({path!r}, 'w')", "PermissionError"),
+        ("import subprocess; subprocess.run(['/bin/true'])", "PermissionError"),
+        ("import threading as t; t.Thread(target=t.Event().wait, daemon=True).start()", "threads"),
+        ("raise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_importing_can_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: ProcessEngine, body: str, reason: str
+) -> None:
+    name = f"module_{tmp_path.name}"
+    written = tmp_path / "written"
+    (tmp_path / f"{name}.py").write_text(body.format(path=str(written)))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Raised, match=reason):
+        run(engine, function("def f(x): pass", imports=name), b"")
+    assert not written.exists()
+
+
+def test_a_call_leaves_nothing_for_the_next(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        import builtins, os
+        def f(x):
+            seen = getattr(builtins, "left", None)
+            builtins.left = os.getpid()
+            return str(seen)
+        """
+    )
+    assert {first(run(engine, fn, b"")).text() for _ in range(4)} == {"None"}
+
+
+def test_calls_are_repeatable(engine: ProcessEngine) -> None:
+    fn = function("import random\ndef f(x):\n    return f'{random.random()} {hash(\"a\")}'\n")
+    assert len({first(run(engine, fn, b"")).text() for _ in range(4)}) == 1
+
+
+def test_standard_library_stays_off_the_file_system(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        import codecs, datetime, decimal, hashlib, json, os, re, time, uuid, warnings, numpy
+        def f(x):
+            warnings.warn("look at this")
+            numpy.float64(1) / numpy.zeros(1)
+            datetime.datetime.now().strftime("%c")
+            datetime.datetime.strptime("2024-01-02", "%Y-%m-%d")
+            time.sleep(0.001)
+            "é".encode("cp1252")
+            "x".encode("utf-16")
+            parts = [uuid.uuid4(), os.urandom(4), os.cpu_count(), hashlib.sha256(b"").hexdigest()]
+            return json.dumps([str(p) for p in parts])
+        """
+    )
+    assert "e3b0c44298fc" in first(run(engine, fn, b"")).text()
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+def test_raising_shows_the_users_lines_and_output(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        import json
+        def inner(text):
+            return json.loads(text)
+        def f(x):
+            print("about to parse")
+            return inner(x.text())
+        """
+    )
+    with pytest.raises(Raised) as caught:
+        run(engine, fn, b"{")
+    assert caught.value.exception.startswith("JSONDecodeError: ")
+    assert caught.value.traceback.splitlines()[1:] == [
+        '  File "<function probe>", line 7, in f',
+        "    return inner(x.text())",
+        '  File "<function probe>", line 4, in inner',
+        "    return json.loads(text)",
+    ]
+    assert caught.value.stderr == "about to parse\n"
+
+
+def test_printing_without_end_is_cut(engine: ProcessEngine) -> None:
+    fn = function("def f(x):\n    for _ in range(10**4): print('x' * 99)\n    raise KeyError\n")
+    with pytest.raises(Raised) as caught:
+        run(engine, fn, b"")
+    assert LOG_BYTES <= len(caught.value.stderr) < LOG_BYTES + 100
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit('no more')", 1),
+        ("import os; os._exit(4)", 4),
+        ("import os; os._exit(0)", 0),
+    ],
+)
+def test_exits(engine: ProcessEngine, body: str, code: int) -> None:
+    with pytest.raises(Exited) as caught:
+        run(engine, function(f"def f(x):\n    {body}\n"), b"")
+    assert caught.value.code == code
+    assert ("no more" in caught.value.stderr) == ("no more" in body)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("import os; os.abort()", "SIGABRT"),
+        ("import ctypes; ctypes.CDLL(None).free(ctypes.c_void_p(1 << 46))", "SIGSEGV"),
+    ],
+)
+def test_faults(engine: ProcessEngine, body: str, fault: str) -> None:
+    with pytest.raises(Faulted) as caught:
+        run(engine, function(f"def f(x):\n    {body}\n"), b"")
+    assert caught.value.fault == fault
+
+
+def test_wall_time_ends(engine: ProcessEngine) -> None:
+    fn = function("import time\ndef f(x):\n    time.sleep(30)\n", wall_s=0.1)
+    with pytest.raises(TimedOut) as caught:
+        run(engine, fn, b"")
+    assert (caught.value.what, caught.value.limit_s) == ("wall", 0.1)
+
+
+def test_the_calls_deadline_may_be_earlier(engine: ProcessEngine) -> None:
+    fn = function("import time\ndef f(x):\n    time.sleep(30)\n")
+    with pytest.raises(TimedOut) as caught:
+        run(engine, fn, b"", left_s=0.1)
+    assert caught.value.what == "wall"
+    assert caught.value.limit_s == 0.1
+
+
+def test_cpu_time_ends_though_the_signal_is_ignored(engine: ProcessEngine) -> None:
+    fn = function(
+        """
+        import signal
+        def f(x):
+            signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+            while True: pass
+        """,
+        cpu_s=0.1,
+    )
+    with pytest.raises(TimedOut) as caught:
+        run(engine, fn, b"")
+    assert (caught.value.what, caught.value.limit_s) == ("cpu", 0.1)
+
+
+def test_sleeping_costs_no_cpu_time(engine: ProcessEngine) -> None:
+    fn = function("import time\ndef f(x):\n    time.sleep(0.15)\n    return b'1'\n", cpu_s=0.05)
+    assert first(run(engine, fn, b"")).bytes() == b"1"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return bytearray(1 << 40)",
+        "return numpy.ones(1 << 30)",
+        "a = []\n    while True: a.append(bytes(1 << 20))",
+        "a = [0]\n    while True: a += a",
+    ],
+)
+def test_memory_ends(engine: ProcessEngine, body: str) -> None:
+    fn = function(f"import numpy\ndef f(x):\n    {body}\n", memory_bytes=64 << 20)
+    with pytest.raises(OutOfMemory) as caught:
+        run(engine, fn, b"")
+    assert caught.value.limit_bytes == 64 << 20
+
+
+def test_inputs_do_not_count_as_memory(engine: ProcessEngine) -> None:
+    fn = function("def f(x):\n    return str(x[0].numpy().sum())\n", memory_bytes=16 << 20)
+    assert first(run(engine, fn, np.ones(32 << 20, np.uint8))).text() == str(32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("value", "limits"),
+    [
+        ("{'z': b''}", {}),
+        ("{'y': object()}", {}),
+        ("[1, 2]", {}),
+        ("[b'1'] * 3", {"output_items": 2}),
+        ("bytes(11)", {"output_bytes": 10}),
+        ("bytes(1 << 20)", {"output_bytes": 1 << 19}),
+        ("bytes(100 << 20)", {"output_bytes": 1 << 19, "output_items": 5}),
+    ],
+)
+def test_bad_outputs(engine: ProcessEngine, value: str, limits: dict[str, int]) -> None:
+    with pytest.raises(BadOutput):
+        run(engine, function(f"def f(x):\n    return {value}\n", **limits), b"")
+
+
+def test_a_bare_value_needs_a_single_output(engine: ProcessEngine) -> None:
+    two = {"outputs": ("y", "z")}
+    with pytest.raises(BadOutput, match="return a dict"):
+        run(engine, function("def f(x):\n    return b''\n", **two), b"")  # type: ignore[arg-type]
+
+
+def test_outputs_must_fit_their_declaration(engine: ProcessEngine) -> None:
+    fn = function("def f(x):\n    return bytes(12)\n", outputs=("y: float64",))
+    with pytest.raises(BadOutput):
+        run(engine, fn, b"")
+
+
+def test_a_full_domain_is_not_the_functions_fault(engine: ProcessEngine) -> None:
+    for size in (50_000, 100_000):
+        with pytest.raises(ContextFull):
+            run(engine, function(f"def f(x):\n    return bytes({size})"), domain=HeapDomain(1024))
+
+
+def test_code_that_does_not_compile_or_lacks_its_entry(engine: ProcessEngine) -> None:
+    with pytest.raises(Raised, match="SyntaxError"):
+        run(engine, function("def f(x:\n"), b"")
+    with pytest.raises(Raised, match="NameError"):
+        run(engine, function("def g(x): pass\n"), b"")
+
+
+def test_a_running_call_can_be_cancelled(engine: ProcessEngine) -> None:
+    call = call_of(function("import time\ndef f(x):\n    time.sleep(30)\n"), b"")
+    assert not engine.cancel(call.id)
+    caught: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            engine.run(call)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    while not engine.cancel(call.id):
+        assert thread.is_alive()
+    thread.join()
+    assert isinstance(caught[0], Cancelled)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_a_closed_engine_says_so() -> None:
+    with process_engine() as engine:
+        engine.close()
+        with pytest.raises(EngineDied):
+            run(engine, ECHO, b"")
+
+
+def test_settings() -> None:
+    driver = ProcessDriver()
+    driver.configure({"ahead": "3"})
+    for options in ({"ahead": "0"}, {"ahead": "many"}, {"behind": "1"}):
+        with pytest.raises(InvalidInput):
+            driver.configure(options)
+
+
+def test_a_call_need_not_be_settled(engine: ProcessEngine) -> None:
+    for _ in range(8):
+        assert first(engine.run(call_of(ECHO, b"1"))).bytes() == b"1"
+    engine.forget(ECHO)
+    assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+
+
+def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
+    driver = ProcessDriver(ahead=1)
+    one, two = driver.engine("0"), driver.engine("0")
+    try:
+        one.close()
+        assert first(run(two, ECHO, b"1")).bytes() == b"1"
+        two.close()
+        three = driver.engine("0")
+        assert first(run(three, ECHO, b"1")).bytes() == b"1"
+        three.close()
+    finally:
+        one.close()
+        two.close()
+
+
+# --- what can be told beforehand -----------------------------------------------------------------
+
+
+def problems(*args: object, **how: object) -> list[tuple[str, int, int]]:
+    try:
+        ProcessDriver().check(function(*args, **how))  # type: ignore[arg-type]
+    except InvalidFunction as error:
+        return [(p.code, p.line, p.column) for p in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(x): pass", []),
+        ("def f(**sets): pass", []),
+        ("def f(x, more=1, *, also=2): pass", []),
+        ("f = lambda x: x", []),
+        ("class f:\n    def __init__(self, x): pass", []),
+        ("import json, numpy.linalg\ndef f(x): pass", []),
+        ("try:\n    import pandas\nexcept ImportError: pass\ndef f(x): pass", []),
+        ("def f(x)\n    pass", [("syntax", 1, 9)]),
+        ("def f(x):\n    return\n  1", [("syntax", 3, 4)]),
+        ("return 1", [("syntax", 1, 1)]),
+        ("x = '\0'", [("syntax", 0, 0)]),
+        ("-" * 200_000 + "1", [("no-code", 0, 0)]),
+        ("#" * (1 + (1 << 20)), [("too-long", 0, 0)]),
+        ("def g(x): pass", [("no-entry", 0, 0)]),
+        ("\nasync def f(x): pass", [("async-entry", 2, 1)]),
+        ("def f(): pass", [("no-parameter", 1, 1)]),
+        ("def f(x, z): pass", [("no-input-set", 1, 10)]),
+        ("def f(x, /): pass", [("no-input-set", 1, 7)]),
+        ("def f(x):\n    import pandas", [("undeclared-import", 2, 5)]),
+    ],
+)  # fmt: skip
+def test_check_tells_problems_with_places(
+    source: str, expected: list[tuple[str, int, int]]
+) -> None:
+    assert [code for code, _, _ in problems(source)] == [code for code, _, _ in expected]
+    if expected and expected[0][0] != "syntax":
+        assert problems(source) == expected
+    elif expected:
+        assert problems(source)[0][1] == expected[0][1]
+
+
+def test_check_looks_imports_up_without_importing() -> None:
+    before = set(sys.modules)
+    assert problems("def f(x): pass", imports="xmlrpc.client, wsgiref.handlers") == []
+    assert problems("def f(x): pass", imports="xmlrpc.nothing") == [("unknown-import", 0, 0)]
+    assert problems("def f(x): pass", imports="no such") == [("unknown-import", 0, 0)]
+    assert not {"xmlrpc", "wsgiref"} & (set(sys.modules) - before)
+
+
+# --- confinement, where the node has other rights ---------------------------------------------
+
+
+def test_enforcement_tells_what_holds() -> None:
+    facts = enforcement()
+    assert set(facts) == {"landlock", "namespaces", "seccomp", "user"}
+    assert facts["user"].endswith("no capabilities")
+    if os.geteuid() == 0:
+        assert "nobody" in facts["user"]
+
+
+_OUTSIDE = """
+from tests.python_functions import *
+from dandelion.errors import Unauthorized
+with process_engine() as engine:
+    print(first(run(engine, function("import os\\ndef f(x): return str(os.getuid())"))).text())
+    try:
+        run(engine, function("def f(x): open('/etc/passwd')"))
+    except Unauthorized as error:
+        print(error.what)
+"""
+
+
+@pytest.mark.parametrize("options", [["--user"], ["--user", "--map-root-user"]])
+def test_nodes_without_privileges_confine_too(options: list[str]) -> None:
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, *options, "true"]).returncode:
+        pytest.skip("user namespaces are not to be had here")
+    command = [unshare, *options, sys.executable, "-c", _OUTSIDE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "open a file (openat)"
+
+
+def test_unauthorized_is_the_functions_fault(engine: ProcessEngine) -> None:
+    with pytest.raises(Unauthorized) as caught:
+        run(engine, function("def f(x):\n    open('/etc/passwd')\n"), b"")
+    assert "line 2, in f" in caught.value.traceback
+    assert caught.value.status == 422
