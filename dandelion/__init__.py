@@ -1,13 +1,72 @@
 """Dandelion: a dataflow composition engine for untrusted functions.
 
+The names below are what most programs need; they are loaded on first use, so that a process which
+needs one floor of the engine does not load the others.
+
 A checkout runs without an install: the folders ``backends/``, ``registry/`` and ``compositions/``
 lie beside this package in the tree and inside it in a wheel. In a checkout the parent folder is
 appended to ``__path__``, so that ``dandelion.backends`` is found in both, also in spawned children.
 """
 
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dandelion.blueprint import Blueprint as Blueprint
+    from dandelion.blueprint import sizeof as sizeof
+    from dandelion.data import Item as Item
+    from dandelion.data import ItemSet as ItemSet
+    from dandelion.dataflow.dsl import all_ as all_
+    from dandelion.dataflow.dsl import any_each as any_each
+    from dandelion.dataflow.dsl import any_keyed as any_keyed
+    from dandelion.dataflow.dsl import composition as composition
+    from dandelion.dataflow.dsl import each as each
+    from dandelion.dataflow.dsl import functions as functions
+    from dandelion.dataflow.dsl import http as http
+    from dandelion.dataflow.dsl import join as join
+    from dandelion.dataflow.dsl import keyed as keyed
+    from dandelion.dataflow.dsl import optional as optional
+    from dandelion.documents import gpu_function as gpu_function
+    from dandelion.documents import python_function as python_function
+    from dandelion.frontend.client import Client as Client
+    from dandelion.node import Node as Node
+    from dandelion.settings import Settings as Settings
 
 if not (Path(__file__).parent / "backends").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "dandelion.blueprint": ("Blueprint", "sizeof"),
+    "dandelion.data": ("Item", "ItemSet"),
+    "dandelion.dataflow.dsl": (
+        "all_",
+        "any_each",
+        "any_keyed",
+        "composition",
+        "each",
+        "functions",
+        "http",
+        "join",
+        "keyed",
+        "optional",
+    ),
+    "dandelion.documents": ("gpu_function", "python_function"),
+    "dandelion.frontend.client": ("Client",),
+    "dandelion.node": ("Node",),
+    "dandelion.settings": ("Settings",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dandelion' has no attribute '{name}'")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

@@ -17,6 +17,7 @@ import numpy as np
 
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
 from dandelion.data import Bytes, SetSpec
+from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, Declaration, Module
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
@@ -73,10 +74,8 @@ class Registrar:
         self._libraries = {name: self._library(name, c) for name, c in document.libraries.items()}
         functions = [self._function(f) for f in document.functions]
         names = [f.name for f in functions]
-        modules = [
-            parse(text, f"composition {i + 1}") for i, text in enumerate(document.compositions)
-        ]
-        compositions = self._compositions(modules, {f.name: f for f in functions})
+        texts = {f"composition {i}": text for i, text in enumerate(document.compositions, start=1)}
+        compositions = self._compositions(texts, {f.name: f for f in functions})
         for name in [*names, *(c.name for c in compositions)]:
             if name in self.platform:
                 raise Conflict("function", name, "the platform provides a function of that name")
@@ -158,14 +157,16 @@ class Registrar:
     # --- compositions -------------------------------------------------------------------------
 
     def _compositions(
-        self, modules: list[Module], functions: Mapping[str, FunctionSpec]
+        self, texts: Mapping[str, str], functions: Mapping[str, FunctionSpec]
     ) -> list[CompositionRecord]:
-        module = Module(
-            tuple(d for m in modules for d in m.declarations),
-            tuple(c for m in modules for c in m.compositions),
+        modules = [parse(text, name) for name, text in texts.items()]
+        module = Module(  # texts may share what they nest: equal records count once
+            tuple(dict.fromkeys(d for m in modules for d in m.declarations)),
+            tuple(dict.fromkeys(c for m in modules for c in m.compositions)),
         )
         known = self._known(functions)
-        problems = validate(module, known)
+        names = [*functions, *self.platform, *(r.name for r in self.catalog.records())]
+        problems = validate(module, known, names=names)
         if not problems:
             signatures = {
                 c.name: Signature(c.name, c.inputs, c.outputs) for c in module.compositions
@@ -179,7 +180,7 @@ class Registrar:
                 *self._recursion_problems(module),
             ]
         if problems:
-            raise InvalidComposition(tuple(problems))
+            raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
         return [_record(module, c, find) for c in module.compositions]
 
     def _known(self, functions: Mapping[str, FunctionSpec]) -> Callable[[str], Signature | None]:

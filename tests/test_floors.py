@@ -26,8 +26,6 @@ FLOORS = [
     ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
-# The DSL turns documents of functions into handles, so it alone may look up one floor.
-EXCEPTIONS = {("dataflow", "documents")}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -62,8 +60,6 @@ def test_imports_run_downwards(path: Path) -> None:
             continue
         target = parts[1]
         assert target not in ("backends", "registry", "compositions"), f"{path} imports {name}"
-        if (floor, target) in EXCEPTIONS:
-            continue
         assert LEVEL[target] <= LEVEL[floor], f"{path} ({floor}) imports {name}, a floor above"
 
 
