@@ -30,11 +30,11 @@ from dandelion.errors import (
 )
 from dandelion.memory.context import address_of
 
-from .gpu import pocl  # noqa: TID251 (a sibling)
-from .gpu.device import Abilities, Device, Handle, Properties  # noqa: TID251 (a sibling)
-from .gpu.driver import GpuDriver  # noqa: TID251 (a sibling)
-from .gpu.plan import Launch, Pointer, Zero  # noqa: TID251 (a sibling)
-from .gpu.source import CodeFormat, LoadedCode  # noqa: TID251 (a sibling)
+from .gpu import pocl
+from .gpu.device import Abilities, Device, Handle, Properties
+from .gpu.driver import GpuDriver
+from .gpu.plan import Launch, Pointer, Zero
+from .gpu.source import CodeFormat, LoadedCode
 
 _REMEDY = "pip install dandelion-engine[opencl]"
 _HOST_POOL_BYTES = 512 * 2**20

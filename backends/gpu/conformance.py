@@ -22,10 +22,10 @@ import numpy.typing as npt
 from dandelion.blueprint import Code, Module
 from dandelion.errors import DandelionError, DeviceFault, InternalError, InvalidBlueprint
 
-from .device import Device, Handle  # noqa: TID251 (a sibling)
-from .host import HostKernel, Memory  # noqa: TID251 (a sibling)
-from .plan import Launch, Pointer, Zero  # noqa: TID251 (a sibling)
-from .source import CodeFormat, LoadedCode, choose  # noqa: TID251 (a sibling)
+from .device import Device, Handle
+from .host import HostKernel, Memory
+from .plan import Launch, Pointer, Zero
+from .source import CodeFormat, LoadedCode, choose
 
 POOL_BYTES = 1 << 20
 

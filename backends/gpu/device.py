@@ -29,8 +29,8 @@ from typing import ClassVar, NewType
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError
 
-from .plan import Launch, Pointer, Step, Zero  # noqa: TID251 (a sibling)
-from .source import LoadedCode  # noqa: TID251 (a sibling)
+from .plan import Launch, Pointer, Step, Zero
+from .source import LoadedCode
 
 Handle = NewType("Handle", object)
 """Something that belongs to the device: a module, a prepared launch, a graph, a mark."""

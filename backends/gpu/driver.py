@@ -13,10 +13,10 @@ from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
-from .device import Device  # noqa: TID251 (a sibling)
-from .plan import PlanCache  # noqa: TID251 (a sibling)
-from .program import ProgramCache, make_program, plan_call  # noqa: TID251 (a sibling)
-from .sequential import SequentialEngine  # noqa: TID251 (a sibling)
+from .device import Device
+from .plan import PlanCache
+from .program import ProgramCache, make_program, plan_call
+from .sequential import SequentialEngine
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 

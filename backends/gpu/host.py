@@ -17,9 +17,9 @@ import numpy.typing as npt
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Problem
 
-from .device import Abilities, Device, Handle, Properties  # noqa: TID251 (a sibling)
-from .plan import Launch, Pointer, Zero  # noqa: TID251 (a sibling)
-from .source import CodeFormat, LoadedCode  # noqa: TID251 (a sibling)
+from .device import Abilities, Device, Handle, Properties
+from .plan import Launch, Pointer, Zero
+from .source import CodeFormat, LoadedCode
 
 Memory: TypeAlias = npt.NDArray[np.uint8]
 HostKernel: TypeAlias = Callable[..., None]

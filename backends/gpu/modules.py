@@ -15,10 +15,10 @@ from itertools import islice
 from dandelion.data import Bytes
 from dandelion.function import Digest
 
-from .device import Device, Handle, prepare_steps  # noqa: TID251 (a sibling)
-from .plan import Plan  # noqa: TID251 (a sibling)
-from .program import Program  # noqa: TID251 (a sibling)
-from .source import LoadedCode, choose, symbol_of  # noqa: TID251 (a sibling)
+from .device import Device, Handle, prepare_steps
+from .plan import Plan
+from .program import Program
+from .source import LoadedCode, choose, symbol_of
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""

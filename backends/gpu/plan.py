@@ -48,7 +48,7 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
 
-from .layout import Lifetime, Slot, aligned, place  # noqa: TID251 (a sibling)
+from .layout import Lifetime, Slot, aligned, place
 
 ReadInteger: TypeAlias = Callable[[str, int], int]
 """Gives the idx-th i64 of an input; it is only asked for integers that are inside."""

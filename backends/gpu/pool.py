@@ -12,9 +12,9 @@ from __future__ import annotations
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFull, InternalError
 
-from .device import Device  # noqa: TID251 (a sibling)
-from .layout import Slot  # noqa: TID251 (a sibling)
-from .plan import Plan  # noqa: TID251 (a sibling)
+from .device import Device
+from .layout import Slot
+from .plan import Plan
 
 
 class BufferPool:

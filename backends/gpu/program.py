@@ -14,9 +14,9 @@ from dandelion.driver import InstanceSets
 from dandelion.errors import InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Function, FunctionSpec
 
-from .layout import aligned  # noqa: TID251 (a sibling)
-from .plan import Plan, PlanCache  # noqa: TID251 (a sibling)
-from .source import with_access  # noqa: TID251 (a sibling)
+from .layout import aligned
+from .plan import Plan, PlanCache
+from .source import with_access
 
 
 @dataclass(frozen=True, slots=True)

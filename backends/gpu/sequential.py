@@ -28,12 +28,12 @@ from dandelion.errors import DeviceFault, DeviceFull, EngineDied, Faulted, Timed
 from dandelion.function import Function
 from dandelion.memory import ArenaMap, Context
 
-from .device import Device  # noqa: TID251 (a sibling)
-from .layout import aligned  # noqa: TID251 (a sibling)
-from .modules import Modules, Ready  # noqa: TID251 (a sibling)
-from .plan import Plan, PlanCache  # noqa: TID251 (a sibling)
-from .pool import BufferPool  # noqa: TID251 (a sibling)
-from .program import Program, ProgramCache, plan_call  # noqa: TID251 (a sibling)
+from .device import Device
+from .layout import aligned
+from .modules import Modules, Ready
+from .plan import Plan, PlanCache
+from .pool import BufferPool
+from .program import Program, ProgramCache, plan_call
 
 LAUNCHES_BETWEEN_CHECKS = 512
 """How many launches are asked for before the deadline is looked at again."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault
 
-from .device import Device, Handle, Properties  # noqa: TID251 (a sibling)
-from .plan import Launch, Zero  # noqa: TID251 (a sibling)
-from .source import LoadedCode  # noqa: TID251 (a sibling)
+from .device import Device, Handle, Properties
+from .plan import Launch, Zero
+from .source import LoadedCode
 
 
 class FailingDevice(Device):

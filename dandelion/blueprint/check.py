@@ -65,7 +65,11 @@ def parse_blueprint(
     """
     config, problems = read_config(data)
     if not any(p.code == "json" for p in problems):
-        problems += check_blueprint(config, files)
+        # a stand-in for what could not be read is no mistake of its own
+        unread = {p.where for p in problems if p.code != "missing-field"}
+        inside = tuple(f"{where}{sign}" for where in unread for sign in ".[")
+        checked = check_blueprint(config, files)
+        problems += [p for p in checked if p.where not in unread and not p.where.startswith(inside)]
     if problems:
         raise InvalidBlueprint(tuple(problems))
     return config
