@@ -11,14 +11,19 @@ import asyncio
 import msgspec
 
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
-from dandelion.data import Bytes
-from dandelion.documents import RegistrationDocument
-from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
 from dandelion.frontend.problem import UnsupportedMedia
-from dandelion.frontend.records import Description, Plain, RegisterReply, entry_of
+from dandelion.frontend.records import (
+    REGISTER_TYPES,
+    Description,
+    Plain,
+    RegisterReply,
+    entry_of,
+    read_document,
+)
 from dandelion.function import FunctionSpec
 from dandelion.node import Node
 
@@ -27,10 +32,6 @@ KINDS: dict[str, type[Record]] = {
     "compositions": CompositionRecord,
     "libraries": LibraryRecord,
 }
-REGISTER_TYPES = ("application/json", "application/msgpack", "text/plain")
-
-_json_document = msgspec.json.Decoder(RegistrationDocument)
-_pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
 
 
 class CatalogueRoutes:
@@ -113,23 +114,6 @@ class CatalogueRoutes:
                 return record
         close = nearest(name, (r.name for r in records if r.name != name))
         raise Unknown(kind_of(cls), name, version, close)
-
-
-def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
-    """Read what is to be registered; plain text is one text of the composition language.
-
-    Raises:
-        InvalidInput: the body is not of that media type, or a field does not fit; `where` is its
-            path.
-    """
-    try:
-        if media_type == "text/plain":
-            return RegistrationDocument(compositions=(bytes(body).decode(),))
-        decoder = _json_document if media_type == "application/json" else _pack_document
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message, _, path = str(error).partition(" - at `$.")
-        raise InvalidInput(path.rstrip("`") or "body", message) from None
 
 
 def json_reply(value: object, status: int = 200) -> Reply:

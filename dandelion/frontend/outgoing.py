@@ -8,6 +8,7 @@ with their dtype and Python numbers as ``numbers``; the node converts them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -25,7 +26,7 @@ from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import DTYPES
 
-Outgoing: TypeAlias = "tuple[Item | PackItem, ...] | list[dict[str, Any]] | None"
+Outgoing: TypeAlias = Any
 """What `dandelion.frontend.codecs.encode_request` takes for a set."""
 
 
@@ -37,15 +38,24 @@ class HasText(Protocol):
         """Write it in the composition language."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A set as JSON would have it, shorthands and all; see `dandelion.frontend.values`."""
+
+    value: Any
+
+
 Registrable: TypeAlias = "HasText | RegistrationDocument | FunctionDocument | str"
 
 
 def outgoing_set(name: str, value: Value) -> Outgoing:
-    """Prepare one set; takes what `dandelion.data.item_set` takes.
+    """Prepare one set; takes what `dandelion.data.item_set` takes, and `Plain`.
 
     Raises:
         InvalidInput: the value is of a type that cannot be an item.
     """
+    if isinstance(value, Plain):
+        return value.value
     if value is None:
         return None
     if isinstance(value, ItemSet):

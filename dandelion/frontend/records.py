@@ -7,12 +7,19 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dandelion.catalog import CompositionRecord, Record, kind_of
-from dandelion.data import SetSpec
-from dandelion.documents import Content, Registered
+from dandelion.data import Bytes, SetSpec
+from dandelion.documents import Content, Registered, RegistrationDocument
+from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
 
 # msgspec reads annotations in the namespace of the class, where ``bytes`` is the method.
 Content.__annotations__["data"] = bytes | None
+
+REGISTER_TYPES = ("application/json", "application/msgpack", "text/plain")
+"""Media types in which a registration document can be sent; plain text is one composition text."""
+
+_json_document = msgspec.json.Decoder(RegistrationDocument)
+_pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
 
 Plain: TypeAlias = dict[str, Any]
 """A record as msgspec makes it for JSON."""
@@ -96,3 +103,20 @@ def entry_of(record: Record) -> Entry:
         sets = record.inputs, record.outputs
         return Entry(kind, record.name, record.version, *sets, uses=record.uses)
     return Entry(kind, record.name, record.version, size_bytes=record.size_bytes)
+
+
+def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
+    """Read what is to be registered; plain text is one text of the composition language.
+
+    Raises:
+        InvalidInput: the body is not of that media type, or a field does not fit; `where` is its
+            path.
+    """
+    try:
+        if media_type == "text/plain":
+            return RegistrationDocument(compositions=(bytes(body).decode(),))
+        decoder = _json_document if media_type == "application/json" else _pack_document
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise InvalidInput(path.rstrip("`") or "body", message) from None

@@ -1,0 +1,149 @@
+"""``dandelion check``: composition texts and blueprints, without a node and without a device.
+
+Functions that a text declares are taken at their word. A blueprint's sources are looked into where
+they lie beside it. In a folder, JSON files that are neither blueprints nor registration documents
+are passed over; a file that is named must be one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dandelion.blueprint import GpuConfig, parse_blueprint
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments
+from dandelion.dataflow.language import parse
+from dandelion.dataflow.validate import check_module
+from dandelion.errors import InvalidBlueprint, InvalidComposition, InvalidInput, Problem
+from dandelion.frontend.records import read_document
+
+_BLUEPRINT = ("blueprint", "kernels", "modules", "module_path")
+_DOCUMENT = ("functions", "libraries", "compositions")
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """One file and what is wrong with it."""
+
+    file: str
+    kind: str
+    problems: tuple[Problem, ...]
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Check all files; 1 if any has a problem."""
+    checked = [result for path in arguments.paths for result in check_path(path)]
+    if out.as_json:
+        out.document(checked)
+    else:
+        for result in checked:
+            for problem in result.problems:
+                out.line(str(problem))
+        bad = sum(bool(result.problems) for result in checked)
+        out.line(f"{len(checked)} files checked, {bad or 'none'} with problems")
+    return 1 if any(result.problems for result in checked) else 0
+
+
+def check_path(path: Path) -> Iterator[Checked]:
+    """Check a file, or all that can be checked below a folder.
+
+    Raises:
+        WrongUsage: there is no such file.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise WrongUsage(str(path), "there is no such file or folder")
+        yield check_file(path)
+        return
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if hidden or not file.is_file():
+            continue
+        if file.suffix == ".dandelion" or (file.suffix == ".json" and _kind(_fields(file))):
+            yield check_file(file)
+
+
+def check_file(path: Path) -> Checked:
+    """Check one file of any kind."""
+    if path.suffix == ".dandelion":
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            problem = Problem("encoding", f"this is no UTF-8 text: {error.reason}", str(path))
+            return Checked(str(path), "composition", (problem,))
+        return Checked(str(path), "composition", tuple(check_text(text, str(path))))
+    fields = _fields(path)
+    kind = _kind(fields)
+    if kind == "document":
+        return Checked(str(path), kind, tuple(_placed(path, _document(path))))
+    if kind == "blueprint" or path.suffix == ".json":
+        return Checked(str(path), "blueprint", tuple(_placed(path, _blueprint(path))))
+    problem = Problem(
+        "unknown-kind", "it cannot be checked", str(path), expected="*.dandelion or *.json"
+    )
+    return Checked(str(path), "unknown", (problem,))
+
+
+def check_text(text: str, file: str) -> list[Problem]:
+    """Check a text in the composition language by itself."""
+    try:
+        return check_module(parse(text, file), text=text)
+    except InvalidComposition as error:
+        return list(error.problems)
+
+
+def _document(path: Path) -> list[Problem]:
+    try:
+        document = read_document(path.read_bytes(), "application/json")
+    except InvalidInput as error:
+        return [Problem("document", error.message, error.where)]
+    return [
+        msgspec.structs.replace(problem, where=f"compositions[{index}]:{problem.where}".rstrip(":"))
+        for index, text in enumerate(document.compositions)
+        for problem in check_text(text, "")
+    ]
+
+
+def _blueprint(path: Path) -> list[Problem]:
+    data = path.read_bytes()
+    try:
+        files = _neighbours(path.parent, parse_blueprint(data))
+        if files is not None:
+            parse_blueprint(data, files)
+    except InvalidBlueprint as error:
+        return list(error.problems)
+    return []
+
+
+def _neighbours(folder: Path, config: GpuConfig) -> dict[str, bytes] | None:
+    """Read the files that a blueprint names, if all of them lie beside it."""
+    paths = {code.path for module in config.modules for code in module.code}
+    found = {name: folder / name for name in paths}
+    if not all(p.resolve().is_relative_to(folder.resolve()) for p in found.values()):
+        return None
+    if not all(p.is_file() for p in found.values()):
+        return None
+    return {name: p.read_bytes() for name, p in found.items()}
+
+
+def _placed(path: Path, problems: Iterable[Problem]) -> Iterator[Problem]:
+    for problem in problems:
+        where = f"{path}: {problem.where}" if problem.where else str(path)
+        yield msgspec.structs.replace(problem, where=where)
+
+
+def _fields(path: Path) -> frozenset[str]:
+    try:
+        value: Any = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return frozenset()
+    return frozenset(value) if isinstance(value, dict) else frozenset()
+
+
+def _kind(fields: frozenset[str]) -> str:
+    if fields.intersection(_BLUEPRINT):
+        return "blueprint"
+    return "document" if fields and fields <= frozenset(_DOCUMENT) else ""

@@ -1,0 +1,133 @@
+"""``dandelion invoke NAME set=text set=@file set:=json``: invoke and show the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dandelion.cli.output import Output, WrongUsage, size_text
+from dandelion.cli.parser import Arguments
+from dandelion.data import Item, ItemSet, Sets
+from dandelion.errors import InvalidInput, nearest
+from dandelion.frontend.client import Client
+from dandelion.frontend.codecs import encode_json
+from dandelion.frontend.outgoing import Plain
+
+PREVIEW = 60  # characters
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Invoke, and print or write the sets."""
+    sets = read_sets(arguments.sets)
+    with Client(arguments.url) as client:
+        id_, result = client.invoke_sets(
+            arguments.name, sets, version=arguments.version_, deadline_s=arguments.deadline
+        )
+    if arguments.set_ is not None:
+        result = _only_set(result, arguments.set_)
+    if arguments.output is not None:
+        arguments.output.write_bytes(_only_item(result).data)
+    elif arguments.raw:
+        out.raw(_only_item(result).bytes())
+    elif out.as_json:
+        for chunk in encode_json(id_, result):
+            out.json(bytes(chunk))
+    else:
+        _show(id_, result, out)
+    return 0
+
+
+def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
+    """Read ``set=text``, ``set=@file`` and ``set:=json``.
+
+    A set that is named more than once has an item for each; files give their names to the items.
+
+    Raises:
+        WrongUsage: an argument is of another form, or its JSON is broken.
+        OSError: a file cannot be read.
+    """
+    sets: dict[str, Any] = {}
+    for argument in arguments:
+        left, equals, value = argument.partition("=")
+        if not equals or not left.rstrip(":"):
+            raise WrongUsage(f"'{argument}'", "this is no set", "write set=text, set=@file")
+        name = left.removesuffix(":")
+        if left.endswith(":"):
+            made: Any = _json(name, value)
+        elif value.startswith("@"):
+            made = _file(value[1:])
+        else:
+            made = Item(name, 0, value.encode("utf-8", "surrogateescape"))
+        if name not in sets:
+            sets[name] = made
+        elif isinstance(made, Plain) or isinstance(sets[name], Plain):
+            raise WrongUsage(f"sets.{name}", "give a set of JSON once, as a list")
+        else:
+            sets[name] = [*_several(sets[name]), made]
+    return sets
+
+
+def _several(value: Any) -> list[Item]:
+    return value if isinstance(value, list) else [value]
+
+
+def _file(name: str) -> Item:
+    if name == "-":
+        return Item("stdin", 0, sys.stdin.buffer.read())
+    path = Path(name)
+    return Item(path.name, 0, path.read_bytes())
+
+
+def _json(name: str, text: str) -> Plain:
+    try:
+        return Plain(msgspec.json.decode(text))
+    except (msgspec.DecodeError, UnicodeError) as error:
+        hint = f"for text, write {name}={text}"
+        raise WrongUsage(f"sets.{name}", f"this is no valid JSON: {error}", hint) from None
+
+
+def _only_set(result: Sets, name: str) -> Sets:
+    if name not in result:
+        close = nearest(name, result)
+        hint = f"did you mean '{close}'?" if close else f"output sets are {', '.join(result)}"
+        raise InvalidInput("--set", f"there is no output set '{name}'", hint)
+    return Sets({name: result[name]})
+
+
+def _only_item(result: Sets) -> Item:
+    items = [item for items in result.values() if items is not None for item in items]
+    if len(items) != 1:
+        hint = "choose a set with --set, or use --json"
+        raise InvalidInput("result", f"it has {len(items)} items, not one", hint)
+    return items[0]
+
+
+def _show(id_: str, result: Sets, out: Output) -> None:
+    rows = []
+    for name, items in result.items():
+        if items is None:
+            rows.append((name, "", "", "", "(empty)"))
+            continue
+        for item in items:
+            size = size_text(item.size_bytes)
+            rows.append((name, item.name, str(item.key), size, _preview(items, item)))
+    out.table(("set", "item", "key", "size", "data"), rows)
+    out.line(f"invocation {id_}")
+
+
+def _preview(declared: ItemSet, item: Item) -> str:
+    if declared.dtype is not None:
+        array = item.numpy(declared.dtype)
+        shown = ", ".join(f"{x:g}" for x in array[:8].astype(float)) if array.size else ""
+        return f"{declared.dtype}: {shown}{', ...' if array.size > 8 else ''}"
+    head = bytes(item.data[: PREVIEW * 4])
+    try:
+        text = head.decode() if item.size_bytes <= len(head) else head.decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        return head[:16].hex(" ") + (" ..." if item.size_bytes > 16 else "")
+    shown = text[:PREVIEW].encode("unicode_escape").decode() if not text.isprintable() else text
+    return shown[:PREVIEW] + ("..." if len(text) > PREVIEW else "")

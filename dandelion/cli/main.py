@@ -1,0 +1,68 @@
+"""The entry of the command line: parse, run one verb, turn errors into lines and exit codes.
+
+==== ======================================================================
+0    done
+1    what was asked for failed or is invalid
+2    the command line is wrong
+3    the node cannot be reached
+130  interrupted
+==== ======================================================================
+
+Only the module of the verb is imported, so ``dandelion check`` never loads a server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments, make_parser
+from dandelion.errors import DandelionError
+from dandelion.frontend.connections import Unreachable
+
+DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: without the program's name; by default those of the process.
+
+    Returns:
+        The exit code; see the module's text.
+    """
+    try:
+        parsed = make_parser().parse_args(arguments, namespace=Arguments())
+    except SystemExit as leaving:  # argparse has said why, or printed help
+        return leaving.code if isinstance(leaving.code, int) else USAGE
+    out = Output(parsed.json)
+    try:
+        verb: Callable[[Arguments, Output], int]
+        verb = importlib.import_module(f"dandelion.cli.{parsed.verb}").run
+        return verb(parsed, out)
+    except DandelionError as error:
+        if parsed.debug:
+            traceback.print_exc()
+        out.error(error)
+        return _code_of(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        if parsed.debug:
+            traceback.print_exc()
+        out.failure(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return FAILED
+
+
+def _code_of(error: DandelionError) -> int:
+    if isinstance(error, WrongUsage):
+        return USAGE
+    return UNREACHABLE if isinstance(error, Unreachable) else FAILED

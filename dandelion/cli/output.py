@@ -1,0 +1,84 @@
+"""What the verbs print: text and tables for people, or one JSON document for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dandelion.errors import DandelionError, InvalidInput
+from dandelion.frontend.problem import encode_problem, problem_of
+
+
+@dataclass(eq=False)
+class WrongUsage(InvalidInput):
+    """The command line does not make sense, in a way that the parser cannot see."""
+
+
+class Output:
+    """Standard output and standard error of one command.
+
+    Args:
+        as_json: print JSON only: the result on standard output, a problem on standard error.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def document(self, value: object) -> None:
+        """Print a value as JSON."""
+        self.json(msgspec.json.encode(value))
+
+    def json(self, text: bytes) -> None:
+        """Print JSON, indented."""
+        self.raw(msgspec.json.format(text, indent=2) + b"\n")
+
+    def raw(self, data: bytes | memoryview) -> None:
+        """Write bytes as they are."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def line(self, text: str) -> None:
+        """Print a line of text."""
+        self._console.print(text)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table, or nothing if it has no rows."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        if table.row_count:
+            self._console.print(table, soft_wrap=False)
+
+    def error(self, error: DandelionError) -> None:
+        """Say on standard error what went wrong."""
+        if self.as_json:
+            problem = msgspec.json.format(encode_problem(problem_of(error)), indent=2)
+            print(problem.decode(), file=sys.stderr)
+            return
+        self.failure(str(error))
+        for note in getattr(error, "__notes__", ()):
+            print(f"  ({note})", file=sys.stderr)
+
+    def failure(self, message: str) -> None:
+        """Print a message on standard error."""
+        print(f"dandelion: {message}", file=sys.stderr)
+
+
+def size_text(size_bytes: int) -> str:
+    """Write a number of bytes for people, for example ``1.5 MiB``."""
+    size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,127 @@
+"""The grammar of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+
+from dandelion import __version__
+from dandelion.settings import Settings
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+KINDS = ("functions", "compositions", "libraries")
+FORMATS = ("svg", "mermaid", "json", "text")
+
+
+class Arguments(argparse.Namespace):
+    """What was given; each verb reads its own."""
+
+    verb: str
+    json: bool
+    debug: bool
+    url: str
+    name: str
+    version_: int | None
+    paths: list[Path]
+    kind: str | None
+    sets: list[str]
+    deadline: float | None
+    output: Path | None
+    raw: bool
+    set_: str | None
+    format: str | None
+    source: str
+    settings: Path | None
+    log_level: str
+    drain: int
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all verbs."""
+    parser = argparse.ArgumentParser(
+        prog="dandelion",
+        description="A dataflow composition engine for untrusted functions.",
+        epilog="Exit codes: 0 done, 1 failed or invalid, 2 wrong usage, 3 node unreachable.",
+    )
+    parser.add_argument("--version", action="version", version=f"dandelion {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    local, remote = _common()
+    _serve(verbs.add_parser("serve", parents=[local], help="run a node"))
+
+    register = verbs.add_parser("register", parents=[remote], help="register functions, ...")
+    register.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="*.dandelion, *.json, a *.py with document(), or a folder with a bundle.py",
+    )
+    _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
+
+    listing = verbs.add_parser("ls", parents=[remote], help="list what is registered")
+    listing.add_argument("kind", nargs="?", choices=KINDS)
+    for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
+        named = verbs.add_parser(verb, parents=[remote], help=text)
+        named.add_argument("name")
+        _version(named)
+
+    check = verbs.add_parser("check", parents=[local], help="check texts and blueprints, no node")
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
+
+    graph = verbs.add_parser("graph", parents=[remote], help="draw a composition")
+    graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
+    graph.add_argument("--name", help="which composition of the file")
+    graph.add_argument("--format", choices=FORMATS, help="default: by the output's suffix, or text")
+    graph.add_argument("-o", "--output", type=Path)
+    _version(graph)
+    verbs.add_parser("doctor", parents=[local], help="tell what works on this machine")
+    return parser
+
+
+def _common() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    local = argparse.ArgumentParser(add_help=False)
+    local.add_argument("--json", action="store_true", help="print JSON")
+    local.add_argument("--debug", action="store_true", help="show tracebacks")
+    remote = argparse.ArgumentParser(add_help=False, parents=[local])
+    url = os.environ.get("DANDELION_URL", DEFAULT_URL)
+    remote.add_argument(
+        "--url", default=url, help="of the node (DANDELION_URL); default %(default)s"
+    )
+    return local, remote
+
+
+def _version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", type=int, dest="version_", metavar="N", help="default: newest")
+
+
+def _invoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name")
+    parser.add_argument(
+        "sets",
+        nargs="*",
+        metavar="SET=VALUE",
+        help="set=text, set=@file (@- is standard input), set:=json; repeat for more items",
+    )
+    parser.add_argument("--deadline", type=float, metavar="SECONDS")
+    parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
+    parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
+    parser.add_argument("-o", "--output", type=Path, help="write the only item's bytes to a file")
+    _version(parser)
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE", help="TOML; default: DANDELION_SETTINGS"
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+    )
+    parser.add_argument("--drain", type=int, default=10, metavar="SECONDS", help="on SIGTERM")
+    group = parser.add_argument_group("settings", "each is also DANDELION_NAME in the environment")
+    for field in msgspec.structs.fields(Settings):
+        flag = "--" + field.name.replace("_", "-")
+        shown = f"default {field.default!r}" if field.default != msgspec.NODEFAULT else ""
+        group.add_argument(flag, dest=f"setting_{field.name}", metavar="VALUE", help=shown)

@@ -1,0 +1,23 @@
+"""``dandelion register``: files and folders, all or nothing."""
+
+from __future__ import annotations
+
+from dandelion.cli.output import Output
+from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import read_sources
+from dandelion.frontend.client import Client
+from dandelion.frontend.records import RegisterReply
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Register everything that the paths hold."""
+    document = read_sources(arguments.paths)
+    with Client(arguments.url) as client:
+        registered = client.register(document)
+    if out.as_json:
+        out.document(RegisterReply(tuple(registered)))
+    else:
+        out.table(
+            ("kind", "name", "version"), [(r.kind, r.name, str(r.version)) for r in registered]
+        )
+    return 0

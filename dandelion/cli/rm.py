@@ -1,0 +1,16 @@
+"""``dandelion rm``: remove a name, or one version of it."""
+
+from __future__ import annotations
+
+from dandelion.cli.ls import show
+from dandelion.cli.output import Output
+from dandelion.cli.parser import Arguments
+from dandelion.frontend.client import Client
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Remove and list what went."""
+    with Client(arguments.url) as client:
+        removed = client.remove(arguments.name, arguments.version_)
+    show(removed, out)
+    return 0

@@ -1,0 +1,97 @@
+"""Files and folders to be registered, read into one document.
+
+=================== ==========================================================================
+``*.dandelion``     a text in the composition language
+``*.json``          a registration document
+``*.py``            a module with ``document()``
+folder              with a ``bundle.py``: its ``document()``; else all texts and documents in it
+=================== ==========================================================================
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from dandelion.cli.output import WrongUsage
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import InvalidInput
+from dandelion.frontend.outgoing import collect
+from dandelion.frontend.records import read_document
+
+
+def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
+    """Read everything that is to be registered.
+
+    Python files are run, with the user's own rights: they describe functions.
+
+    Raises:
+        WrongUsage: there is no such file or folder.
+        InvalidInput: a path is of no kind that can be registered, or its content is not.
+    """
+    return collect(document for path in paths for document in _read(path))
+
+
+def _read(path: Path) -> list[RegistrationDocument]:
+    if not path.exists():
+        raise WrongUsage(str(path), "there is no such file or folder")
+    if path.is_dir():
+        if (path / "bundle.py").is_file():
+            return [_document_of(_package_module(path), path)]
+        files = [p for p in sorted(path.iterdir()) if p.suffix in (".dandelion", ".json")]
+        if not files:
+            raise InvalidInput(str(path), "it has no bundle.py, *.dandelion or *.json")
+        return [document for file in files for document in _read(file)]
+    if path.suffix == ".dandelion":
+        return [RegistrationDocument(compositions=(_text(path),))]
+    if path.suffix == ".json":
+        try:
+            return [read_document(path.read_bytes(), "application/json")]
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error.where}", error.message, error.hint) from None
+    if path.suffix == ".py":
+        return [_document_of(_load(path.stem, path), path)]
+    raise InvalidInput(str(path), "it cannot be registered", "give *.dandelion, *.json, *.py")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(str(path), f"it is no UTF-8 text: {error.reason}") from None
+
+
+def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
+    make = getattr(module, "document", None)
+    if not callable(make):
+        raise InvalidInput(str(path), "it has no function document()")
+    document = make()
+    if not isinstance(document, RegistrationDocument):
+        kind = type(document).__name__
+        raise InvalidInput(str(path), f"document() gave a {kind}, not a RegistrationDocument")
+    return document
+
+
+def _package_module(folder: Path) -> ModuleType:
+    """Load ``bundle.py`` as part of a package, so that it can import its neighbours relatively."""
+    package = f"dandelion_bundle_{folder.resolve().name}"
+    module = ModuleType(package)
+    module.__path__ = [str(folder.resolve())]
+    sys.modules[package] = module
+    return _load(f"{package}.bundle", folder / "bundle.py")
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise InvalidInput(str(path), f"it cannot be loaded: {error}") from error
+    return module
