@@ -7,6 +7,7 @@ bytes, and runs when it is launched; with `lazy` it runs when somebody waits, as
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -58,7 +59,7 @@ class HostDevice(Device):
         self._memory_bytes = memory_bytes
         self._lazy = lazy
         self._pool: Memory | None = None
-        self._queue: list[Callable[[], None]] = []
+        self._queue: deque[Callable[[], None]] = deque()
         self._broken: str | None = None
         self.is_open = False
         self.modules = 0
@@ -86,7 +87,7 @@ class HostDevice(Device):
 
     def _synchronize(self) -> None:
         while self._queue:
-            work = self._queue.pop(0)
+            work = self._queue.popleft()
             try:
                 work()
             except Exception as error:

@@ -137,8 +137,12 @@ class SequentialEngine(Engine):
         if ready.graph is not None:
             self.device.replay(ready.graph)
             return
+        before = latest = None
         for chunk in ready.chunks(LAUNCHES_BETWEEN_CHECKS):
             self.device.launch(chunk)
+            if len(chunk) == LAUNCHES_BETWEEN_CHECKS:  # the queue must not grow without bound
+                self.device.wait(before)
+                before, latest = latest, self.device.mark()
             self._check_deadline(call)
 
     def _copy_out(
