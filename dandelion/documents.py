@@ -57,6 +57,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     static: dict[str, dict[str, ContentLike]] = {}
     limits: Limits = Limits()
     code: tuple[CodeDocument, ...] = ()
+    cache: bool = False
 
 
 class RegistrationDocument(
@@ -124,6 +125,7 @@ def python_function(
     imports: Iterable[str] = (),
     limits: Limits | None = None,
     static: Mapping[str, Mapping[str, ContentLike | bytes]] | None = None,
+    cache: bool = False,
 ) -> FunctionDocument:
     """Describe a Python compute function.
 
@@ -141,6 +143,7 @@ def python_function(
         imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
         limits: what one instance may use.
         static: items of input sets that are fixed now, by set and item name.
+        cache: keep results by the content of the inputs.
     """
     if callable(source):
         text = textwrap.dedent(inspect.getsource(source))
@@ -162,6 +165,7 @@ def python_function(
         static=_static(static),
         limits=limits or Limits(),
         code=(CodeDocument("python", text, options=options),),
+        cache=cache,
     )
 
 

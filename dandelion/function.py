@@ -74,6 +74,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         code: alternatives, best first.
         limits: what one instance may use.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
+        cache: keep results by the content of the inputs; for compute functions only.
         version: given by the catalogue, from 1 upwards.
     """
 
@@ -84,6 +85,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     code: tuple[CodeObject, ...] = ()
     limits: Limits = Limits()
     kind: str = "compute"
+    cache: bool = False
     version: int = 0
 
     @property

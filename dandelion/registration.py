@@ -100,6 +100,7 @@ class Registrar:
             {name: items for name, items in static.items() if items},
             (),
             document.limits,
+            cache=document.cache,
         )
         codes = tuple(
             self._code(f"{where}: code[{i}]", spec, c) for i, c in enumerate(document.code)

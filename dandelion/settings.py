@@ -21,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         default_deadline_s: deadline of an invocation that names none.
         max_waiting: invocations that may be under way at once; more are refused.
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
+        cache_bytes: memory for results of functions that opted in; it is part of the arena.
         keep_traces: how many finished invocations can be looked at.
     """
 
@@ -35,4 +36,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     default_deadline_s: float = 60.0
     max_waiting: int = 4096
     partitioning: str = "auto"
+    cache_bytes: int = 64 * MIB
     keep_traces: int = 256

@@ -43,6 +43,7 @@ class Work:
         queued_ns: since when it waited for an engine, on `time.monotonic_ns`; 0 if it did not.
         started_ns, ended_ns: on `time.monotonic_ns`.
         attempt: 1, and more if engines died under it.
+        cache_key: under which its result is kept, if it is.
         cancelled: its result is no longer wanted.
         host: who runs it.
     """
@@ -51,6 +52,7 @@ class Work:
     done: Done
     queued_ns: int = 0
     attempt: int = 1
+    cache_key: bytes = b""
     started_ns: int = 0
     ended_ns: int = 0
     cancelled: bool = False

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dandelion.memory import DomainStats, TransferCounts
+from dandelion.node.cache import CacheCounts
 from dandelion.node.hosts import EngineHost
 
 BUCKETS_S: tuple[float, ...] = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
@@ -43,6 +44,7 @@ class NodeFacts:
     hosts: tuple[EngineHost, ...]
     arena: DomainStats
     transfers: TransferCounts
+    cache: CacheCounts
 
 
 class _Snapshot(Collector):
@@ -65,6 +67,7 @@ class _Snapshot(Collector):
             "dandelion_calls_waiting", "Instances that wait for an engine.", facts.waiting
         )
         yield from self._arena()
+        yield from self._cache()
         yield from self._engines()
 
     def _durations(self) -> Metric:
@@ -98,6 +101,13 @@ class _Snapshot(Collector):
         yield CounterMetricFamily(
             "dandelion_copied_items", "Items copied into the arena.", transfers.copies
         )
+
+    def _cache(self) -> Iterator[Metric]:
+        cache = self._facts.cache
+        yield CounterMetricFamily("dandelion_cache_hits", "Results from the cache.", cache.hits)
+        yield CounterMetricFamily("dandelion_cache_misses", "Results not there.", cache.misses)
+        yield CounterMetricFamily("dandelion_cache_evictions", "Results dropped.", cache.evictions)
+        yield GaugeMetricFamily("dandelion_cache_bytes", "Bytes of kept results.", cache.bytes)
 
     def _engines(self) -> Iterator[Metric]:
         labels = ["engine", "backend"]

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,6 +46,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.node.cache import ResultCache
 from dandelion.node.engines import Backend, EngineStarter, load_backends
 from dandelion.node.hosts import EngineHost, State
 from dandelion.node.invocation import Invocation, Outcome
@@ -118,7 +119,8 @@ class Node:
         self._library = Library(self.catalog, platform, self._arena, self._transfers)
         self._registrar = Registrar(self.catalog, platform, checkers)
         self._traces = TraceStore(self.settings.keep_traces)
-        self._pump = Pump(self._library, self._arena, self._traces)
+        self._cache = ResultCache(self.settings.cache_bytes)
+        self._pump = Pump(self._library, self._arena, self._traces, self._cache)
         self._registering = threading.Lock()
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -293,9 +295,11 @@ class Node:
             Unknown, Conflict: there is no such thing, or a composition uses it.
         """
         removed = self.catalog.remove(kind, name, version)
-        for function in self._library.drop(name, version) if kind is FunctionSpec else ():
-            for host in self._pump.hosts:
-                host.forget(function)
+        if kind is FunctionSpec:
+            self._pump.post(partial(self._pump.forget, name))
+            for function in self._library.drop(name, version):
+                for host in self._pump.hosts:
+                    host.forget(function)
         return removed
 
     # --- invoking -------------------------------------------------------------------------------
@@ -484,6 +488,7 @@ class Node:
             tuple(self._pump.hosts),
             self._arena.stats(),
             self._transfers.counts(),
+            replace(self._cache.counts),
         )
 
     def metrics(self) -> bytes:

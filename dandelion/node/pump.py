@@ -23,6 +23,7 @@ from dandelion.driver import Call, InstanceSets
 from dandelion.errors import DandelionError, EngineDied, InternalError, NoEngine
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
+from dandelion.node.cache import ResultCache, content_key
 from dandelion.node.hosts import EngineHost, State, Work
 from dandelion.node.invocation import Invocation
 from dandelion.node.library import Library
@@ -42,12 +43,16 @@ class Pump:
         library: loads functions.
         domain: where engines put outputs.
         traces: keeps what happened.
+        cache: keeps results of functions that opted in.
     """
 
-    def __init__(self, library: Library, domain: MemoryDomain, traces: TraceStore) -> None:
+    def __init__(
+        self, library: Library, domain: MemoryDomain, traces: TraceStore, cache: ResultCache
+    ) -> None:
         self._library = library
         self._domain = domain
         self._traces = traces
+        self._cache = cache
         self._events: deque[Callable[[], None]] = deque()
         self._pumping = threading.Lock()
         self._placement: FifoPlacement[EngineHost, _Waiting] = FifoPlacement()
@@ -115,6 +120,8 @@ class Pump:
         if wanted and work.attempt < ATTEMPTS and _may_run_again(run, error):
             self._run(invocation, run, work.attempt + 1)
         elif outputs is not None:
+            if work.cache_key:
+                self._cache.put(work.cache_key, run.function.name, outputs)
             self._step(invocation, invocation.walk.finished, run.instance, outputs)
         elif error is not None:
             self._fail(invocation, run, error)
@@ -153,8 +160,10 @@ class Pump:
 
     def _run(self, invocation: Invocation, run: Run, attempt: int = 1) -> None:
         formats = run.application.formats
-        placed = self._placement.place(formats)
         waiting = _Waiting(invocation, run, formats, attempt)
+        if run.function.cache and self._answered(waiting):
+            return
+        placed = self._placement.place(formats)
         if placed is not None:
             self._submit(waiting, *placed)
         elif self._placement.hosts(formats):
@@ -163,6 +172,23 @@ class Pump:
         else:
             error = self._no_engine(run)
             self._events.append(partial(self._fail, invocation, run, error))
+
+    def _answered(self, waiting: _Waiting) -> bool:
+        """Answer a call from the cache, if its result is there."""
+        invocation, run = waiting.invocation, waiting.run
+        waiting.cache_key = content_key(run.function, run.inputs)
+        found = self._cache.get(waiting.cache_key)
+        if found is None:
+            return False
+        now = time.monotonic_ns()
+        invocation.trace.add(Span(run.application.id, "cache", now, now, run.number))
+        finished = partial(self._step, invocation, invocation.walk.finished, run.instance, found)
+        self._events.append(finished)
+        return True
+
+    def forget(self, function: str) -> None:
+        """A function was removed: its results are not given any more."""
+        self._cache.drop(function)
 
     def _submit(self, waiting: _Waiting, host: EngineHost, code_format: str) -> None:
         invocation, run = waiting.invocation, waiting.run
@@ -187,7 +213,7 @@ class Pump:
         def done(work: Work, outputs: InstanceSets | None, error: DandelionError | None) -> None:
             self.post(partial(self._ended, invocation, run, work, outputs, error))
 
-        work = Work(call, done, waiting.since_ns, waiting.attempt)
+        work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
         invocation.calls[run.instance] = work
         host.submit(work)
 
@@ -241,6 +267,7 @@ class _Waiting:
     formats: tuple[str, ...]
     attempt: int
     since_ns: int = 0
+    cache_key: bytes = b""
 
 
 def _may_run_again(run: Run, error: DandelionError | None) -> bool:

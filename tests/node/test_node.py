@@ -352,3 +352,23 @@ def test_traces_and_metrics_tell_what_happened(node: Node) -> None:
     assert b'"traceEvents"' in (node.trace(outcome.id) or b"")
     assert node.trace("nonsense") is None
     assert b'dandelion_invocations_total{outcome="ok"} 2.0' in node.metrics()
+
+
+def test_results_are_kept_by_content_for_functions_that_opt_in() -> None:
+    null = (CodeDocument("null"),)
+    cached = FunctionDocument("Cached", ("a",), ("b",), code=null, cache=True)
+    fan = "function Cached(a)=>(b); composition Fan(x)=>(y) { Cached(a = each x) => (y = b); }"
+    with Node(Settings(backends=("null",), cache_bytes=3 * 8192)) as node:
+        node.register(RegistrationDocument(functions=(cached,), compositions=(fan,)))
+        assert node.invoke("Cached", a=b"1").b.bytes() == b"1"
+        assert node.invoke("Cached", a=b"1").b.bytes() == b"1"
+        assert node.invoke("Cached", a={"other name": b"1"}).b[0].name == "other name"
+        counts = node.facts().cache
+        assert (counts.hits, counts.misses) == (1, 2)
+        assert len(node.invoke("Fan", x=[b"%d" % i for i in range(10)]).y) == 10
+        counts = node.facts().cache
+        assert counts.evictions > 0
+        assert counts.bytes <= 3 * 8192
+        node.remove(CompositionRecord, "Fan")
+        node.remove(FunctionSpec, "Cached")
+        assert node.facts().cache.bytes == 0

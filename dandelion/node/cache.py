@@ -1,0 +1,87 @@
+"""Results of pure functions, kept by content: the same inputs need not be computed twice.
+
+A function opts in (`FunctionSpec.cache`). The key is the function's name and version and the
+content of all its inputs, names and keys of items included; static sets are part of the version.
+Bounded in bytes, least recently used first out. Results are kept by reference, so they occupy the
+arena.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from dandelion.driver import InstanceSets
+from dandelion.function import FunctionSpec
+
+_ITEM = struct.Struct("<IQQ")
+_PAGE_BYTES = 4096
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """What the cache did; `bytes` is what it holds."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    bytes: int = 0
+
+
+class ResultCache:
+    """Keeps outputs by content of inputs. Used by the pump alone; counts may be read by anyone.
+
+    Args:
+        limit_bytes: how much the kept outputs may occupy; a larger result is not kept.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[bytes, tuple[str, int, InstanceSets]] = OrderedDict()
+        self.counts = CacheCounts()
+
+    def get(self, key: bytes) -> InstanceSets | None:
+        """Find a result."""
+        found = self._kept.get(key)
+        if found is None:
+            self.counts.misses += 1
+            return None
+        self.counts.hits += 1
+        self._kept.move_to_end(key)
+        return found[2]
+
+    def put(self, key: bytes, function: str, outputs: InstanceSets) -> None:
+        """Keep a result, and drop others if there is no room."""
+        size = _occupied_bytes(outputs)
+        if size > self._limit_bytes or key in self._kept:
+            return
+        self._kept[key] = (function, size, outputs)
+        self.counts.bytes += size
+        while self.counts.bytes > self._limit_bytes:
+            self.counts.bytes -= self._kept.popitem(last=False)[1][1]
+            self.counts.evictions += 1
+
+    def drop(self, function: str) -> None:
+        """Forget the results of a function that was removed."""
+        for key in [k for k, kept in self._kept.items() if kept[0] == function]:
+            self.counts.bytes -= self._kept.pop(key)[1]
+
+
+def content_key(function: FunctionSpec, inputs: InstanceSets) -> bytes:
+    """Name a call by its content. Reads all of the inputs' data once."""
+    digest = hashlib.blake2b(f"{function.name}\0{function.version}".encode(), digest_size=24)
+    for item_set in inputs:
+        digest.update(struct.pack("<q", -1 if item_set is None else len(item_set.items)))
+        for item in item_set.items if item_set is not None else ():
+            name = item.name.encode()
+            digest.update(_ITEM.pack(item.key, len(name), item.size_bytes))
+            digest.update(name)
+            digest.update(item.data)
+    return digest.digest()
+
+
+def _occupied_bytes(outputs: InstanceSets) -> int:
+    sizes = (item.size_bytes for s in outputs if s is not None for item in s.items)
+    return sum(-(-size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes) + _PAGE_BYTES
