@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from dandelion.compositions import Arrays, Inputs
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import Item, ItemSet, Value
 from dandelion.documents import (
     FunctionDocument,
     RegistrationDocument,
@@ -20,14 +21,17 @@ from dandelion.documents import (
     python_function,
 )
 
-from . import oracle, png  # noqa: TID251 (a sibling)
+from . import oracle, png
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 HERE = Path(__file__).parent
 NAME = "digits"
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class HeldOut(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HeldOut:
     """The images that training never saw: grey values [200, 8, 8] uint8, and their digits [200]."""
 
     pixels: npt.NDArray[np.uint8]
@@ -117,7 +121,7 @@ def request(name: str, url: str) -> Item:
     return Item(name, data=f"GET {url}/{name} HTTP/1.1\n\n".encode())
 
 
-def example_inputs(seed: int, url: str = DEFAULT_URL, count: int | None = None) -> Inputs:
+def example_inputs(seed: int, url: str = DEFAULT_URL, count: int | None = None) -> dict[str, Value]:
     """Ask for held-out images in random order.
 
     Args:
@@ -130,7 +134,7 @@ def example_inputs(seed: int, url: str = DEFAULT_URL, count: int | None = None) 
     return {"requests": ItemSet("requests", items)}
 
 
-def expected(inputs: Inputs) -> Arrays:
+def expected(inputs: Mapping[str, Value]) -> Arrays:
     """Give `report`: [count, 2] float64 of digit and confidence, ordered by file name."""
     indices = sorted(index_of(item.name) for item in inputs["requests"])
     images = oracle.pixels_to_images(held_out().pixels[indices])

@@ -24,6 +24,8 @@ def serve_files(files: Mapping[str, bytes]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open between files
         timeout = 30
+        # Head and body leave together; apart, the body waits for a delayed acknowledgement.
+        wbufsize = -1
 
         def do_GET(self) -> None:
             body = files.get(self.path.removeprefix("/"))

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .oracle import CLASSES, SIDE, Array, logits, patches_of, pixels_to_images, softmax  # noqa: TID251 (a sibling)
+from .oracle import CLASSES, SIDE, Array, logits, patches_of, pixels_to_images, softmax
 
 DATA = Path(__file__).parent / "data"
 SEED = 2026
