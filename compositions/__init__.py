@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from dandelion.data import ItemSet, Value
@@ -24,7 +23,6 @@ from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
-Inputs: TypeAlias = dict[str, Value]
 
 
 class Bundle(Protocol):
@@ -36,10 +34,10 @@ class Bundle(Protocol):
     def document(self) -> RegistrationDocument:
         """Give everything that has to be registered: functions, weights, composition text."""
 
-    def example_inputs(self, seed: int) -> Inputs:
+    def example_inputs(self, seed: int) -> dict[str, Value]:
         """Make a set of inputs, the same for the same seed, by input set of the composition."""
 
-    def expected(self, inputs: Inputs) -> Arrays:
+    def expected(self, inputs: Mapping[str, Value]) -> Arrays:
         """Compute with numpy what the composition must give, by output set."""
 
     def results(self, outputs: Mapping[str, ItemSet | None]) -> Arrays:
@@ -65,23 +63,3 @@ def load(name: str) -> Bundle:
         raise Unknown("composition", name, None, nearest(name, names()))
     module = importlib.import_module(f"{__name__}.{name}.bundle")
     return cast(Bundle, module)
-
-
-def close(results: Arrays, expected: Arrays, relative: float) -> bool:
-    """Compare arrays of real numbers, by set: same names and shapes, and close values.
-
-    Args:
-        relative: largest allowed difference, as a share of the largest magnitude in the set. A
-            sum's rounding error goes with the size of its terms, so a share of the single value
-            would be meaningless where terms cancel.
-    """
-    if results.keys() != expected.keys():
-        return False
-    for name, wanted in expected.items():
-        got = results[name]
-        if got.shape != wanted.shape or not np.isfinite(got).all():
-            return False
-        scale = np.abs(wanted).max(initial=0.0)
-        if np.abs(got - wanted).max(initial=0.0) > relative * scale:
-            return False
-    return True

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
-from dandelion.compositions import Arrays, Inputs
+import numpy.typing as npt
 
-from dandelion.data import ItemSet
+from dandelion.data import ItemSet, Value
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
 
-from .oracle import multiply  # noqa: TID251 (a sibling)
+from .oracle import multiply
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 HERE = Path(__file__).parent
 NAME = "matmul"
@@ -40,14 +43,14 @@ def document() -> RegistrationDocument:
     return RegistrationDocument(functions=(function(),), compositions=(text,))
 
 
-def example_inputs(seed: int) -> Inputs:
+def example_inputs(seed: int) -> dict[str, Value]:
     """Draw a matrix: `A` [128, 128] int64, and `cfg` [1] int64, the blocks a grid side has."""
     rng = np.random.default_rng(seed)
     a = rng.integers(-(2**31), 2**31, (SIDE, SIDE), np.int64)
     return {"cfg": np.array([-(-SIDE // BLOCK)], np.int64), "A": a}
 
 
-def expected(inputs: Inputs) -> Arrays:
+def expected(inputs: Mapping[str, Value]) -> Arrays:
     """Give `B` [n, n] int64."""
     return {"B": multiply(inputs["A"])}
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
-from dandelion.compositions import Arrays, Inputs
+import numpy.typing as npt
 
-from dandelion.data import ItemSet
+from dandelion.data import ItemSet, Value
 from dandelion.documents import RegistrationDocument, gpu_function
 
-from .oracle import COUNT, add, constant  # noqa: TID251 (a sibling)
+from .oracle import COUNT, add, constant
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 HERE = Path(__file__).parent
 NAME = "vector_add"
@@ -32,12 +35,12 @@ def document() -> RegistrationDocument:
     return RegistrationDocument(functions=(function,), compositions=(text,))
 
 
-def example_inputs(seed: int) -> Inputs:
+def example_inputs(seed: int) -> dict[str, Value]:
     """Draw a vector: `a` [1000000] float32, uniform in 0..1."""
     return {"a": np.random.default_rng(seed).random(COUNT, np.float32)}
 
 
-def expected(inputs: Inputs) -> Arrays:
+def expected(inputs: Mapping[str, Value]) -> Arrays:
     """Give `sum` [1000000] float32."""
     return {"sum": add(inputs["a"])}
 
