@@ -1,0 +1,411 @@
+"""The command line: verbs against a served node, files without one, and a server as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dandelion import __version__
+from dandelion.cli.main import main
+from dandelion.cli.settings import load_settings
+from dandelion.errors import InvalidInput
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node, Settings
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD = """function echo(a) => (b);
+composition one(x) => (y) { echo(a = all x) => (y = b); }
+composition two(x) => (y) { one(x = each x) => (y = y); }
+"""
+BAD = "function echo(a) => (b);\ncomposition one(x) => (y) {\n    ecko(a = all x) => (y = b);\n}\n"
+BLUEPRINT = ROOT / "compositions" / "vector_add" / "add.json"
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Node(SETTINGS, [GateDriver()]) as node:
+        node.register(DOCUMENT)
+        assert node.wait_ready()
+        with BackgroundServer(node, drain_s=5) as server:
+            yield server.url
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command; gives its exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("DANDELION_URL", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def remote(command: Command, url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("DANDELION_URL", url)
+    return command
+
+
+# --- with a node --------------------------------------------------------------------------------
+
+
+def test_register_ls_describe_rm(remote: Command, tmp_path: Path) -> None:
+    text = tmp_path / "good.dandelion"
+    text.write_text(GOOD)
+    code, out, _ = remote("register", text, "--json")
+    assert code == 0
+    assert {r["name"] for r in json.loads(out)["registered"]} == {"one", "two"}
+    code, out, _ = remote("ls", "compositions", "--json")
+    assert {"one", "two", "twice"} <= {e["name"] for e in json.loads(out)}
+    assert {e["kind"] for e in json.loads(out)} == {"composition"}
+    code, out, _ = remote("describe", "two")
+    assert "composition two" in out
+    assert remote("rm", "one")[0] == 1  # two uses it
+    assert json.loads(remote("rm", "two", "--json")[1])[0]["name"] == "two"
+    assert remote("rm", "one")[0] == 0
+    assert remote("describe", "one")[0] == 1
+
+
+def test_tables_for_people(remote: Command) -> None:
+    code, out, _ = remote("ls")
+    assert code == 0
+    assert "(left, right) -> (left, right)" in out
+    assert "6 bytes" in out  # the library
+    assert "fixed" in remote("describe", "fixed")[1]
+    assert "float32" in remote("describe", "matrix")[1]
+    assert "sha256" in remote("describe", "lib/k.cl")[1]
+
+
+@pytest.mark.parametrize("kind", ["python", "folder", "bundle", "json"])
+def test_what_can_be_registered(remote: Command, tmp_path: Path, kind: str) -> None:
+    document = "from dandelion.documents import *\ndef document():\n    return {}\n"
+    made = (
+        "RegistrationDocument(functions=(FunctionDocument(NAME, ('a',), ('b',), "
+        "code=(CodeDocument('null'),)),))"
+    )
+    name = f"from_{kind}"
+    path = tmp_path
+    if kind == "python":
+        path = tmp_path / "module.py"
+        path.write_text(document.format(made.replace("NAME", repr(name))))
+    elif kind == "bundle":
+        (tmp_path / "neighbour.py").write_text(f"NAME = {name!r}\n")
+        text = "from .neighbour import NAME\n" + document.format(made)
+        (tmp_path / "bundle.py").write_text(text)
+    elif kind == "folder":
+        (tmp_path / "a.dandelion").write_text(GOOD.replace("one", name).replace("two", "second"))
+    else:
+        path = tmp_path / "document.json"
+        function = {"name": name, "inputs": ["a"], "outputs": ["b"], "code": [{"format": "null"}]}
+        path.write_text(json.dumps({"functions": [function]}))
+    code, out, _ = remote("register", path, "--json")
+    assert code == 0
+    assert name in {r["name"] for r in json.loads(out)["registered"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code", "said"),
+    [
+        ("x.txt", "", 1, "cannot be registered"),
+        ("x.py", "pass", 1, "no function document()"),
+        ("x.py", "def document(): return 3", 1, "gave a int"),
+        ("x.py", "def", 1, "cannot be loaded"),
+        ("x.py", "import no_such_module_here", 1, "cannot be loaded"),
+        ("x.json", '{"functions": [{"name": 3}]}', 1, "functions[0].name"),
+        ("x.json", "{", 1, "body"),
+        ("x.dandelion", BAD, 1, "did you mean 'echo'"),
+        ("x.dandelion", "\udcff", 1, "UTF-8"),
+        ("gone/x.dandelion", None, 2, "no such file"),
+    ],
+)
+def test_what_cannot_be_registered(
+    remote: Command, tmp_path: Path, file: str, content: str | None, code: int, said: str
+) -> None:
+    path = tmp_path / file
+    if content is not None:
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    got, _, error = remote("register", path)
+    assert got == code
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_invoke(remote: Command, tmp_path: Path) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"\xff\0\1")
+    assert "text" in remote("invoke", "echo", "a=text")[1]
+    assert "ff 00 01" in remote("invoke", "echo", f"a=@{data}")[1]
+    assert "data.bin" in remote("invoke", "echo", f"a=@{data}")[1]
+    assert "(empty)" in remote("invoke", "echo", "a:=null")[1]
+    assert "1, 2, 3, 4" in remote("invoke", "matrix", "m:=[[1,2],[3,4]]")[1]
+    reply = json.loads(remote("invoke", "echo", "a=p", "a=q", f"a=@{data}", "--json")[1])
+    assert [i["name"] for i in reply["sets"]["b"]] == ["a", "a", "data.bin"]
+    assert remote("invoke", "echo", "a=plain text", "--raw")[1] == "plain text"
+    target = tmp_path / "out"
+    assert remote("invoke", "pair", "left=L", "right=R", "--set", "right", "-o", target)[0] == 0
+    assert target.read_bytes() == b"R"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["echo", "a"], 2, "write set=text"),
+        (["echo", "=x"], 2, "write set=text"),
+        (["echo", "a:={"], 2, "no valid JSON"),
+        (["echo", "a:=1", "a=x"], 2, "once"),
+        (["echo", "a=@/no/such/file"], 1, "No such file"),
+        (["echo", "aa=x"], 1, "did you mean 'a'"),
+        (["ecko", "a=x"], 1, "did you mean 'echo'"),
+        (["echo", "a=x", "--version", "9"], 1, "version 9"),
+        (["echo", "a=x", "--deadline", "-1"], 1, "deadline"),
+        (["pair", "left=x", "right=y", "--raw"], 1, "2 items"),
+        (["pair", "left=x", "right=y", "--set", "rigth"], 1, "did you mean 'right'"),
+        (["fails", "x=y"], 1, "ValueError: no"),
+        (["echo", "a:=3"], 1, "dtype"),
+    ],
+)
+def test_invocations_that_go_wrong(
+    remote: Command, arguments: list[str], code: int, said: str
+) -> None:
+    got, _, error = remote("invoke", *arguments)
+    assert got == code
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_errors_as_json(remote: Command) -> None:
+    code, out, error = remote("invoke", "ecko", "a=x", "--json")
+    assert (code, out) == (1, "")
+    assert json.loads(error)["error"]["type"] == "Unknown"
+
+
+def test_debug_shows_the_traceback(remote: Command) -> None:
+    assert "Traceback" in remote("invoke", "ecko", "a=x", "--debug")[2]
+
+
+def test_unreachable(command: Command) -> None:
+    code, _, error = command("ls", "--url", "http://127.0.0.1:1")
+    assert code == 3
+    assert "http://127.0.0.1:1" in error
+
+
+# --- without a node -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["invoke"], ["ls", "--no"], ["ls", "x"]])
+def test_wrong_usage(command: Command, arguments: list[str]) -> None:
+    assert command(*arguments)[0] == 2
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version")[:2] == (0, f"dandelion {__version__}\n")
+    assert command("--help")[0] == 0
+    for verb in ("serve", "register", "invoke", "ls", "describe", "rm", "check", "graph", "doctor"):
+        assert command(verb, "--help")[0] == 0
+
+
+def test_check_the_compositions_of_the_project(command: Command) -> None:
+    code, out, _ = command("check", ROOT / "compositions", "--json")
+    assert code == 0
+    checked = json.loads(out)
+    assert {c["kind"] for c in checked} == {"composition", "blueprint"}
+    assert not any(c["problems"] for c in checked)
+    assert not any(c["file"].endswith("weights.json") for c in checked)
+
+
+def test_check_points_at_the_place(command: Command, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.dandelion"
+    bad.write_text(BAD)
+    (tmp_path / "good.dandelion").write_text(GOOD)
+    blueprint = json.loads(BLUEPRINT.read_text())
+    blueprint["blueprint"]["inputs"] = 3
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(blueprint))
+    document = tmp_path / "document.json"
+    document.write_text(json.dumps({"compositions": [GOOD, BAD]}))
+    (tmp_path / "other.json").write_text('{"anything": "else"}')
+    (tmp_path / ".hidden.json").write_text('{"blueprint": 3}')
+    code, out, _ = command("check", tmp_path)
+    assert code == 1
+    assert f"{bad}:3:5: " in out
+    assert "did you mean 'echo'" in out
+    assert f"{broken}: blueprint.inputs" in out
+    assert f"{document}: compositions[1]" in out
+    assert "4 files checked, 3 with problems" in out
+
+
+def test_check_looks_into_the_sources_beside_a_blueprint(command: Command, tmp_path: Path) -> None:
+    for name in ("add.json", "add.c"):
+        (tmp_path / name).write_text((BLUEPRINT.parent / name).read_text())
+    assert command("check", tmp_path)[0] == 0
+    blueprint = json.loads(BLUEPRINT.read_text())
+    launch = blueprint["blueprint"]["control_flow"][0]["ExecKernel"]
+    launch[1] = launch[1][:-1]
+    (tmp_path / "add.json").write_text(json.dumps(blueprint))
+    assert command("check", tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("x.txt", "", 1),
+        ("x.json", "[]", 1),
+        ("x.json", "{", 1),
+        ("x.json", '{"anything": 1}', 1),
+        ("x.dandelion", "composition", 1),
+        ("x.dandelion", "", 0),
+        ("x.dandelion", "\udcff", 1),
+        ("gone/x", None, 2),
+    ],
+)
+def test_check_one_file(
+    command: Command, tmp_path: Path, name: str, content: str | None, code: int
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert command("check", path)[0] == code
+
+
+def test_graph_of_a_file(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "good.dandelion"
+    path.write_text(GOOD)
+    assert command("graph", path, "--name", "one", "--format", "mermaid")[1].startswith("flowchart")
+    assert json.loads(command("graph", path, "--name", "one", "--json")[1])["name"] == "one"
+    svg = tmp_path / "one.svg"
+    assert command("graph", path, "--name", "one", "-o", svg)[0] == 0
+    assert svg.read_text().startswith("<svg")
+    assert command("graph", path)[0] == 1  # there are two
+    assert command("graph", path, "--name", "on")[0] == 1
+    assert command("graph", tmp_path / "no.dandelion")[0] == 2
+
+
+def test_graph_of_a_node(remote: Command) -> None:
+    code, out, _ = remote("graph", "twice")
+    assert code == 0
+    assert "composition twice" in out
+
+
+def test_doctor(command: Command) -> None:
+    code, out, _ = command("doctor", "--json")
+    found = {(f["area"], f["name"]): f for f in json.loads(out)["findings"]}
+    assert found["memory", "arena"]["works"]
+    assert found["backend", "null:null"]["works"]
+    assert found["registry", "sqlite"]["works"]
+    compute = [f for (area, name), f in found.items() if area == "backend" and f["works"]]
+    assert code == (0 if len(compute) > 2 else 1)  # null and http alone run nobody's functions
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_flags_above_environment_above_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'host = "0.0.0.0"\nport = 1\nmax_waiting = 5\narena_bytes = "64MiB"\n'
+        'backends = ["null"]\n[options.http]\nallow = "example.org"\n[engines]\nprocess = 2\n'
+    )
+    environment = {"DANDELION_PORT": "2", "DANDELION_MAX_WAITING": "6", "DANDELION_URL": "x"}
+    settings = load_settings(file, environment, {"port": "3"})
+    assert (settings.host, settings.port, settings.max_waiting) == ("0.0.0.0", 3, 6)
+    assert settings.arena_bytes == 64 << 20
+    assert settings.backends == ("null",)
+    assert settings.options == {"http": {"allow": "example.org"}}
+    assert settings.engines == {"process": 2}
+    assert load_settings(None, {}, {}) == Settings()
+
+
+def test_settings_as_text() -> None:
+    flags = {
+        "backends": "null, cuda|opencl",
+        "engines": "process=2,null=1",
+        "options": "http.allow=a.org,http.timeout_s=3",
+        "body_limit_bytes": "2GiB",
+        "default_deadline_s": "1.5",
+    }
+    settings = load_settings(None, {}, flags)
+    assert settings.backends == ("null", "cuda|opencl")
+    assert settings.engines == {"process": 2, "null": 1}
+    assert settings.options == {"http": {"allow": "a.org", "timeout_s": "3"}}
+    assert (settings.body_limit_bytes, settings.default_deadline_s) == (2 << 30, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "where"),
+    [
+        ("porrt = 3", {}, "porrt"),
+        ('port = "many"', {}, "port"),
+        ("port = [", {}, "node.toml"),
+        ("", {"port": "many"}, "--port"),
+        ("", {"arena_bytes": "3 potatoes"}, "--arena-bytes"),
+        ("", {"engines": "process"}, "--engines"),
+        ("", {"engines": "process=two"}, "--engines"),
+        ("", {"options": "allow=x"}, "--options"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, str], where: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        load_settings(file, {}, flags)
+    assert where in caught.value.where
+
+
+# --- a server as a process ----------------------------------------------------------------------
+
+
+def start_server(*arguments: str) -> subprocess.Popen[str]:
+    fixed = ["--port", "0", "--backends", "null", "--arena-bytes", "4MiB"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "dandelion", "serve", *fixed, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("DANDELION_")},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_until_a_signal(number: int) -> None:
+    with start_server("--json") as process:
+        assert process.stdout is not None
+        place: dict[str, Any] = json.loads(process.stdout.readline())
+        assert place["pid"] == process.pid
+        with urllib.request.urlopen(place["url"] + "/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert out == ""
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert any(line["message"] == "listening" and line["port"] == place["port"] for line in lines)
+
+
+def test_serve_with_bad_settings() -> None:
+    for arguments, said in (
+        (["--max-waiting", "x"], "--max-waiting"),
+        (["--catalog", "nothing:here"], "nothing"),
+        (["--settings", "/no/such/file.toml"], "/no/such/file.toml"),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+    ):
+        with start_server(*arguments) as process:
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert said in errors
+        assert "Traceback" not in errors
