@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -415,3 +417,37 @@ def test_the_builder_knows_its_buffers() -> None:
     b.launch("k", [bp.Ptr("nothing")])
     with pytest.raises(InvalidBlueprint):
         b.build()
+
+
+# --- the manual -----------------------------------------------------------------------------
+
+
+def manual() -> str:
+    return (Path(__file__).parent.parent / "docs" / "blueprint.md").read_text()
+
+
+def test_the_listings_of_the_manual_are_right() -> None:
+    listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
+    assert len(listings) == 2
+    first = bp.parse_blueprint(listings[0])
+    bp.parse_blueprint(listings[1])
+    (python,) = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(python, names)
+    assert bp.parse_blueprint(names["text"]) == first
+
+
+def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
+    rows = re.findall(r"^\| `(\{.*\})`", manual(), re.MULTILINE)
+    assert len(rows) > 8
+    for row in rows:
+        for written in row.split("`, `"):
+            text = written.replace("size, ...", "1, 2").replace("size", "3")
+            document = changed(f"{EXEC}/1/1", json.loads(text))
+            if next(iter(document["blueprint"]["control_flow"][0]["ExecKernel"][1][1])) in SIZES:
+                document = changed("blueprint/buffers/B", json.loads(text))
+            bp.parse_blueprint(json.dumps(document))
+
+
+SIZES = {"Absolute", "FromInput", "Elements", "CeilDiv", "Add", "Mul"}
+SIZES |= {"AbsoluteByBatch", "AbsoluteByBatchEven"}
