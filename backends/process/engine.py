@@ -97,6 +97,9 @@ class ProcessEngine(Engine):
         finally:
             with self._lock:
                 self._running = None
+                closed = self._closed
+            if closed:
+                self._leave()
 
     def _run_in(self, nursery: Nursery, call: Call, running: _Running) -> InstanceSets:
         spec = call.function.spec
@@ -223,8 +226,14 @@ class ProcessEngine(Engine):
             if self._closed:
                 return
             self._closed = True
-            if self._running is not None and self._running.sandbox is not None:
-                self._running.sandbox.kill()
+            running = self._running
+            if running is not None:  # that call ends now, and then leaves
+                if running.sandbox is not None:
+                    running.sandbox.kill()
+                return
+        self._leave()
+
+    def _leave(self) -> None:
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:

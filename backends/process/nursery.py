@@ -19,6 +19,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -198,7 +200,12 @@ class Nursery:
     def ended(self, sandbox: Sandbox) -> wire.Ended | None:
         """Tell how a sandbox ended, after its pidfd says that it has; None if nobody knows."""
         zygote = self._zygote
-        return zygote.ended(sandbox.pid) if zygote is not None else None
+        if zygote is None:
+            return None
+        ended = zygote.ended(sandbox.pid)
+        if ended is None:
+            self._lost(zygote)  # those that wait are about to be killed, too
+        return ended
 
     def close(self) -> None:
         """End the zygote and with it all its sandboxes. May be called twice."""
@@ -224,12 +231,18 @@ class Nursery:
 
 
 class _Zygote:
-    """One zygote process and the connection to it."""
+    """One zygote process and the connection to it.
+
+    Several threads use the connection at once, so it is shut down first and closed by the last of
+    them: a descriptor that is closed in the midst of a call may be another file by then.
+    """
 
     def __init__(self, imports: tuple[str, ...], ahead: int) -> None:
         self.facts: dict[str, str] = {}
         self._lock = threading.Lock()
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._users = 0
+        self._closing = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         path = [os.path.abspath(entry) for entry in sys.path]
         settings = wire.Settings(theirs.fileno(), life, path, imports, ahead)
@@ -255,18 +268,35 @@ class _Zygote:
             NoSandbox, ImportFailed: see `Nursery.take`.
             EOFError, OSError: the zygote is gone.
         """
-        while True:
-            message, files = self._next(deadline_ns)
-            said = _from_zygote.decode(message)
-            if isinstance(said, wire.Ready):
-                self.facts.update(said.facts)
-            elif isinstance(said, wire.Failed):
-                if said.user:
+        with self._connection() as control:
+            while True:
+                message, files = _next(control, deadline_ns)
+                said = _from_zygote.decode(message)
+                if isinstance(said, wire.Ready):
+                    self.facts.update(said.facts)
+                elif isinstance(said, wire.Born):
+                    break
+                elif said.user:
                     raise ImportFailed(said.message)
-                self.ask(FORK)
-                raise EngineDied(f"zygote {self.process.pid}", said.message)
-            else:
-                return self._greet(said.pid, files, deadline_ns)
+                else:
+                    self.ask(FORK)
+                    raise EngineDied(f"zygote {self.process.pid}", said.message)
+        return self._greet(said.pid, files, deadline_ns)
+
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
+        with self._lock:
+            if self._closing:
+                raise EOFError
+            self._users += 1
+        try:
+            yield self._control
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._closing and not self._users
+            if last:
+                self._control.close()
 
     def _greet(self, pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
         try:
@@ -275,46 +305,47 @@ class _Zygote:
             self.ask(FORK)  # that one is given up
             raise
 
-    def _next(self, deadline_ns: int) -> tuple[bytes, list[int]]:
-        flags = socket.MSG_DONTWAIT
-        while True:
-            try:
-                message, files = wire.receive(self.control, _MESSAGE_BYTES, 4, flags)
-            except BlockingIOError:
-                _wait_readable(self.control, deadline_ns)
-                continue
-            if not message:
-                raise EOFError
-            return message, files
-
     def ask(self, message: bytes) -> None:
         """Send a request; if the zygote is gone, the next `take` finds out."""
-        try:
-            self.control.send(message)
-        except OSError:
-            return
+        with suppress(EOFError, OSError), self._connection() as control:
+            control.send(message)
 
     def ended(self, pid: int) -> wire.Ended | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             try:
-                with theirs:
-                    query = QUERY.pack(b"?", pid)
-                    wire.send(self.control, [query], [theirs.fileno()])
+                with theirs, self._connection() as control:
+                    wire.send(control, [QUERY.pack(b"?", pid)], [theirs.fileno()])
                 message, _ = wire.receive(ours, 256, 0)
-            except OSError:
+            except (EOFError, OSError):
                 return None
         return _ended.decode(message) if message else None
 
     def close(self) -> None:
         """End it and reap it. May be called twice, and by several threads."""
         with self._lock:
-            if self._life >= 0:
-                os.close(self._life)
-                self._life = -1
+            if self._closing:
+                return
+            self._closing = True
+            os.close(self._life)
+            self._control.shutdown(socket.SHUT_RDWR)
+            unused = not self._users
+        if unused:
+            self._control.close()
         self.process.kill()
         self.process.wait()
-        self.control.close()
+
+
+def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
+    while True:
+        try:
+            message, files = wire.receive(control, _MESSAGE_BYTES, 4, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            _wait_readable(control, deadline_ns)
+            continue
+        if not message:
+            raise EOFError
+        return message, files
 
 
 def _greet(pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
