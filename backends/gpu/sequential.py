@@ -21,6 +21,7 @@ engine died.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
@@ -113,8 +114,7 @@ class SequentialEngine(Engine):
         self.pool.clean()  # nothing to do, unless nobody called `settle` or it failed
         self.pool.begin(plan)
         planned = clock()
-        for name, item in items.items():
-            self.pool.write(plan.slots[name], item.data)
+        self._copy_in(plan, items)
         self._exact()
         copied = clock()
         self._launch(call, ready)
@@ -132,6 +132,14 @@ class SequentialEngine(Engine):
         )
         self._check_deadline(call)
         return outputs
+
+    def _copy_in(self, plan: Plan, items: Mapping[str, Item]) -> None:
+        """Copy inputs and weights to their slots.
+
+        Weights are copied like inputs; where they stay resident, this is the place to leave them.
+        """
+        for name, item in items.items():
+            self.pool.write(plan.slots[name], item.data)
 
     def _launch(self, call: Call, ready: Ready) -> None:
         if ready.graph is not None:
