@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from dandelion.backends.gpu.layout import ALIGNMENT_BYTES
-from dandelion.backends.gpu.plan import Launch, Plan, PlanCache, Pointer, Zero, integers_read, plan
+from dandelion.backends.gpu.plan import Launch, Plan, Pointer, Zero, plan
+from dandelion.backends.gpu.plan_cache import PlanCache
+from dandelion.backends.gpu.sizes import integers_read
 
 import dandelion.blueprint as bp
 from dandelion.errors import InvalidBlueprint, InvalidInput

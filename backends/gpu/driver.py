@@ -14,7 +14,7 @@ from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
 from .device import Device
-from .plan import PlanCache
+from .plan_cache import PlanCache
 from .program import ProgramCache, make_program, plan_call
 from .sequential import SequentialEngine
 

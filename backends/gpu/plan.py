@@ -5,7 +5,7 @@ It says where in the buffer pool each buffer lies, what is launched with which a
 large everything is. The n-th call of a plan uses the same offsets as the first, so a device can
 prepare its launches once, or capture them as a graph.
 
-Repeats stay compact: `Plan.launches` holds each launch of the blueprint once, `Plan.program` says
+Repeats stay compact: `Plan.steps` holds each launch of the blueprint once, `Plan.program` says
 in which order, with loops.
 
 Where a call must not begin, the error names the place: `InvalidInput` if the inputs brought it
@@ -14,9 +14,7 @@ about, `InvalidBlueprint` if it would be so with any input.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,34 +22,21 @@ from dandelion.blueprint import (
     Absolute,
     Access,
     Action,
-    Add,
     Argument,
-    ByBatch,
-    CeilDiv,
-    Elements,
     ExecKernel,
-    FromInput,
     GpuConfig,
-    Mul,
     Ptr,
     Raw,
-    Repeat,
-    Scalar,
-    Size,
-    Sizeof,
 )
-from dandelion.blueprint.check import constant, launch_numbers, pack
+from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.records import (
     BLOCK_THREADS,
-    MAX_BYTES,
     MAX_LAUNCHES,
 )
-from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
+from dandelion.errors import InvalidInput
 
 from .layout import Lifetime, Slot, aligned, place
-
-ReadInteger: TypeAlias = Callable[[str, int], int]
-"""Gives the idx-th i64 of an input; it is only asked for integers that are inside."""
+from .sizes import ReadInteger, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,40 +115,6 @@ def _walk(program: Program) -> Iterator[int]:
             yield step
 
 
-def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
-    """List the integers that plans of a blueprint depend on, each once."""
-    found: dict[FromInput, None] = {}
-
-    def look(size: Size) -> None:
-        match size:
-            case FromInput():
-                found[size] = None
-            case Add(parts) | Mul(parts):
-                for part in parts:
-                    look(part)
-            case CeilDiv(dividend, divisor):
-                look(dividend)
-                look(divisor)
-
-    def act(actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, Repeat):
-                look(action.times)
-                act(action.actions)
-                continue
-            for argument in action.args:
-                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
-                    look(argument.value)
-            for _, size, _, _ in launch_numbers(action.launch):
-                look(size)
-
-    body = config.blueprint
-    for size in (body.batch, *body.buffers.values()):
-        look(size)
-    act(body.control_flow)
-    return tuple(found)
-
-
 def plan(
     config: GpuConfig,
     input_sizes: Mapping[str, int],
@@ -191,90 +142,6 @@ def plan(
     return made
 
 
-class _Sizes:
-    """Evaluates sizes for given inputs."""
-
-    def __init__(self, config: GpuConfig, sizes: Mapping[str, int], read: ReadInteger) -> None:
-        self._known = dict(sizes)
-        self._buffers = config.blueprint.buffers
-        self._read = read
-        self._inputs = sizes
-        self._batch: int | None = None
-        self._batch_size = config.blueprint.batch
-
-    def number(self, where: str, size: Size, smallest: int, largest: int) -> int:
-        """Evaluate a size and hold it against bounds."""
-        value = size.value if type(size) is Absolute else self.value(where, size)
-        if smallest <= value <= largest:
-            return value
-        message = f"it comes to {value}, possible is {smallest}..{largest}"
-        raise self.error(where, size, message)
-
-    def error(self, where: str, size: Size, message: str) -> DandelionError:
-        """Make the error that tells whose fault an impossible size is."""
-        if constant(size) is None:
-            return InvalidInput(where, message)
-        return InvalidBlueprint((Problem("out-of-range", message, where),))
-
-    def buffer(self, name: str) -> int:
-        """Size of a buffer in bytes."""
-        known = self._known.get(name)
-        if known is None:
-            where = f"blueprint.buffers.{name}"
-            size = self._buffers[name]
-            self._known[name] = known = self.number(where, size, 0, MAX_BYTES)
-        return known
-
-    def value(self, where: str, size: Size) -> int:
-        match size:
-            case Absolute(value):
-                return value
-            case Sizeof(buffer):
-                return self.buffer(buffer)
-            case FromInput():
-                return self.integer(where, size)
-            case Elements(buffer, dtype):
-                return self.buffer(buffer) // dtype.size_bytes
-            case ByBatch(value, even):
-                batch = self.batch()
-                return value * (batch + (batch & 1 if even else 0))
-            case Add(terms):
-                return sum(self.value(where, t) for t in terms)
-            case Mul(factors):
-                product = 1
-                for factor in factors:
-                    product *= self.value(where, factor)
-                return self.bounded(where, size, product)
-            case CeilDiv(dividend, divisor):
-                return self.quotient(where, size, dividend, divisor)
-
-    def quotient(self, where: str, size: Size, dividend: Size, divisor: Size) -> int:
-        lower = self.value(where, divisor)
-        if lower == 0:
-            raise self.error(where, size, "the divisor is zero")
-        return -(-self.value(where, dividend) // lower)
-
-    def bounded(self, where: str, size: Size, value: int) -> int:
-        if abs(value) > 2**63:
-            raise self.error(where, size, f"a product comes to {value}")
-        return value
-
-    def integer(self, where: str, size: FromInput) -> int:
-        have = self._inputs[size.bufname]
-        if (size.idx + 1) * 8 > have:
-            raise InvalidInput(
-                where,
-                f"it reads the {size.idx}-th integer of '{size.bufname}', "
-                f"whose item has {have} bytes, room for {have // 8}",
-            )
-        return self._read(size.bufname, size.idx)
-
-    def batch(self) -> int:
-        if self._batch is None:
-            self._batch = self.number("blueprint.batch", self._batch_size, 1, MAX_LAUNCHES)
-        return self._batch
-
-
 @dataclass(slots=True)
 class _Draft:
     """A launch before its buffers have a place."""
@@ -295,7 +162,7 @@ class _Planner:
         for name in self.inputs:
             if name not in sizes:
                 raise InvalidInput(f"sets.{name}", "it is missing; a GPU function needs every set")
-        self.sizes = _Sizes(config, sizes, read)
+        self.sizes = Sizes(config, sizes, read)
         self.access = {k.name: k.access for k in config.kernels}
         self.drafts: list[_Draft] = []
         self.loops: list[tuple[int, int]] = []  # first and last draft, inner loops first
@@ -456,65 +323,3 @@ def _first(step: int | Loop) -> int:
     while isinstance(step, Loop):
         step = step.program[0]
     return step
-
-
-class PlanCache:
-    """Plans by function, input sizes and integers read; the least recently used go first.
-
-    Args:
-        capacity: how many plans are kept.
-        limit_bytes: as for `plan`.
-    """
-
-    def __init__(self, capacity: int = 256, limit_bytes: int | None = None) -> None:
-        self._capacity = capacity
-        self._limit_bytes = limit_bytes
-        self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-        self._integers: OrderedDict[str, tuple[FromInput, ...]] = OrderedDict()
-        self._lock = threading.Lock()
-        self.misses = 0
-
-    def get(
-        self,
-        identity: str,
-        config: GpuConfig,
-        input_sizes: Mapping[str, int],
-        read_integer: ReadInteger,
-    ) -> Plan:
-        """Give the plan of a call; see `plan`.
-
-        Args:
-            identity: digest of the function; equal identity means an equal `config`.
-            config, input_sizes, read_integer: as for `plan`.
-        """
-        wanted = self._integers.get(identity)
-        if wanted is None:
-            wanted = integers_read(config)
-            with self._lock:
-                self._integers[identity] = wanted
-                if len(self._integers) > self._capacity:
-                    self._integers.popitem(last=False)
-        numbers = tuple(
-            [
-                read_integer(w.bufname, w.idx)
-                if (w.idx + 1) * 8 <= input_sizes.get(w.bufname, 0)
-                else None
-                for w in wanted
-            ]
-        )
-        key = (identity, tuple(input_sizes.values()), numbers)
-        with self._lock:
-            found = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                return found
-        made = plan(config, input_sizes, read_integer, self._limit_bytes)
-        with self._lock:
-            self.misses += 1
-            self._plans[key] = made
-            if len(self._plans) > self._capacity:
-                self._plans.popitem(last=False)
-        return made
-
-    def __len__(self) -> int:
-        return len(self._plans)

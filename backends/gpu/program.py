@@ -15,7 +15,8 @@ from dandelion.errors import InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Function, FunctionSpec
 
 from .layout import aligned
-from .plan import Plan, PlanCache
+from .plan import Plan
+from .plan_cache import PlanCache
 from .source import with_access
 
 

@@ -32,7 +32,8 @@ from dandelion.memory import ArenaMap, Context
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
-from .plan import Plan, PlanCache
+from .plan import Plan
+from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, plan_call
 

@@ -7,19 +7,16 @@ inputs is checked by the plan of that call, in the same words.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.reading import read_config
 from dandelion.blueprint.records import (
-    BLOCK_LIMITS,
     BLOCK_THREADS,
-    GRID_LIMITS,
     MAX_BYTES,
     MAX_DEPTH,
     MAX_LAUNCHES,
-    SHARED_LIMIT_BYTES,
     Absolute,
     Access,
     Action,
@@ -36,7 +33,6 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Raw,
-    Scalar,
     Size,
     Sizeof,
 )
@@ -304,47 +300,6 @@ class _Checker:
         if threads > BLOCK_THREADS and all(n is None or n <= BLOCK_THREADS for n in block):
             message = f"a block of {threads} threads"
             yield Problem("out-of-range", message, where, expected=f"at most {BLOCK_THREADS}")
-
-
-def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
-    """Give each number of a launch with its name, its smallest and its largest value."""
-    for letter, limit in zip("xyz", GRID_LIMITS, strict=True):
-        name = f"grid_dim_{letter}"
-        yield name, getattr(launch, name), 1, limit
-    for letter, limit in zip("xyz", BLOCK_LIMITS, strict=True):
-        name = f"block_dim_{letter}"
-        yield name, getattr(launch, name), 1, limit
-    yield "shared_mem_bytes", launch.shared_mem_bytes, 0, SHARED_LIMIT_BYTES
-
-
-def pack(scalar: Scalar, value: int | float) -> bytes | None:
-    """Give the bytes of a number as a kernel gets them; None if it does not fit its type."""
-    try:
-        return struct.pack(scalar.dtype.struct_code, value)
-    except (struct.error, OverflowError):
-        return None
-
-
-def constant(size: Size) -> int | None:
-    """Evaluate a size that does not depend on any input or buffer; None if it does."""
-    match size:
-        case Absolute(value):
-            return value
-        case Add(terms):
-            numbers = [constant(t) for t in terms]
-            return None if None in numbers else sum(n for n in numbers if n is not None)
-        case Mul(factors):
-            product = 1
-            for factor in factors:
-                number = constant(factor)
-                if number is None:
-                    return None
-                product *= number
-            return product
-        case CeilDiv(dividend, divisor):
-            upper, lower = constant(dividend), constant(divisor)
-            return None if upper is None or not lower else -(-upper // lower)
-    return None
 
 
 def _named(size: Size) -> set[str]:

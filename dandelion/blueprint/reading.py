@@ -24,9 +24,9 @@ import base64
 import binascii
 import json
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import NoReturn
 
+from dandelion.blueprint.document import DocumentReader, Json, json_object, kind_of
 from dandelion.blueprint.records import (
     MAX_DEPTH,
     Absolute,
@@ -56,9 +56,6 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import Problem, nearest
 
-Json: TypeAlias = Any  # what json.loads gives; every use below looks at its type first
-_T = TypeVar("_T")
-
 _SIZES = (
     "Absolute",
     "Sizeof",
@@ -77,20 +74,6 @@ _BROKEN = Absolute(1)
 _LARGEST = sys.float_info.max
 
 
-class _Duplicates(dict[str, Json]):
-    """A JSON object that remembers which of its names came twice."""
-
-    twice: tuple[str, ...] = ()
-
-
-def _object(pairs: list[tuple[str, Json]]) -> _Duplicates:
-    result = _Duplicates(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        result.twice = tuple(dict.fromkeys(n for n in names if names.count(n) > 1))
-    return result
-
-
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
@@ -104,7 +87,7 @@ def read_config(data: bytes | bytearray | memoryview | str) -> tuple[GpuConfig, 
     reader = _Reader()
     try:
         text = data if isinstance(data, str) else bytes(data).decode("utf-8-sig")
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        document = json.loads(text, object_pairs_hook=json_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         problem = Problem(
@@ -120,97 +103,8 @@ def read_config(data: bytes | bytearray | memoryview | str) -> tuple[GpuConfig, 
 _NOTHING = GpuConfig((), (), ExecutionBlueprint())
 
 
-def _kind(value: Json) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "an object" if value else "an empty object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    text = json.dumps(value)
-    return text if len(text) < 40 else f"{text[:36]}..."
-
-
-class _Reader:
+class _Reader(DocumentReader):
     """One pass over a document; `problems` grows."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    # what everything is made of
-
-    def report(
-        self, code: str, where: str, message: str, *, expected: str = "", found: str = "",
-        close: str | None = None,
-    ) -> None:  # fmt: skip
-        self.problems.append(
-            Problem(code, message, where, expected=expected, found=found, nearest=close or "")
-        )
-
-    def wrong(self, where: str, expected: str, value: Json) -> None:
-        self.report("type", where, "wrong kind of value", expected=expected, found=_kind(value))
-
-    def fields(
-        self, where: str, value: Json, required: tuple[str, ...], optional: tuple[str, ...] = ()
-    ) -> Mapping[str, Json]:
-        """Take an object with known fields; report all others."""
-        if not isinstance(value, dict):
-            self.wrong(where, "an object", value)
-            return {}
-        known = (*required, *optional)
-        prefix = f"{where}." if where else ""
-        for name in value:
-            if name not in known:
-                close = nearest(name, known)
-                expected = "" if close else " or ".join(known)
-                where_field = f"{prefix}{name}"
-                self.report(
-                    "unknown-field", where_field, "unknown field", expected=expected, close=close
-                )
-        for name in required:
-            if name not in value:
-                self.report("missing-field", where or "document", f"field '{name}' is missing")
-        self.twice(where, value)
-        return value
-
-    def twice(self, where: str, value: Json) -> None:
-        for name in value.twice if isinstance(value, _Duplicates) else ():
-            self.report("duplicate", f"{where}.{name}" if where else name, "given twice")
-
-    def name(self, where: str, value: Json) -> str:
-        if isinstance(value, str) and value and len(value) <= 1024 and value.isprintable():
-            return value
-        self.wrong(where, "a name", value)
-        return ""
-
-    def integer(self, where: str, value: Json) -> int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        self.wrong(where, "an integer", value)
-        return 1
-
-    def items(
-        self, where: str, value: Json, read: Callable[[str, Json], _T | None]
-    ) -> tuple[_T, ...]:
-        if not isinstance(value, list):
-            self.wrong(where, "a list", value)
-            return ()
-        found = (read(f"{where}[{i}]", v) for i, v in enumerate(value))
-        return tuple(item for item in found if item is not None)
-
-    def tagged(self, where: str, value: Json, tags: tuple[str, ...]) -> tuple[str, Json]:
-        """Take ``{TAG: content}``; the tag is empty if there is no such thing."""
-        if not isinstance(value, dict) or len(value) != 1:
-            self.wrong(where, "one of " + ", ".join(f"{{{t}: ...}}" for t in tags), value)
-            return "", None
-        ((tag, content),) = value.items()
-        self.twice(where, value)
-        if tag not in tags:
-            close = nearest(tag, tags)
-            expected = "" if close else " or ".join(tags)
-            self.report("unknown-tag", where, f"unknown '{tag}'", expected=expected, close=close)
-            return "", None
-        return tag, content
 
     # the head
 
@@ -301,7 +195,7 @@ class _Reader:
             return Access(value)
         close = nearest(value, known) if isinstance(value, str) else None
         self.report(
-            "access", where, "unknown access", expected=" or ".join(known), found=_kind(value),
+            "access", where, "unknown access", expected=" or ".join(known), found=kind_of(value),
             close=close,
         )  # fmt: skip
         return Access.BOTH
@@ -428,7 +322,7 @@ class _Reader:
         close = nearest(value, _SCALARS) if isinstance(value, str) else None
         self.report(
             "dtype", where, "unknown element type", expected=" or ".join(_SCALARS),
-            found=_kind(value), close=close,
+            found=kind_of(value), close=close,
         )  # fmt: skip
         return ScalarType.U8
 

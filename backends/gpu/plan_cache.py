@@ -1,0 +1,74 @@
+"""Plans by function, input sizes and the integers read: a call of a known shape is a lookup."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from dandelion.blueprint import FromInput, GpuConfig
+
+from .plan import Plan, plan
+from .sizes import ReadInteger, integers_read
+
+
+class PlanCache:
+    """Plans by function, input sizes and integers read; the least recently used go first.
+
+    Args:
+        capacity: how many plans are kept.
+        limit_bytes: as for `plan`.
+    """
+
+    def __init__(self, capacity: int = 256, limit_bytes: int | None = None) -> None:
+        self._capacity = capacity
+        self._limit_bytes = limit_bytes
+        self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self._integers: OrderedDict[str, tuple[FromInput, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.misses = 0
+
+    def get(
+        self,
+        identity: str,
+        config: GpuConfig,
+        input_sizes: Mapping[str, int],
+        read_integer: ReadInteger,
+    ) -> Plan:
+        """Give the plan of a call; see `plan`.
+
+        Args:
+            identity: digest of the function; equal identity means an equal `config`.
+            config, input_sizes, read_integer: as for `plan`.
+        """
+        wanted = self._integers.get(identity)
+        if wanted is None:
+            wanted = integers_read(config)
+            with self._lock:
+                self._integers[identity] = wanted
+                if len(self._integers) > self._capacity:
+                    self._integers.popitem(last=False)
+        numbers = tuple(
+            [
+                read_integer(w.bufname, w.idx)
+                if (w.idx + 1) * 8 <= input_sizes.get(w.bufname, 0)
+                else None
+                for w in wanted
+            ]
+        )
+        key = (identity, tuple(input_sizes.values()), numbers)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        made = plan(config, input_sizes, read_integer, self._limit_bytes)
+        with self._lock:
+            self.misses += 1
+            self._plans[key] = made
+            if len(self._plans) > self._capacity:
+                self._plans.popitem(last=False)
+        return made
+
+    def __len__(self) -> int:
+        return len(self._plans)

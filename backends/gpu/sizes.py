@@ -1,0 +1,146 @@
+"""Evaluating the sizes of a blueprint for given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from dandelion.blueprint import (
+    Absolute,
+    Action,
+    Add,
+    ByBatch,
+    CeilDiv,
+    Elements,
+    FromInput,
+    GpuConfig,
+    Mul,
+    Repeat,
+    Scalar,
+    Size,
+    Sizeof,
+)
+from dandelion.blueprint.numbers import constant, launch_numbers
+from dandelion.blueprint.records import MAX_BYTES, MAX_LAUNCHES
+from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
+
+ReadInteger: TypeAlias = Callable[[str, int], int]
+"""Gives the idx-th i64 of an input; it is only asked for integers that are inside."""
+
+
+def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
+    """List the integers that plans of a blueprint depend on, each once."""
+    found: dict[FromInput, None] = {}
+
+    def look(size: Size) -> None:
+        match size:
+            case FromInput():
+                found[size] = None
+            case Add(parts) | Mul(parts):
+                for part in parts:
+                    look(part)
+            case CeilDiv(dividend, divisor):
+                look(dividend)
+                look(divisor)
+
+    def act(actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Repeat):
+                look(action.times)
+                act(action.actions)
+                continue
+            for argument in action.args:
+                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
+                    look(argument.value)
+            for _, size, _, _ in launch_numbers(action.launch):
+                look(size)
+
+    body = config.blueprint
+    for size in (body.batch, *body.buffers.values()):
+        look(size)
+    act(body.control_flow)
+    return tuple(found)
+
+
+class Sizes:
+    """Evaluates sizes for given inputs."""
+
+    def __init__(self, config: GpuConfig, sizes: Mapping[str, int], read: ReadInteger) -> None:
+        self._known = dict(sizes)
+        self._buffers = config.blueprint.buffers
+        self._read = read
+        self._inputs = sizes
+        self._batch: int | None = None
+        self._batch_size = config.blueprint.batch
+
+    def number(self, where: str, size: Size, smallest: int, largest: int) -> int:
+        """Evaluate a size and hold it against bounds."""
+        value = size.value if type(size) is Absolute else self.value(where, size)
+        if smallest <= value <= largest:
+            return value
+        message = f"it comes to {value}, possible is {smallest}..{largest}"
+        raise self.error(where, size, message)
+
+    def error(self, where: str, size: Size, message: str) -> DandelionError:
+        """Make the error that tells whose fault an impossible size is."""
+        if constant(size) is None:
+            return InvalidInput(where, message)
+        return InvalidBlueprint((Problem("out-of-range", message, where),))
+
+    def buffer(self, name: str) -> int:
+        """Size of a buffer in bytes."""
+        known = self._known.get(name)
+        if known is None:
+            where = f"blueprint.buffers.{name}"
+            size = self._buffers[name]
+            self._known[name] = known = self.number(where, size, 0, MAX_BYTES)
+        return known
+
+    def value(self, where: str, size: Size) -> int:
+        match size:
+            case Absolute(value):
+                return value
+            case Sizeof(buffer):
+                return self.buffer(buffer)
+            case FromInput():
+                return self.integer(where, size)
+            case Elements(buffer, dtype):
+                return self.buffer(buffer) // dtype.size_bytes
+            case ByBatch(value, even):
+                batch = self.batch()
+                return value * (batch + (batch & 1 if even else 0))
+            case Add(terms):
+                return sum(self.value(where, t) for t in terms)
+            case Mul(factors):
+                product = 1
+                for factor in factors:
+                    product *= self.value(where, factor)
+                return self.bounded(where, size, product)
+            case CeilDiv(dividend, divisor):
+                return self.quotient(where, size, dividend, divisor)
+
+    def quotient(self, where: str, size: Size, dividend: Size, divisor: Size) -> int:
+        lower = self.value(where, divisor)
+        if lower == 0:
+            raise self.error(where, size, "the divisor is zero")
+        return -(-self.value(where, dividend) // lower)
+
+    def bounded(self, where: str, size: Size, value: int) -> int:
+        if abs(value) > 2**63:
+            raise self.error(where, size, f"a product comes to {value}")
+        return value
+
+    def integer(self, where: str, size: FromInput) -> int:
+        have = self._inputs[size.bufname]
+        if (size.idx + 1) * 8 > have:
+            raise InvalidInput(
+                where,
+                f"it reads the {size.idx}-th integer of '{size.bufname}', "
+                f"whose item has {have} bytes, room for {have // 8}",
+            )
+        return self._read(size.bufname, size.idx)
+
+    def batch(self) -> int:
+        if self._batch is None:
+            self._batch = self.number("blueprint.batch", self._batch_size, 1, MAX_LAUNCHES)
+        return self._batch

@@ -1,0 +1,60 @@
+"""Numbers in blueprints: what they may be, what a constant comes to, how a kernel gets one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from dandelion.blueprint.records import (
+    BLOCK_LIMITS,
+    GRID_LIMITS,
+    SHARED_LIMIT_BYTES,
+    Absolute,
+    Add,
+    CeilDiv,
+    LaunchConfig,
+    Mul,
+    Scalar,
+    Size,
+)
+
+
+def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
+    """Give each number of a launch with its name, its smallest and its largest value."""
+    for letter, limit in zip("xyz", GRID_LIMITS, strict=True):
+        name = f"grid_dim_{letter}"
+        yield name, getattr(launch, name), 1, limit
+    for letter, limit in zip("xyz", BLOCK_LIMITS, strict=True):
+        name = f"block_dim_{letter}"
+        yield name, getattr(launch, name), 1, limit
+    yield "shared_mem_bytes", launch.shared_mem_bytes, 0, SHARED_LIMIT_BYTES
+
+
+def pack(scalar: Scalar, value: int | float) -> bytes | None:
+    """Give the bytes of a number as a kernel gets them; None if it does not fit its type."""
+    try:
+        return struct.pack(scalar.dtype.struct_code, value)
+    except (struct.error, OverflowError):
+        return None
+
+
+def constant(size: Size) -> int | None:
+    """Evaluate a size that does not depend on any input or buffer; None if it does."""
+    match size:
+        case Absolute(value):
+            return value
+        case Add(terms):
+            numbers = [constant(t) for t in terms]
+            return None if None in numbers else sum(n for n in numbers if n is not None)
+        case Mul(factors):
+            product = 1
+            for factor in factors:
+                number = constant(factor)
+                if number is None:
+                    return None
+                product *= number
+            return product
+        case CeilDiv(dividend, divisor):
+            upper, lower = constant(dividend), constant(divisor)
+            return None if upper is None or not lower else -(-upper // lower)
+    return None
