@@ -11,7 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -37,6 +37,17 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 ContentLike: TypeAlias = Content | str
 SetLike: TypeAlias = SetSpec | str
+
+
+@runtime_checkable
+class HasText(Protocol):
+    """A composition of the Python DSL."""
+
+    def text(self) -> str:
+        """Write it in the composition language."""
+
+
+Registrable: TypeAlias = "HasText | RegistrationDocument | FunctionDocument | str"
 
 
 class CodeDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -206,3 +217,48 @@ def _static(
     given: Mapping[str, Mapping[str, ContentLike | bytes]] | None,
 ) -> dict[str, dict[str, ContentLike]]:
     return {s: {n: content(v) for n, v in items.items()} for s, items in (given or {}).items()}
+
+
+def collect(
+    things: Iterable[Registrable],
+    functions: Iterable[FunctionDocument] = (),
+    libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+) -> RegistrationDocument:
+    """Put everything that is to be registered together into one document.
+
+    Args:
+        things: compositions of the DSL, texts in the composition language, functions, documents.
+        functions: further functions.
+        libraries: code objects by name: text, bytes, or the path of a file.
+
+    Raises:
+        InvalidInput: something is none of these, or two documents have a library of the same name
+            and different content.
+    """
+    compositions: list[str] = []
+    found = list(functions)
+    code: dict[str, Content] = {}
+    for name, library in (libraries or {}).items():
+        _add(code, name, library.read_bytes() if isinstance(library, Path) else library)
+    for thing in things:
+        if isinstance(thing, RegistrationDocument):
+            found += thing.functions
+            compositions += thing.compositions
+            for name, library in thing.libraries.items():
+                _add(code, name, library)
+        elif isinstance(thing, FunctionDocument):
+            found.append(thing)
+        elif isinstance(thing, str):
+            compositions.append(thing)
+        elif isinstance(thing, HasText):
+            compositions.append(thing.text())
+        else:
+            raise InvalidInput("register", f"a {type(thing).__name__} cannot be registered")
+    return RegistrationDocument(tuple(found), dict(code), tuple(compositions))
+
+
+def _add(code: dict[str, Content], name: str, value: ContentLike | bytes) -> None:
+    made = content(value)
+    if name in code and code[name].bytes() != made.bytes():
+        raise InvalidInput(f"libraries.{name}", "it is given twice, with different content")
+    code[name] = made

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import ModuleType
 
 from dandelion.cli.output import WrongUsage
-from dandelion.documents import RegistrationDocument
+from dandelion.documents import RegistrationDocument, collect
 from dandelion.errors import InvalidInput
-from dandelion.frontend.outgoing import collect
 from dandelion.frontend.records import read_document
 
 

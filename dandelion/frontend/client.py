@@ -21,11 +21,11 @@ from typing import Self, TypeAlias, TypeVar
 import msgspec
 
 from dandelion.data import Bytes, Sets, Value
-from dandelion.documents import ContentLike, FunctionDocument, Registered
+from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.codecs import decode_reply, encode_request
 from dandelion.frontend.connections import Answer, Connections, Unreachable
-from dandelion.frontend.outgoing import Registrable, collect, outgoing_set
+from dandelion.frontend.outgoing import outgoing_set
 from dandelion.frontend.problem import decode_problem
 from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterReply
 

@@ -7,21 +7,13 @@ with their dtype and Python numbers as ``numbers``; the node converts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dandelion.data import Item, ItemSet, Value
-from dandelion.documents import (
-    Content,
-    ContentLike,
-    FunctionDocument,
-    RegistrationDocument,
-    content,
-)
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import DTYPES
@@ -30,22 +22,11 @@ Outgoing: TypeAlias = Any
 """What `dandelion.frontend.codecs.encode_request` takes for a set."""
 
 
-@runtime_checkable
-class HasText(Protocol):
-    """A composition of the Python DSL."""
-
-    def text(self) -> str:
-        """Write it in the composition language."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A set as JSON would have it, shorthands and all; see `dandelion.frontend.values`."""
 
     value: Any
-
-
-Registrable: TypeAlias = "HasText | RegistrationDocument | FunctionDocument | str"
 
 
 def outgoing_set(name: str, value: Value) -> Outgoing:
@@ -106,48 +87,3 @@ def _plain(item: Item | PackItem | dict[str, Any]) -> dict[str, Any]:
     if isinstance(item, PackItem) and item.dtype is not None:
         plain["dtype"] = item.dtype
     return plain
-
-
-def collect(
-    things: Iterable[Registrable],
-    functions: Iterable[FunctionDocument] = (),
-    libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
-) -> RegistrationDocument:
-    """Put everything that is to be registered together into one document.
-
-    Args:
-        things: compositions of the DSL, texts in the composition language, functions, documents.
-        functions: further functions.
-        libraries: code objects by name: text, bytes, or the path of a file.
-
-    Raises:
-        InvalidInput: something is none of these, or two documents have a library of the same name
-            and different content.
-    """
-    compositions: list[str] = []
-    found = list(functions)
-    code: dict[str, Content] = {}
-    for name, library in (libraries or {}).items():
-        _add(code, name, library.read_bytes() if isinstance(library, Path) else library)
-    for thing in things:
-        if isinstance(thing, RegistrationDocument):
-            found += thing.functions
-            compositions += thing.compositions
-            for name, library in thing.libraries.items():
-                _add(code, name, library)
-        elif isinstance(thing, FunctionDocument):
-            found.append(thing)
-        elif isinstance(thing, str):
-            compositions.append(thing)
-        elif isinstance(thing, HasText):
-            compositions.append(thing.text())
-        else:
-            raise InvalidInput("register", f"a {type(thing).__name__} cannot be registered")
-    return RegistrationDocument(tuple(found), dict(code), tuple(compositions))
-
-
-def _add(code: dict[str, Content], name: str, value: ContentLike | bytes) -> None:
-    made = content(value)
-    if name in code and code[name].bytes() != made.bytes():
-        raise InvalidInput(f"libraries.{name}", "it is given twice, with different content")
-    code[name] = made

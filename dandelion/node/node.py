@@ -16,9 +16,10 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,7 +34,13 @@ from dandelion.catalog import (
 from dandelion.data import ItemSet, Sets, SetSpec, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk
-from dandelion.documents import Registered, RegistrationDocument
+from dandelion.documents import (
+    ContentLike,
+    FunctionDocument,
+    Registered,
+    Registrable,
+    collect,
+)
 from dandelion.driver import Driver
 from dandelion.errors import (
     BackendUnavailable,
@@ -244,16 +251,28 @@ class Node:
 
     # --- the catalogue --------------------------------------------------------------------------
 
-    def register(self, document: RegistrationDocument) -> list[Registered]:
+    def register(
+        self,
+        *things: Registrable,
+        functions: Iterable[FunctionDocument] = (),
+        libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+    ) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing.
 
+        Args:
+            things: registration documents, functions, compositions of the DSL, texts in the
+                composition language.
+            functions: further functions.
+            libraries: code objects by name: text, bytes, or the path of a file.
+
         Returns:
-            Kind, name and version of each, libraries first, in the document's order.
+            Kind, name and version of each: libraries, functions, compositions.
 
         Raises:
             InvalidFunction, InvalidBlueprint, InvalidComposition: what is wrong, all of it.
             Conflict, InvalidInput, Unknown: see `Registrar` and `Catalog`.
         """
+        document = collect(things, functions, libraries)
         with self._registering:
             records = self.catalog.register(self._registrar.batch(document))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
