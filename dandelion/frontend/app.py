@@ -68,7 +68,13 @@ class App:
         """Answer one request."""
         exchange = Exchange(scope, receive)
         try:
-            reply = await self._answer(exchange)
+            try:
+                reply = await self._handler(exchange)(exchange)
+            except DandelionError as error:
+                reply = _problem(exchange, error)
+            except Exception as error:
+                log.exception("request failed", extra={"path": clipped(exchange.path)})
+                reply = _problem(exchange, InternalError(f"{type(error).__name__}: {error}"))
             reply.close = exchange.close
             await reply.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
@@ -76,16 +82,6 @@ class App:
             if departure is None or not departure.seen:
                 raise  # the server is shutting down
             log.info("client left", extra={"path": clipped(exchange.path)})
-
-    async def _answer(self, exchange: Exchange) -> Reply:
-        try:
-            return await self._handler(exchange)(exchange)
-        except DandelionError as error:
-            return _problem(exchange, error)
-        except Exception as error:
-            log.exception("request failed", extra={"path": clipped(exchange.path)})
-            bug = InternalError(f"{type(error).__name__}: {error}")
-            return _problem(exchange, bug)
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = exchange.path

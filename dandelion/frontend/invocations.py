@@ -1,7 +1,7 @@
 """``POST /v1/invoke/{name}``: the one route that has to be fast.
 
-What depends on the function alone (its declared sets) is kept in a `_Shape` until the catalogue
-changes. A client that leaves cancels its invocation, see `Departure`.
+What follows from the head of a request and the catalogue alone is worked out once and kept as a
+`_Plan`, until the catalogue changes. A client that leaves cancels its invocation, see `Departure`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dandelion.data import Bytes, Sets, SetSpec
@@ -27,23 +28,42 @@ from dandelion.frontend.codecs import (
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
-from dandelion.node import Node, Signature
+from dandelion.node import Node
 
 PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
 """JSON grows by more than ten times when it is parsed; large data goes as MessagePack."""
 
+PLAN_LIMIT = 4096
 QUERY = ("version", "deadline_s", "set")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """What callers give to a function: its sets without those that are fixed."""
+class _Plan:
+    """What follows from the head of a request and the catalogue alone.
 
-    signature: Signature
+    Attributes:
+        name, version: what is invoked.
+        specs: the sets that callers give.
+        static: the sets that they may not give.
+        codec: how the body is written.
+        answer: how the reply may be written, best first.
+        raw_set: which set raw bytes go to.
+        deadline_s: of the query.
+        limit_bytes: of the body.
+    """
+
+    name: str
+    version: int | None
     specs: dict[str, SetSpec]
+    static: tuple[str, ...]
+    codec: Codec
+    answer: tuple[Codec, ...]
+    raw_set: str
+    deadline_s: float | None
+    limit_bytes: int
 
 
 class Invocations:
@@ -51,88 +71,96 @@ class Invocations:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._shapes: dict[tuple[str, int | None], _Shape] = {}
+        self._plans: dict[tuple[str, bytes, bytes, bytes], _Plan] = {}
         self._generation = node.catalog.generation
         self._loop: asyncio.AbstractEventLoop | None = None  # asking for it costs a system call
-        self._limit_bytes = node.settings.body_limit_bytes
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Read the sets, run the function or composition, write its sets."""
-        name = exchange.path[len(PREFIX) :]
-        headers = exchange.headers
-        codec = reader(headers.get(b"content-type", b""))
-        answer = writers(headers.get(b"accept", b""), codec)
-        exchange.expect_query(QUERY)
-        version = exchange.version
-        deadline_s = _deadline_s(exchange)
-        shape = self._shape(name, version)
-        sets = await self._read(exchange, codec, shape)
-        check_names(sets, shape.specs, shape.signature.static)
+        plan = self._plan(exchange)
+        deadline_s = plan.deadline_s
+        if b"dandelion-deadline" in exchange.headers:
+            given = exchange.header(b"dandelion-deadline")
+            deadline_s = _deadline_s("header.dandelion-deadline", given)
+        sets = await self._read(exchange, plan)
+        if sets.keys() != plan.specs.keys():
+            check_names(sets, plan.specs, plan.static)
         loop = self._loop = self._loop or asyncio.get_running_loop()
-        departure = Departure(exchange.receive, loop)
-        exchange.departure = departure
+        departure = exchange.departure = Departure(exchange.receive, loop)
         try:
             outcome = await self._node.invoke_sets_async(
-                name, sets, version=version, deadline_s=deadline_s
+                plan.name, sets, version=plan.version, deadline_s=deadline_s
             )
         finally:
             departure.stop_watching()
         del sets  # the inputs' memory may go before the reply is written
         exchange.invocation = outcome.id
-        return _reply(exchange, outcome.id, outcome.sets, answer)
+        return _reply(exchange, outcome.id, outcome.sets, plan.answer)
 
-    def _shape(self, name: str, version: int | None) -> _Shape:
+    def _plan(self, exchange: Exchange) -> _Plan:
+        headers = exchange.headers
+        content_type = headers.get(b"content-type", b"")
+        accept = headers.get(b"accept", b"")
         generation = self._node.catalog.generation
-        if generation != self._generation:
-            self._shapes.clear()
+        if generation != self._generation or len(self._plans) > PLAN_LIMIT:
+            self._plans.clear()
             self._generation = generation
-        shape = self._shapes.get((name, version))
-        if shape is None:
-            signature = self._node.signature(name, version)
-            shape = _Shape(signature, {s.name: s for s in signature.inputs})
-            self._shapes[name, version] = shape
-        return shape
+        head = (exchange.path, exchange.raw_query, content_type, accept)
+        plan = self._plans.get(head)
+        if plan is None:
+            plan = self._plans[head] = self._new_plan(exchange, content_type, accept)
+        return plan
 
-    async def _read(self, exchange: Exchange, codec: Codec, shape: _Shape) -> SetMap:
-        limit = self._limit_bytes
-        if codec is Codec.JSON:
-            limit = min(limit, JSON_LIMIT_BYTES)
-        body = Body(exchange, self._node.acquire, limit)
-        if codec is Codec.MULTIPART:
-            content_type = exchange.header(b"content-type")
-            return await decode_multipart(body, content_type, shape.specs)
-        if codec is Codec.RAW:
-            name = _raw_set(exchange, shape)
-            return decode_raw(await body.read(), name, shape.specs)
+    def _new_plan(self, exchange: Exchange, content_type: bytes, accept: bytes) -> _Plan:
+        name = exchange.path[len(PREFIX) :]
+        codec = reader(content_type)
+        answer = writers(accept, codec)
+        exchange.expect_query(QUERY)
+        version = exchange.version
+        deadline = exchange.query.get("deadline_s")
+        signature = self._node.signature(name, version)
+        specs = {s.name: s for s in signature.inputs}
+        limit = self._node.settings.body_limit_bytes
+        return _Plan(
+            name,
+            version,
+            specs,
+            signature.static,
+            codec,
+            answer,
+            _raw_set(exchange, name, specs) if codec is Codec.RAW else "",
+            None if deadline is None else _deadline_s("query.deadline_s", deadline),
+            min(limit, JSON_LIMIT_BYTES) if codec is Codec.JSON else limit,
+        )
+
+    async def _read(self, exchange: Exchange, plan: _Plan) -> SetMap:
+        body = Body(exchange, self._node.acquire, plan.limit_bytes)
+        if plan.codec is Codec.MULTIPART:
+            return await decode_multipart(body, exchange.header(b"content-type"), plan.specs)
         data = await body.read()
-        decode = decode_json if codec is Codec.JSON else decode_msgpack
-        return decode(data, shape.specs)
+        if plan.codec is Codec.RAW:
+            return decode_raw(data, plan.raw_set, plan.specs)
+        decode = decode_json if plan.codec is Codec.JSON else decode_msgpack
+        return decode(data, plan.specs)
 
 
-def _deadline_s(exchange: Exchange) -> float | None:
-    where, text = "header.dandelion-deadline", exchange.headers.get(b"dandelion-deadline")
-    value = text.decode("latin-1") if text is not None else None
-    if exchange.raw_query and "deadline_s" in exchange.query:
-        where, value = "query.deadline_s", exchange.query["deadline_s"]
-    if value is None:
-        return None
+def _deadline_s(where: str, text: str) -> float:
     try:
-        seconds = float(value)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise InvalidInput(where, f"'{clipped(value)}' is not a positive number of seconds")
+        raise InvalidInput(where, f"'{clipped(text)}' is not a positive number of seconds")
     return seconds
 
 
-def _raw_set(exchange: Exchange, shape: _Shape) -> str:
-    specs = shape.specs
+def _raw_set(exchange: Exchange, function: str, specs: Mapping[str, SetSpec]) -> str:
     name = exchange.query.get("set")
     if name is None:
         if len(specs) == 1:
             return next(iter(specs))
         names = ", ".join(specs) or "none"
-        message = f"raw bytes go to one input set; '{shape.signature.name}' has {len(specs)}"
+        message = f"raw bytes go to one input set; '{function}' has {len(specs)}"
         raise InvalidInput("body", message, f"name it by ?set=, or send JSON; sets are: {names}")
     if name not in specs:
         hint = did_you_mean(name, specs)

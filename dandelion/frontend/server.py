@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -82,9 +83,12 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
+    gc.collect()
+    gc.freeze()  # what is there now stays; the collector need not look at it between requests
     try:
         await server.serve([bound])
     finally:
+        gc.unfreeze()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         bound.close()
