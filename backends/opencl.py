@@ -264,7 +264,9 @@ class OpenClDevice(Device):
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
                 program = cl.Program(self._context, code.data if binary else code.text)
                 program.build(["-cl-std=CL1.2"])
-            return Handle({kernel.function_name: kernel for kernel in program.all_kernels()})
+            # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
+            names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
+            return Handle({name: cl.Kernel(program, name) for name in names if name})
         except cl.Error as error:
             problem = Problem("compile", "it does not compile", code.name, excerpt=str(error))
             raise InvalidFunction((problem,)) from None
