@@ -48,6 +48,12 @@ class PackRequest(msgspec.Struct, forbid_unknown_fields=True):
     sets: dict[str, list[PackItem | memoryview] | PackItem | memoryview | None]
 
 
+class JsonRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON request; its sets are in any form."""
+
+    sets: dict[str, Any]
+
+
 class SetType(msgspec.Struct, omit_defaults=True):
     """What the items of a set consist of."""
 
@@ -66,6 +72,7 @@ class PackReply(msgspec.Struct):
 _pack_request = msgspec.msgpack.Decoder(PackRequest)
 _pack_reply = msgspec.msgpack.Decoder(PackReply)
 _pack_plain = msgspec.msgpack.Decoder()
+_json_request = msgspec.json.Decoder(JsonRequest)
 _json_plain = msgspec.json.Decoder()
 _pack = msgspec.msgpack.Encoder()
 _json = msgspec.json.Encoder()
@@ -80,7 +87,11 @@ def decode_json(body: Bytes, specs: Specs) -> SetMap:
     Raises:
         InvalidInput: the body is no JSON, or a part does not fit; `where` is its path.
     """
-    return _sets_of(_plain("JSON", _json_plain.decode, body), specs)
+    try:
+        sets = _json_request.decode(body).sets
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _sets_of(_plain("JSON", _json_plain.decode, body), specs)  # says where and why
+    return {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
 
 
 def decode_msgpack(body: Bytes, specs: Specs) -> SetMap:
