@@ -460,6 +460,10 @@ def test_head(served: Served) -> None:
     status, headers, body = served.ask("HEAD", "/healthz")
     assert (status, body) == (200, b"")
     assert int(headers["content-length"]) > 0
+    both = b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    both += b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answers = served.raw(both).split(b"\r\n\r\n")
+    assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK", b""]
 
 
 def test_openapi_describes_every_route(served: Served) -> None:
