@@ -216,8 +216,9 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
     Args:
         name: name of the set.
         value: None (absent); an `ItemSet`; bytes-like, str (UTF-8) or a numpy array or scalar (one
-            item, named as the set, key 0); a sequence of these or of `Item` (item names "0", "1",
-            ...); a mapping from item name to any of these.
+            item, named as the set, key 0); a list of numbers or of such lists (one item, if the set
+            declares a dtype); a sequence of any of these or of `Item` (item names "0", "1", ...); a
+            mapping from item name to any of these.
         spec: the declaration; numbers are converted to its dtype only if that loses nothing but
             digits of floats.
 
@@ -235,13 +236,27 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
         items: tuple[Item, ...] = tuple(_sound(where, item) for item in value.items)
     elif isinstance(value, Mapping):
         items = tuple(_item(where, str(k), v, spec) for k, v in value.items())
-    elif isinstance(value, Sequence | Iterator) and not isinstance(
-        value, str | bytes | bytearray | memoryview
-    ):
+    elif is_sequence(value) and not is_numbers(value):
         items = tuple(_item(where, str(i), v, spec) for i, v in enumerate(value))
     else:
         items = (_item(where, name, value, spec),)
     return checked(name, items, spec)
+
+
+def is_sequence(value: Value) -> bool:
+    """Tell whether a value stands for several items."""
+    return isinstance(value, Sequence | Iterator) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
+
+
+def is_numbers(value: Value) -> bool:
+    """Tell whether a value is a list of numbers, or of such lists: an array written down."""
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(v, bool | int | float) or is_numbers(v) for v in value)
+    )
 
 
 def checked(name: str, items: Iterable[Item], spec: SetSpec | None) -> ItemSet | None:

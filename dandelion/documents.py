@@ -19,12 +19,14 @@ from dandelion.data import Bytes, SetSpec
 from dandelion.errors import InvalidInput
 from dandelion.function import Limits
 
+_Binary: TypeAlias = bytes  # in the class below, ``bytes`` is the method
+
 
 class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Bytes in a document: exactly one of `text` (UTF-8) and `data` (binary, base64 in JSON)."""
 
     text: str | None = None
-    data: bytes | None = None
+    data: _Binary | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.data is None):

@@ -56,6 +56,7 @@ class DandelionError(Exception):
 
     status = 500
     blame = Blame.PLATFORM
+    invocation = ""  # id of the invocation that failed, where there is one
 
     def __post_init__(self) -> None:
         # Exception keeps positional arguments only; keyword fields must survive repr and copy too.
@@ -127,6 +128,8 @@ def _restore(hint: object, value: Any) -> Any:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Find the known name that a person most likely meant, or None."""
+    if len(name) > 128:  # the comparison is quadratic, and nobody mistypes that
+        return None
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 

@@ -147,7 +147,7 @@ def _problem(exchange: Exchange, error: DandelionError) -> Reply:
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(exchange.path)})
-    instance = getattr(error, "invocation", "") or exchange.invocation
+    instance = error.invocation or exchange.invocation
     headers = [(b"dandelion-invocation", instance.encode())] if instance else []
     if isinstance(root, CapacityError):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))

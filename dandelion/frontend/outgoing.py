@@ -7,13 +7,13 @@ with their dtype and Python numbers as ``numbers``; the node converts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dandelion.data import Item, ItemSet, Value
+from dandelion.data import Item, ItemSet, Value, is_numbers, is_sequence
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import DTYPES
@@ -43,9 +43,7 @@ def outgoing_set(name: str, value: Value) -> Outgoing:
         return value.items
     if isinstance(value, Mapping):
         items = [_item(name, str(k), v) for k, v in value.items()]
-    elif isinstance(value, Sequence | Iterator) and not isinstance(
-        value, str | bytes | bytearray | memoryview
-    ):
+    elif is_sequence(value) and not is_numbers(value):
         items = [_item(name, str(i), v) for i, v in enumerate(value)]
     else:
         items = [_item(name, name, value)]

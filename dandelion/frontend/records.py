@@ -8,12 +8,9 @@ import msgspec
 
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, SetSpec
-from dandelion.documents import Content, Registered, RegistrationDocument
+from dandelion.documents import Registered, RegistrationDocument
 from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
-
-# msgspec reads annotations in the namespace of the class, where ``bytes`` is the method.
-Content.__annotations__["data"] = bytes | None
 
 REGISTER_TYPES = ("application/json", "application/msgpack", "text/plain")
 """Media types in which a registration document can be sent; plain text is one composition text."""

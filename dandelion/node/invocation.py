@@ -77,6 +77,7 @@ class Invocation:
             DandelionError: why there is none.
         """
         if self.error is not None:
+            self.error.invocation = self.trace.id
             raise self.error
         if self.outputs is None:
             raise InternalError("an invocation ended without a result")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec
 
@@ -253,7 +253,7 @@ class Pump:
         formats = run.application.formats
         for host in self.hosts:
             if host.error is not None and not host.formats.isdisjoint(formats):
-                return host.error
+                return replace(host.error)  # raised by many: each its own traceback
         ready = {f for h in self.hosts if h.state is State.READY for f in h.formats}
         return NoEngine(run.function.name, formats, tuple(sorted(ready)))
 
