@@ -27,6 +27,8 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 JSON = b"application/json"
 WHOLE_REPLY = "dandelion.reply"
+TASK = "dandelion.task"
+"""Where a server that began a request without a task puts the one that it got later."""
 WATCH_AFTER_S = 0.02
 NAME_LIMIT = 128  # characters; looking for near names costs their length squared
 
@@ -76,19 +78,25 @@ class Reply:
 
 
 class Departure:
-    """Cancels the coroutine that made it when the client leaves.
+    """Cancels the coroutine of a request when its client leaves.
 
     Watching the connection takes a coroutine of its own, so it begins only after `WATCH_AFTER_S`.
+
+    Args:
+        exchange: the request. Its coroutine is the current task, or, where the server began it
+            without one, the task in the scope's `TASK`.
+        loop: the loop.
 
     Attributes:
         seen: whether the client left.
     """
 
-    __slots__ = ("_owner", "_receive", "_timer", "_watch", "seen")
+    __slots__ = ("_owner", "_receive", "_scope", "_timer", "_watch", "seen")
 
-    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
         self.seen = False
-        self._receive = receive
+        self._receive = exchange.receive
+        self._scope = exchange.scope
         self._owner = asyncio.current_task(loop)
         self._watch: asyncio.Task[None] | None = None
         self._timer = loop.call_later(WATCH_AFTER_S, self._begin, loop)
@@ -100,8 +108,9 @@ class Departure:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.seen = True
-        if self._owner is not None:
-            self._owner.cancel()
+        owner: asyncio.Task[None] | None = self._owner or self._scope.get(TASK)
+        if owner is not None:
+            owner.cancel()
 
     def stop_watching(self) -> None:
         """Let the client go unnoticed from now on."""
@@ -119,6 +128,7 @@ class Exchange:
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
@@ -127,6 +137,10 @@ class Exchange:
         self.invocation = ""  # its id, once there is one
         self.departure: Departure | None = None
         self.close = False  # whether the connection cannot be used again
+
+    def watch(self) -> None:
+        """Cancel the request from now on if its client leaves."""
+        self.departure = Departure(self, asyncio.get_running_loop())
 
     def header(self, name: bytes) -> str:
         """Give a header's value, or an empty string."""

@@ -6,7 +6,6 @@ What follows from the head of a request and the catalogue alone is worked out on
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Departure, Exchange, Reply, clipped, did_you_mean
+from dandelion.frontend.asgi import Exchange, Reply, clipped, did_you_mean
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     SetMap,
@@ -73,7 +72,6 @@ class Invocations:
         self._node = node
         self._plans: dict[tuple[str, bytes, bytes, bytes], _Plan] = {}
         self._generation = node.catalog.generation
-        self._loop: asyncio.AbstractEventLoop | None = None  # asking for it costs a system call
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Read the sets, run the function or composition, write its sets."""
@@ -85,14 +83,17 @@ class Invocations:
         sets = await self._read(exchange, plan)
         if sets.keys() != plan.specs.keys():
             check_names(sets, plan.specs, plan.static)
-        loop = self._loop = self._loop or asyncio.get_running_loop()
-        departure = exchange.departure = Departure(exchange.receive, loop)
         try:
             outcome = await self._node.invoke_sets_async(
-                plan.name, sets, version=plan.version, deadline_s=deadline_s
+                plan.name,
+                sets,
+                version=plan.version,
+                deadline_s=deadline_s,
+                on_wait=exchange.watch,
             )
         finally:
-            departure.stop_watching()
+            if exchange.departure is not None:
+                exchange.departure.stop_watching()
         del sets  # the inputs' memory may go before the reply is written
         exchange.invocation = outcome.id
         return _reply(exchange, outcome.id, outcome.sets, plan.answer)

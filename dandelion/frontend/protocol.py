@@ -6,12 +6,15 @@ protocol offers an ASGI extension, ``dandelion.reply``: a message with status, h
 chunks of the body. `dandelion.frontend.asgi.Reply` uses it where it is offered and plain ASGI
 elsewhere, so the application runs under any server.
 
+Such a request also ends before anything waits, so it needs no task of the loop, see `Protocol`.
+
 It reaches into uvicorn: `_start_asgi_task` and the cycle's attributes.
 `tests/node/test_frontend.py` holds both ways against each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -20,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from dandelion.frontend.asgi import WHOLE_REPLY
+from dandelion.frontend.asgi import TASK, WHOLE_REPLY
 
 JOIN_BYTES = 16 * 1024
 """Up to this size a body is joined to its head; above, the chunks are handed over as they are."""
@@ -64,10 +67,71 @@ class Cycle(RequestResponseCycle):
         self.on_response()
 
 
+class _Rest:
+    """The rest of a coroutine whose first step was taken outside of a task."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        awaited = self._awaited
+        while True:
+            try:
+                try:
+                    value = yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(value)
+            except StopIteration:
+                return
+
+
+async def _finish(coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
+    await _Rest(coroutine, awaited)
+
+
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with `Cycle` for its cycles."""
+    """uvicorn's HTTP protocol with `Cycle` for its cycles, begun without a task.
+
+    A cycle is begun when everything that came with its head has been parsed. If that is all of the
+    request, its first step is taken at once: a request for a function that answers at once is then
+    over, and only one that waits for something becomes a task.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._parsing = False
+        self._begun: list[tuple[RequestResponseCycle, Any]] = []
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, then begin the requests that were in it."""
+        self._parsing = True
+        try:
+            super().data_received(data)
+            while self._begun:
+                self._first_step(*self._begun.pop(0))
+        finally:
+            self._parsing = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Cycle
         cycle.scope["extensions"] = {WHOLE_REPLY: {}}
-        super()._start_asgi_task(cycle, app)
+        if self._parsing:
+            self._begun.append((cycle, app))
+        else:
+            self._first_step(cycle, app)
+
+    def _first_step(self, cycle: RequestResponseCycle, app: Any) -> None:
+        running = cycle.run_asgi(app)
+        if not cycle.more_body:  # without its body a request waits at once, and with a timeout
+            try:
+                running = _finish(running, running.send(None))
+            except StopIteration:
+                return
+        rest = self.loop.create_task(running)
+        scope: Any = cycle.scope  # uvicorn's type has no room for extensions of ours
+        scope[TASK] = rest
+        rest.add_done_callback(self.tasks.discard)
+        self.tasks.add(rest)

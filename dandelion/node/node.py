@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -410,12 +410,18 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> Outcome:
-        """Invoke with sets, from any event loop; cancelling it cancels the invocation."""
+        """Invoke with sets, from any event loop; cancelling it cancels the invocation.
+
+        `on_wait` is called if the result is not there at once, before this waits for it.
+        """
         invocation, inputs = self._admit(name, sets, version, deadline_s)
         self._pump.post(partial(self._pump.start, invocation, inputs))
         del inputs
         if not invocation.done:
+            if on_wait is not None:
+                on_wait()
             await self._wait_async(invocation)
         return invocation.outcome()
 

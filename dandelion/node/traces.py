@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -96,18 +95,12 @@ class TraceStore:
     """The last traces, by invocation. Safe from any thread."""
 
     def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._traces: OrderedDict[str, Trace] = OrderedDict()
-        self._lock = threading.Lock()
+        self._traces: deque[Trace] = deque(maxlen=keep)
 
     def add(self, trace: Trace) -> None:
         """Keep a trace; the oldest goes if there are too many."""
-        with self._lock:
-            self._traces[trace.id] = trace
-            if len(self._traces) > self._keep:
-                self._traces.popitem(last=False)
+        self._traces.append(trace)
 
     def get(self, invocation: str) -> Trace | None:
         """Find the trace of an invocation that ended lately."""
-        with self._lock:
-            return self._traces.get(invocation)
+        return next((t for t in list(self._traces) if t.id == invocation), None)
