@@ -125,14 +125,14 @@ def _machine() -> str:
 
 
 def limit_resources() -> None:
-    """Set the limits that hold for every call: no core, no processes, no queues."""
-    for what, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(what, (value, value))
+    """Set limits that hold for a zygote as for its sandboxes: no core, no queues."""
+    for what in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        resource.setrlimit(what, (0, 0))
+
+
+def limit_processes() -> None:
+    """Allow no more processes."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def limit_descriptors() -> None:

@@ -21,6 +21,7 @@ import ctypes
 import errno
 import fcntl
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 
@@ -61,6 +62,7 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")
 _RESPONSE = struct.Struct("<QqiI")
 _SIGABRT = 6
+_ANY_PID = 0x5AFEB0C5  # no process has it, nor does any other operand look like it
 _F_DUPFD_CLOEXEC = 1030
 
 Program = list[tuple[int, int, int, int]]
@@ -146,30 +148,38 @@ def notification_available(architecture: Architecture) -> bool:
     return True
 
 
-def install(architecture: Architecture, pid: int) -> int | None:
-    """Filter this process's calls from here on, for ever.
+class Filter:
+    """The filter of this machine, written once for all sandboxes that a zygote will fork."""
 
-    Returns:
-        Descriptor of the listener; None if the kernel gives none, then denied calls kill.
+    def __init__(self, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._notify = program(architecture, _ANY_PID)
+        self._kill = program(architecture, _ANY_PID, denied=_KILL)
 
-    Raises:
-        OSError: no filter could be installed.
-    """
-    try:
-        return _install(architecture, program(architecture, pid), _NEW_LISTENER)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBUSY):
-            raise
-    _install(architecture, program(architecture, pid, denied=_KILL), 0)
-    return None
+    def install(self) -> int | None:
+        """Filter this process's calls from here on, for ever.
 
+        Returns:
+            Descriptor of the listener; None if the kernel gives none, then denied calls kill.
 
-def _install(architecture: Architecture, code: bytes, flags: int) -> int:
-    instructions = ctypes.create_string_buffer(code, len(code))
-    head = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
-    return syscall(
-        architecture.numbers["seccomp"], _SET_FILTER, flags, ctypes.create_string_buffer(head)
-    )
+        Raises:
+            OSError: no filter could be installed.
+        """
+        pid = struct.pack("<I", os.getpid())
+        any_pid = struct.pack("<I", _ANY_PID)
+        try:
+            return self._install(self._notify.replace(any_pid, pid), _NEW_LISTENER)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBUSY):
+                raise
+        self._install(self._kill.replace(any_pid, pid), 0)
+        return None
+
+    def _install(self, code: bytes, flags: int) -> int:
+        instructions = ctypes.create_string_buffer(code, len(code))
+        head = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
+        number = self._architecture.numbers["seccomp"]
+        return syscall(number, _SET_FILTER, flags, ctypes.create_string_buffer(head))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,14 @@ from typing import NoReturn
 
 import msgspec
 
-from . import libc, lockdown, modules, sandbox, wire
-from .syscalls import Architecture, native
+from . import libc, lockdown, modules, sandbox, seccomp, wire
+from .syscalls import native
 
 FORK = b"+"
 QUERY = struct.Struct("<cI")
 _F_SETSIG = 10
 _REMEMBERED = 256
+_WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
 _SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -57,7 +58,7 @@ def main(settings: wire.Settings) -> None:
     except Exception as error:
         control.send(_encoder.encode(wire.Failed(f"{type(error).__name__}: {error}", False)))
         return
-    zygote = Zygote(control, native(), ready.mapped_bytes)
+    zygote = Zygote(control, seccomp.Filter(native()), ready.mapped_bytes)
     try:
         control.send(_encoder.encode(ready))
         for _ in range(settings.ahead):
@@ -103,6 +104,9 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
         facts["landlock"] = f"ABI {abi}, no files at all"
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    lockdown.limit_resources()
+    for _ in range(_WARM_UPS):
+        sandbox.rehearse()
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
     return wire.Ready(facts, mapped_bytes)
@@ -113,15 +117,13 @@ class Zygote:
 
     Args:
         control: connection to the node.
-        architecture: system calls of this machine.
+        filter_: locks the sandboxes.
         mapped_bytes: address space before the first fork.
     """
 
-    def __init__(
-        self, control: socket.socket, architecture: Architecture, mapped_bytes: int
-    ) -> None:
+    def __init__(self, control: socket.socket, filter_: seccomp.Filter, mapped_bytes: int) -> None:
         self._control = control
-        self._architecture = architecture
+        self._filter = filter_
         self._mapped_bytes = mapped_bytes
         self._ended: dict[int, wire.Ended] = {}
         self._pid = os.getpid()
@@ -169,7 +171,7 @@ class Zygote:
             if pid == 0:
                 sandbox.live(
                     self._pid,
-                    self._architecture,
+                    self._filter,
                     self._mapped_bytes,
                     (theirs.fileno(), output, log_write),
                 )
