@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.process.cores import ProcessDriver, enforcement
+from dandelion.backends.process import enforcement
+from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.lockdown import landlock_abi
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
 
 from dandelion.data import Item, ItemSet
@@ -38,6 +40,7 @@ from dandelion.memory import HeapDomain, SharedDomain, Tracked
 
 from .python_functions import call_of, first, function, process_engine, run
 
+ROOT = Path(__file__).parent.parent
 ECHO = function("def f(x):\n    return x\n")
 
 
@@ -525,9 +528,37 @@ def test_nodes_without_privileges_confine_too(options: list[str]) -> None:
     if unshare is None or subprocess.run([unshare, *options, "true"]).returncode:
         pytest.skip("user namespaces are not to be had here")
     command = [unshare, *options, sys.executable, "-c", _OUTSIDE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "open a file (openat)"
+
+
+_LANDLOCK = """
+import os, sys
+from dandelion.backends.process import lockdown
+abi = lockdown.restrict_files(reading=True)
+open(__import__("os").__file__).close()
+for body in (lambda: open(sys.argv[1], "w"), lambda: os.execv("/bin/true", ["true"])):
+    try:
+        body()
+    except PermissionError:
+        print("kept off")
+lockdown.restrict_files(reading=False)
+try:
+    open(os.__file__)
+except PermissionError:
+    print("kept off")
+print(lockdown.drop_identity())
+"""
+
+
+@pytest.mark.skipif(landlock_abi() == 0, reason="this kernel has no Landlock")
+def test_landlock_alone_keeps_off_the_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LANDLOCK, str(tmp_path / "written")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[:3] == ["kept off"] * 3
+    assert done.stdout.endswith("no capabilities\n")
 
 
 def test_unauthorized_is_the_functions_fault(engine: ProcessEngine) -> None:

@@ -30,8 +30,9 @@ from dandelion.errors import (
 from dandelion.function import Function
 
 from . import modules, outcome, wire
+from .handle import NoSandbox, Sandbox
 from .nurseries import Nurseries
-from .nursery import ImportFailed, NoSandbox, Nursery, Sandbox
+from .nursery import ImportFailed, Nursery
 from .programs import Programs
 from .syscalls import Architecture
 from .watch import End, Watch

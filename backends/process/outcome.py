@@ -19,7 +19,7 @@ from dandelion.errors import BadOutput, DandelionError, Exited, Faulted, OutOfMe
 from dandelion.function import Function, Limits
 
 from . import wire
-from .nursery import Sandbox
+from .handle import Sandbox
 
 HEAP_BYTES = 4096
 """Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""

@@ -8,7 +8,7 @@ import select
 import time
 
 from . import seccomp
-from .nursery import Sandbox
+from .handle import Sandbox
 from .syscalls import Architecture
 
 _GRACE_NS = 250_000_000

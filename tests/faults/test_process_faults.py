@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
-from dandelion.backends.process.nursery import Nursery, Sandbox
+from dandelion.backends.process.handle import Sandbox
+from dandelion.backends.process.nursery import Nursery
 
 from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
