@@ -39,11 +39,14 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         name: identifier of the set, ``[A-Za-z_][A-Za-z0-9_]*``.
         dtype: numpy name of the element type of every item (``"float32"``), or None for bytes.
         shape: shape of every item in elements, row-major; -1 leaves a dimension open.
+        min_bytes: of an input set: what an instance should get of it at least, in bytes, where the
+            platform chooses how ``anyEach`` and ``anyKeyed`` spread it.
     """
 
     name: str
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    min_bytes: int = 0
 
 
 class Item(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from dandelion.dataflow.graph import Application, Composition, Sharding, Strategy
 
@@ -16,10 +17,36 @@ Triple = tuple[str, int, bytes]
 Set = list[Triple]
 Pure = Callable[[str, list[Set]], list[Set]]
 """Runs a function by name: input sets by position to output sets by position."""
+Signatures = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+Value = dict[str, Set]
+"""What one instance gets of some parameters."""
 
 
 class TooBig(Exception):
     """A random composition makes more instances than a test has time for."""
+
+
+@dataclass
+class Partitions:
+    """How many partitions `any` shardings get: ``max``, ``fixed`` or ``auto``, with N or cores."""
+
+    mode: str = "max"
+    number: int = 1
+    minima: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """Parameters that are sharded together, with all values that they may have."""
+
+    parameters: list[str]
+    values: list[Value]
+    is_any: bool
+
+
+def size(items: Set) -> int:
+    """Bytes of a set."""
+    return sum(len(data) for _, _, data in items)
 
 
 class Interpreter:
@@ -30,19 +57,22 @@ class Interpreter:
         signatures: input and output names of every function and composition.
         compositions: the compositions that others use, by name.
         budget: instances after which `TooBig` is raised.
+        partitions: of `any` shardings.
     """
 
     def __init__(
         self,
         run: Pure,
-        signatures: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]],
+        signatures: Signatures,
         compositions: Mapping[str, Composition],
         budget: int = 1 << 60,
+        partitions: Partitions | None = None,
     ) -> None:
         self.run = run
         self.signatures = signatures
         self.compositions = compositions
         self.budget = budget
+        self.partitions = partitions or Partitions()
 
     def invoke(self, composition: Composition, inputs: Mapping[str, Set]) -> dict[str, Set]:
         """Give all output sets of a composition."""
@@ -50,7 +80,7 @@ class Interpreter:
         waiting = list(composition.applications)
         while waiting:
             ready = [a for a in waiting if all(b.source in known for b in a.bindings)]
-            assert ready, "a valid composition has no loops"
+            assert ready, "a valid composition has no cycles"
             for application in ready:
                 waiting.remove(application)
                 outputs = self.apply(application, known)
@@ -59,14 +89,32 @@ class Interpreter:
         return {name: known[name] for name in composition.outputs}
 
     def apply(self, application: Application, known: Mapping[str, Set]) -> dict[str, Set]:
-        """Give the merged outputs of one application."""
+        """Give the outputs of one application, after all its iterations."""
+        bound = {b.parameter: known[b.source] for b in application.bindings}
+        repeat = application.repeat
+        if repeat is None:
+            return self.iterate(application, bound)
+        for _ in range(repeat.times):
+            outputs = self.iterate(application, bound)
+            if repeat.until is not None and not outputs[repeat.until]:
+                break
+            if self.is_skipped(application, bound):
+                break
+            bound |= {feed.parameter: outputs[feed.output] for feed in repeat.feedback}
+        return outputs
+
+    def is_skipped(self, application: Application, bound: Mapping[str, Set]) -> bool:
+        """A set is empty that is not optional."""
+        return any(not b.optional and not bound[b.parameter] for b in application.bindings)
+
+    def iterate(self, application: Application, bound: Mapping[str, Set]) -> dict[str, Set]:
+        """Give the merged outputs of one application that is run once."""
         parameters, returns = self.signatures[application.function]
-        bound = {b.parameter: b for b in application.bindings}
-        for b in application.bindings:
-            if not b.optional and not known[b.source]:
-                return {name: [] for name in returns}
         merged: dict[str, Set] = {name: [] for name in returns}
-        instances = self.instances(application, parameters, known)
+        self.budget -= 1
+        if self.is_skipped(application, bound):
+            return merged
+        instances = self.instances(application, parameters, bound)
         self.budget -= len(instances)
         if self.budget < 0:
             raise TooBig
@@ -80,44 +128,90 @@ class Interpreter:
                 outputs = self.run(application.function, sets)
             for name, items in zip(returns, outputs, strict=True):
                 merged[name] += items
-        assert set(bound) <= set(parameters)
         return {name: sorted(items, key=lambda t: t[1]) for name, items in merged.items()}
 
     def instances(
-        self, application: Application, parameters: tuple[str, ...], known: Mapping[str, Set]
-    ) -> list[dict[str, Set]]:
+        self, application: Application, parameters: tuple[str, ...], bound: Mapping[str, Set]
+    ) -> list[Value]:
         """Give the sets of every instance by parameter, in order."""
-        bound = {b.parameter: b for b in application.bindings}
-        values = {p: known[bound[p].source] for p in parameters if p in bound}
-        if not any(values.values()):
+        if not any(bound.values()):
             return [{}]
-        joined = list(application.join.order) if application.join else []
-        strategies = list(application.join.strategies) if application.join else []
-        keyed = [p for p in values if bound[p].sharding is Sharding.KEYED and p not in joined]
-        rest = [p for p in values if p not in joined and p not in keyed]
-        groups: list[list[dict[str, Set]]] = []
-        if joined:
-            groups.append(self.join(joined, strategies, values))
-        groups += [self.parts(p, bound[p].sharding, values[p]) for p in keyed + rest]
-        if math.prod(map(len, groups)) > self.budget:
+        groups = self.groups(application, parameters, bound)
+        if math.prod(len(group.values) for group in groups) > self.budget:
             raise TooBig
+        self.partition(application.function, [g for g in groups if g.is_any], bound, groups)
         result = []
-        for combination in itertools.product(*groups):
-            instance: dict[str, Set] = {}
+        for combination in itertools.product(*(group.values for group in groups)):
+            instance: Value = {}
             for part in combination:
                 instance.update(part)
             result.append(instance)
         return result
 
-    def parts(self, parameter: str, sharding: Sharding, items: Set) -> list[dict[str, Set]]:
+    def groups(
+        self, application: Application, parameters: tuple[str, ...], bound: Mapping[str, Set]
+    ) -> list[Group]:
+        """Give the groups, the slowest first."""
+        sharding = {b.parameter: b.sharding for b in application.bindings}
+        joined = list(application.join.order) if application.join else []
+        strategies = list(application.join.strategies) if application.join else []
+        alone = [p for p in parameters if p in bound and p not in joined]
+        keyed = [p for p in alone if sharding[p] is Sharding.KEYED]
+        rest = [p for p in alone if sharding[p] is not Sharding.KEYED]
+        any_words = (Sharding.ANY_EACH, Sharding.ANY_KEYED)
+        first = [self.single(p, sharding[p], bound[p]) for p in keyed]
+        last = [self.single(p, sharding[p], bound[p]) for p in rest]
+        if not joined:
+            return first + last
+        is_any = sharding[joined[0]] in any_words
+        join = Group(joined, self.join(joined, strategies, bound), is_any)
+        return [*first, join, *last] if is_any else [join, *first, *last]
+
+    def single(self, parameter: str, sharding: Sharding, items: Set) -> Group:
         """Give the values of one parameter that is not joined."""
+        is_any = sharding in (Sharding.ANY_EACH, Sharding.ANY_KEYED)
         if not items or sharding is Sharding.ALL:
-            return [{parameter: items}]
-        if sharding is Sharding.EACH:
-            return [{parameter: [item]} for item in items]
-        assert sharding is Sharding.KEYED
-        keys = sorted({key for _, key, _ in items})
-        return [{parameter: [i for i in items if i[1] == key]} for key in keys]
+            values = [{parameter: items}]
+        elif sharding in (Sharding.EACH, Sharding.ANY_EACH):
+            values = [{parameter: [item]} for item in items]
+        else:
+            keys = sorted({key for _, key, _ in items})
+            values = [{parameter: [i for i in items if i[1] == key]} for key in keys]
+        return Group([parameter], values, is_any)
+
+    def partition(
+        self, function: str, chosen: list[Group], bound: Mapping[str, Set], groups: list[Group]
+    ) -> None:
+        """Put the values of `any` groups together."""
+        fixed = math.prod(len(group.values) for group in groups if not group.is_any)
+        largest = [max(group.parameters, key=lambda p: size(bound[p])) for group in chosen]
+        units = [len(group.values) for group in chosen]
+        counts = self.counts(units, [size(bound[p]) for p in largest], fixed)
+        for group, parameter, count in zip(chosen, largest, counts, strict=True):
+            least = self.partitions.minima.get(function, {}).get(parameter, 0)
+            if not size(bound[parameter]):
+                least = 0
+            group.values = gathered(group.values, count, parameter, least)
+
+    def counts(self, units: list[int], sizes: list[int], fixed: int) -> list[int]:
+        """Say into how many partitions each `any` group goes."""
+        mode, target = self.partitions.mode, self.partitions.number
+        if mode == "max" or (mode == "auto" and 0 in sizes):
+            return units
+        counts = [1 if bytes_ else unit for unit, bytes_ in zip(units, sizes, strict=True)]
+        waiting = [i for i, bytes_ in enumerate(sizes) if bytes_ and units[i]]
+        left = target // fixed if fixed else target
+        while left > 1 and waiting:
+            even = [i for i in waiting if units[i] % left == 0]
+            shares = {i: (units[i] % left) / units[i] for i in waiting}
+            found = even[0] if even else min(waiting, key=shares.__getitem__)
+            waiting.remove(found)
+            if units[found] >= left:
+                counts[found] = left
+                break
+            counts[found] = units[found]
+            left //= units[found]
+        return counts
 
     def join(
         self, order: list[str], strategies: list[Strategy], values: Mapping[str, Set]
@@ -149,3 +243,22 @@ class Interpreter:
                 joined.sort(key=lambda row: row[0])
             rows = joined
         return [row for _, row in rows]
+
+
+def gathered(values: list[Value], count: int, parameter: str, least: int) -> list[Value]:
+    """Put values together, in at most `count` partitions with at least so many bytes."""
+    quotas = [len(values) // count + (n < len(values) % count) for n in range(count)]
+    waiting = list(values)
+    if least:
+        waiting.sort(key=lambda value: size(value.get(parameter, [])))
+    partitions: list[Value] = []
+    while waiting:
+        taken: list[Value] = []
+        quota = quotas[len(partitions)]
+        while waiting and (
+            len(taken) < quota or sum(size(v.get(parameter, [])) for v in taken) < least
+        ):
+            taken.append(waiting.pop(0))
+        names = {name for value in taken for name in value}
+        partitions.append({n: [i for v in taken for i in v.get(n, [])] for n in names})
+    return partitions

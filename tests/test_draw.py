@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dandelion.dataflow.draw import to_json, to_mermaid, to_svg
-from dandelion.dataflow.draw_boxes import Box, Layout, Route, text_width
+from dandelion.dataflow.draw_boxes import LOOP, ROW, Box, Layout, Route, text_width
 from dandelion.dataflow.draw_layout import SLOT_LIMIT, arrange
 from dandelion.dataflow.graph import Application, Binding, Composition, Return, Sharding
 from dandelion.dataflow.language import parse
@@ -29,6 +29,21 @@ composition Logs(token, topic) => (html, token) {
     HTTP(requests = each requests) => (pages = bodies, headers = headers);
     Render(pages = anyKeyed pages, heads = anyKeyed headers, topic = all topic)
         => (html = html) by pages full heads;
+}
+""")
+
+
+LOOPS = read("""
+composition Fit(data, start) => (model, log) {
+    Split(data = all data) => (parts = parts);
+    Train(parts = keyed parts, model = keyed start, log = optional all before)
+        => (model = model, log = log)
+        by parts left model repeat 100 until change feeding (model = model, log = log);
+    Log() => (before = entries, other = rest);
+    Foo(a = each other) => (bar = x) repeat 3 feeding (a = x);
+    Foo(a = each bar) => (baz = x) repeat 4 feeding (a = x);
+    Foo(a = each bar) => ();
+    Foo(a = each bar) => () repeat 5 until nothing feeding (a = x);
 }
 """)
 
@@ -67,6 +82,7 @@ def long_names() -> Composition:
 
 PICTURES = {
     "logs": LOGS,
+    "loops": LOOPS,
     "fan": fan(24),
     "chain": chain(12),
     "long": long_names(),
@@ -77,6 +93,16 @@ PICTURES = {
 each_picture = pytest.mark.parametrize("composition", PICTURES.values(), ids=PICTURES.keys())
 
 
+def rings(layout: Layout) -> list[tuple[Box, Rectangle]]:
+    """The arrows around applications that are repeated: where they may draw."""
+    found = [box for layer in layout.layers for box in layer if box.loops]
+    return [
+        (b, (b.x - LOOP - 1, b.y + b.height - ROW / 2 - 4, b.x + b.width + LOOP + 1,
+             b.y + b.height + LOOP + 1))
+        for b in found
+    ]  # fmt: skip
+
+
 def lay_out(composition: Composition) -> Layout:
     labels = {}
     for index, application in enumerate(composition.applications):
@@ -85,7 +111,8 @@ def lay_out(composition: Composition) -> Layout:
             count = names.count(application.function)
             name = application.function if count == 1 else f"{application.function}#{count}"
             labels[f"{name}.{binding.parameter}"] = f"{binding.source[:34]} ●"
-    return arrange(composition, labels, {})
+    footers = {"Train": ("by parts left model", "↻ 100", "model ← model, log ← log")}
+    return arrange(composition, labels, footers)
 
 
 def rectangle(box: Box) -> Rectangle:
@@ -183,6 +210,44 @@ def test_shardings_are_told_apart_and_explained() -> None:
     assert len(dashed) == 2  # the optional set, and its line in the legend
 
 
+def test_loops_are_drawn_and_explained() -> None:
+    root = ET.fromstring(to_svg(LOOPS))
+    texts = [t.text or "" for t in root.iter(f"{SVG}text")]
+    for line in ("↻ 100 until no change", "model ← model, log ← log", "↻ 3", "by parts left model"):
+        assert line in texts
+    assert texts.count("a ← x") == 3
+    assert texts[-1].startswith("repeated")
+    arrows = [p for p in root.iter(f"{SVG}path") if "dd-loop" in p.attrib["class"]]
+    assert len(arrows) == 4
+    assert not any("dd-loop" in p.get("class", "") for p in ET.fromstring(to_svg(LOGS)).iter())
+    mermaid = to_mermaid(LOOPS)
+    assert mermaid.count('-- "repeat ') == 4
+    assert '"repeat 5 until nothing feeding (a = x)"' in mermaid
+    nodes = msgspec.json.decode(to_json(LOOPS))["nodes"]
+    repeats = {node["id"]: node["repeat"] for node in nodes if "repeat" in node}
+    assert repeats["app:Foo#2"] == {"times": 4, "until": None, "feedback": {"a": "x"}}
+    assert list(repeats) == ["app:Train", "app:Foo", "app:Foo#2", "app:Foo#4"]
+
+
+def test_arrows_of_loops_meet_nothing_else() -> None:
+    layout = lay_out(LOOPS)
+    boxes = [box for layer in layout.layers for box in layer]
+    found = rings(layout)
+    assert len(found) == 4
+    for box, ring in found:
+        for other in boxes:
+            around = rectangle(other) if other.kind != "slot" else middle_of(other)
+            assert other is box or not overlap(ring, around)
+        assert not any(overlap(ring, label_of(r)) for r in layout.routes if r.label)
+        assert not any(overlap(ring, other) for b, other in found if b is not box)
+
+
+def middle_of(slot: Box) -> Rectangle:
+    """Where the line through a slot lies."""
+    middle = slot.y + slot.height / 2
+    return (slot.x, middle - 1, slot.x + slot.width, middle + 1)
+
+
 def test_text_is_escaped() -> None:
     name = "<script>\"&'x"
     application = Application(name, (Binding(name, name),), (Return("o", name),))
@@ -262,7 +327,7 @@ def test_json_tells_layers_and_bindings() -> None:
     ]
 
 
-def test_loops_have_no_picture() -> None:
+def test_cycles_have_no_picture() -> None:
     loop = read("composition C() => () { F(a = all x) => (x = r); }")
     for draw in (to_svg, to_mermaid, to_json):
         with pytest.raises(InvalidComposition) as caught:

@@ -30,7 +30,7 @@ from dandelion.dataflow.dsl import (
     keyed,
     optional,
 )
-from dandelion.dataflow.graph import Binding, Join, Sharding, Strategy
+from dandelion.dataflow.graph import Binding, Feed, Join, Repeat, Sharding, Strategy
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
 from dandelion.documents import FunctionDocument, python_function
@@ -160,6 +160,34 @@ def test_every_join(strategy: Strategy) -> None:
         return merge(chain).merged
 
     assert f.composition.applications[0].join == Join(("a", "b"), (strategy,))
+
+
+def test_loops() -> None:
+    @composition
+    def f(x: SetHandle, y: SetHandle) -> dict[str, Any]:
+        first = merge(join(a=x).inner(b=y)).repeat(7, feed={"a": "merged", "b": "rest"})
+        second = merge(a=first.merged).repeat(100, until="rest", feed={"a": "merged"})
+        return {
+            "x": x,
+            "out": second.merged,
+            "same": render(pages=x).repeat(1, feed={"pages": "html"}),
+        }
+
+    first, second, _ = f.composition.applications
+    assert first.repeat == Repeat(7, None, (Feed("a", "merged"), Feed("b", "rest")))
+    assert second.repeat == Repeat(100, "rest", (Feed("a", "merged"),))
+    assert [r.output for r in second.returns] == ["merged"]
+    assert parse(f.text()) == f.module
+
+
+def test_an_output_set_may_be_called_repeat() -> None:
+    (odd,) = functions("Odd(x) -> (repeat)")
+
+    @composition
+    def f(x: SetHandle) -> SetLike:
+        return odd(x=x)["repeat"]
+
+    assert f.composition.applications[0].returns[0].output == "repeat"
 
 
 # --- names of sets ----------------------------------------------------------------------------
@@ -379,6 +407,44 @@ def bound_twice(x: Any) -> Any:
 @fault("unknown-parameter", "aa=x", "a")
 def unknown_joined(x: Any) -> Any:
     return merge(join(aa=x)).merged
+
+
+@fault("bad-loop", "repeat(half")
+def a_fraction_of_a_loop(x: Any) -> Any:
+    half: Any = 2.5
+    return render(pages=x).repeat(half, feed={"pages": "html"})
+
+
+@fault("bad-loop", "feed=html")
+def feeding_a_handle(x: Any) -> Any:
+    html: Any = render(pages=x)
+    return html.repeat(2, feed=html)
+
+
+@fault("bad-loop", "second loop")
+def two_loops(x: Any) -> Any:
+    once = render(pages=x).repeat(2, feed={"pages": "html"})
+    return once.repeat(2, feed={"pages": "html"})  # second loop
+
+
+@fault("repeat-range", "repeat(0")
+def no_iterations(x: Any) -> Any:
+    return render(pages=x).repeat(0, feed={"pages": "html"})
+
+
+@fault("unknown-parameter", "repeat(2", "pages")
+def unknown_fed_set(x: Any) -> Any:
+    return render(pages=x).repeat(2, feed={"page": "html"})
+
+
+@fault("unknown-return", "repeat(2", "html")
+def unknown_end(x: Any) -> Any:
+    return render(pages=x).repeat(2, feed={"pages": "html"}, until="htm")
+
+
+@fault("feed-missing", "repeat(2")
+def nothing_fed(x: Any) -> Any:
+    return render(pages=x).repeat(2, feed={})
 
 
 @fault("bad-description", "def a_default")

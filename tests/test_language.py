@@ -7,9 +7,11 @@ from dandelion.dataflow.graph import (
     Binding,
     Composition,
     Declaration,
+    Feed,
     Join,
     Module,
     Place,
+    Repeat,
     Return,
     Sharding,
     Strategy,
@@ -118,6 +120,30 @@ def test_a_join_may_have_one_name() -> None:
     assert only("F(x = keyed a) => () by x;").join == Join(("x",), ())
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("repeat 1 feeding (x = y)", Repeat(1, None, (Feed("x", "y"),))),
+        ("repeat 30 until o feeding (x = y, z = w,)",
+         Repeat(30, "o", (Feed("x", "y"), Feed("z", "w")))),
+        ("by x repeat 999999999999999999 feeding ()", Repeat(10**18 - 1)),
+        ("repeat 0 until repeat feeding (x=y)", Repeat(0, "repeat", (Feed("x", "y"),))),
+    ],
+)  # fmt: skip
+def test_reads_loops(text: str, expected: Repeat) -> None:
+    found = only(f"F(x = keyed a) => () {text};")
+    assert found.repeat == expected
+    assert (found.join is not None) == ("by" in text)
+
+
+def test_places_in_loops_are_those_of_the_words() -> None:
+    repeat = parse("composition C() => () {\n F() => ()\n  repeat 2 feeding (x = y, z = w); }")
+    found = repeat.compositions[0].applications[0].repeat
+    assert found is not None
+    places = [found.place, *(feed.place for feed in found.feedback)]
+    assert [(p.line, p.column) for p in places] == [(3, 3), (3, 21), (3, 28)]
+
+
 @pytest.mark.parametrize("text", ["", " \n\t", "# only a comment", "#", "\u2003\u00a0\n"])
 def test_an_empty_text_is_an_empty_module(text: str) -> None:
     assert parse(text) == Module()
@@ -144,6 +170,9 @@ KEYWORDS = [
     "composition",
     "optional",
     "by",
+    "repeat",
+    "until",
+    "feeding",
     *(s.value for s in Sharding),
     *(s.value for s in Strategy),
 ]
@@ -155,14 +184,16 @@ def test_keywords_may_be_names(word: str) -> None:
         f"function {word}({word}) => ({word});"
         f"composition {word}({word}) => ({word}) {{"
         f"{word}({word} = optional all {word}, {word} = keyed {word}) => ({word} = {word})"
-        f" by {word} inner {word}; {word}() => () by {word}; {word}() => (); }}"
+        f" by {word} inner {word} repeat 7 until {word} feeding ({word} = {word});"
+        f" {word}() => () by {word}; {word}() => (); }}"
     )
     module = parse(text)
     assert module.declarations == (Declaration(word, (word,), (word,)),)
     first, second, third = module.compositions[0].applications
     bindings = (Binding(word, word, Sharding.ALL, True), Binding(word, word, Sharding.KEYED))
     join = Join((word, word), (Strategy.INNER,))
-    assert first == Application(word, bindings, (Return(word, word),), join)
+    repeat = Repeat(7, word, (Feed(word, word),))
+    assert first == Application(word, bindings, (Return(word, word),), join, repeat)
     assert (second.join, third) == (Join((word,), ()), Application(word))
 
 
@@ -200,12 +231,29 @@ GOLDEN = [
     ("composition C(a) => (b) {\n  F(x = all¦) => ();\n}", "a name", ""),
     ("composition C(a) => (b) {\n  F(x¦: all a) => ();\n}", "'='", "="),
     ("composition C(a) => (b) {\n  F(x = all a) => (¦);\n}".replace("¦)", "b¦)"), "'='", ""),
-    ("composition C(a) => (b) {\n  F(x = all a) => () ¦}", "';' or 'by'", ""),
+    ("composition C(a) => (b) {\n  F(x = all a) => () ¦}", "';', 'by' or 'repeat'", ""),
     ("composition C(a) => (b) {\n  F() => () by¦;\n}", "a name", ""),
     ("composition C(a) => (b) {\n  F() => () by x ¦outer y;\n}", "'full'", "full"),
     ("composition C(a) => (b) {\n  F() => () by x ¦iner y;\n}", "'inner'", "inner"),
     ("composition C(a) => (b) {\n  F() => () by x inner¦;\n}", "a name", ""),
-    ("composition C(a) => (b) {\n  F() => () by x inner y ¦z;\n}", "';', 'cross'", ""),
+    ("composition C(a) => (b) {\n  F() => () by x inner y ¦z;\n}", "';', 'repeat', 'cross'", ""),
+    ("composition C(a) => (b) {\n  F() => () ¦repet 3;\n}", "'repeat'", "repeat"),
+    ("composition C(a) => (b) {\n  F() => () ¦loop 3;\n}", "'repeat'", "repeat"),
+    ("composition C(a) => (b) {\n  F() => () repeat ¦feeding (a = b);\n}", "a number", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat ¦007 feeding ();\n}", "without zeros", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3¦;\n}", "'feeding' or 'until'", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 ¦times;\n}", "'feeding' or 'until'", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 ¦while x;\n}", "'until'", "until"),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 until¦;\n}", "a name", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 feeding ¦a = b;\n}", "'('", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 feeding (a¦);\n}", "'='", ""),
+    ("composition C(a) => (b) {\n  F() => () repeat 3 feeding (a=b) ¦by x;\n}", "';'", ""),
+    ("composition C(¦3) => () {}", "a name or ')'", ""),
+    (
+        f"composition C(a) => (b) {{\n  F() => () repeat ¦{'9' * 19} feeding ();\n}}",
+        "18 digits",
+        "",
+    ),
     ("composition C(a) => (b) {\n  ¦=> ();\n}", "a name or '}'", ""),
     ("composition C(a) => (b) { } ¦}", "'function'", ""),
     ('function F(a) => (b); ¦"text"', "names of ASCII letters", ""),
@@ -330,6 +378,17 @@ def test_breaks_long_lines() -> None:
     printed = print_module(parse(text))
     assert max(len(line) for line in printed.split("\n")) <= 100
     assert parse(printed) == parse(text)
+
+
+def test_prints_loops_and_breaks_long_ones() -> None:
+    text = "composition C(a) => () {{ F(x = all a) => () by x repeat 5 until o feeding ({}); }}"
+    printed = print_module(parse(text.format("x = y")))
+    assert "    F(x = all a) => () by x repeat 5 until o feeding (x = y);\n" in printed
+    feeds = ", ".join(f"parameter{i} = output{i}" for i in range(9))
+    printed = print_module(parse(text.format(feeds)))
+    assert max(len(line) for line in printed.split("\n")) <= 100
+    assert parse(printed) == parse(text.format(feeds))
+    assert parse(printed) != parse(text.format(feeds).replace("5 until o", "5"))
 
 
 def test_json_is_readable_and_without_places() -> None:

@@ -17,6 +17,7 @@ from dandelion.dataflow.sharding import (
 )
 
 POLICY = Partitioning("auto", 1, 2)
+ANY = Sharding.ANY_EACH
 KEY_SETS = [frozenset(c) for n in range(6) for c in itertools.combinations(range(5), n)]
 
 
@@ -169,6 +170,63 @@ def test_any_keyed_never_splits_a_key() -> None:
     a = keyed("a", 0, 1, 0, 1, 2)
     found = run([Sharding.ANY_KEYED], [a], policy=Partitioning("fixed", 2))
     assert [keys_of(i[0]) for i in found] == [{0, 1}, {2}]
+
+
+def least(
+    minimum: int, sizes: list[int], mode: str = "max", number: int = 1, sharding: Sharding = ANY
+) -> list[list[int]]:
+    """Sizes of the items that each instance gets, of a set with a minimum."""
+    items = tuple(Item(str(i), i, b"x" * size) for i, size in enumerate(sizes))
+    groups = groups_of([sharding], minima=[minimum])
+    found = instances(groups, [ItemSet("a", items)], Partitioning(mode, number, number))
+    return [[i.size_bytes for i in one[0] or ()] for one in found]
+
+
+def test_partitions_have_their_minimum() -> None:
+    assert least(0, [3, 1, 2]) == [[3], [1], [2]]
+    assert least(3, [3, 1, 2]) == [[1, 2], [3]]
+    assert least(4, [3, 1, 2]) == [[1, 2, 3]]
+    assert least(100, [3, 1, 2]) == [[1, 2, 3]]
+    assert least(2, [1, 1, 1, 1, 1]) == [[1, 1], [1, 1], [1]]  # the last may have less
+    assert least(1, [0, 0, 0, 5]) == [[0, 0, 0, 5]]
+    assert least(1, [0, 0]) == [[0], [0]]  # nothing to reach a minimum with
+    assert least(5, [2, 2, 2, 9, 9], "fixed", 2) == [[2, 2, 2], [9, 9]]
+    assert least(1, [2, 2, 2, 2, 2], "fixed", 2) == [[2, 2, 2], [2, 2]]
+    assert least(7, [2, 2, 2, 2, 2], "auto", 2) == [[2, 2, 2, 2], [2]]
+    assert least(9, [1, 2], sharding=Sharding.EACH) == [[1], [2]]
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    st.integers(1, 25),
+    st.sampled_from([("max", 1), ("fixed", 1), ("fixed", 3), ("auto", 4)]),
+)
+def test_no_partition_but_the_last_is_below_its_minimum(
+    sizes: list[int], minimum: int, policy: tuple[str, int]
+) -> None:
+    found = least(minimum, sizes, *policy)
+    assert sorted(s for part in found for s in part) == sorted(sizes)
+    without = least(0, sizes, *policy)
+    assert len(found) <= len(without)
+    if sum(sizes):
+        assert all(sum(part) >= minimum for part in found[:-1])
+        quota = len(sizes) // len(without)
+        assert all(len(part) >= quota for part in found[:-1])
+        # none is larger than it must be: without its last item it lacks something
+        longer = len(sizes) % len(without)
+        for number, part in enumerate(found[:-1]):
+            share = quota + (number < longer)
+            assert len(part) == share or sum(part[:-1]) < minimum
+
+
+def test_the_largest_set_of_a_join_has_the_say() -> None:
+    small = ItemSet("s", tuple(Item("s", k, b"1") for k in range(4)))
+    large = ItemSet("l", tuple(Item("l", k, b"12345") for k in range(4)))
+    for minima, count in (([100, 0], 4), ([0, 10], 2), ([0, 100], 1), ([0, 0], 4)):
+        groups = groups_of([Sharding.ANY_KEYED] * 2, (0, 1), (Strategy.INNER,), minima)
+        found = list(instances(groups, [small, large], Partitioning("max")))
+        assert len(found) == count, minima
+        assert all(keys_of(a) == keys_of(b) for a, b in found)
 
 
 def test_merge_sorts_by_key_stably_in_instance_order() -> None:

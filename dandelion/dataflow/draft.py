@@ -38,10 +38,11 @@ from dandelion.dataflow.graph import (
     Join,
     Module,
     Place,
+    Repeat,
     Return,
     Sharding,
 )
-from dandelion.dataflow.rules import Signature, problem
+from dandelion.dataflow.rules_names import Signature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
@@ -79,6 +80,7 @@ class DraftApplication:
     bindings: tuple[DraftBinding, ...]
     join: Join | None
     place: Place
+    repeat: Repeat | None = None
     outputs: dict[str, SetHandle] = field(default_factory=dict)
 
 
@@ -236,7 +238,8 @@ def _application(application: DraftApplication, names: Mapping[SetHandle, str]) 
         for b in application.bindings
     ]
     name = application.signature.name
-    return Application(name, tuple(bindings), tuple(returns), application.join, place)
+    join, repeat = application.join, application.repeat
+    return Application(name, tuple(bindings), tuple(returns), join, repeat, place)
 
 
 def _ordered(application: DraftApplication) -> list[SetHandle]:

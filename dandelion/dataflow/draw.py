@@ -6,7 +6,8 @@ import msgspec
 
 from dandelion.dataflow.draw_layout import graph_of, layers_of
 from dandelion.dataflow.draw_svg import to_svg
-from dandelion.dataflow.graph import Binding, Composition
+from dandelion.dataflow.graph import Application, Binding, Composition
+from dandelion.dataflow.printer import print_repeat
 
 __all__ = ["to_json", "to_mermaid", "to_svg"]
 
@@ -15,12 +16,18 @@ def to_json(composition: Composition) -> str:
     """Write the graph for other programs: ``name``, ``nodes`` with layers, ``edges``.
 
     Raises:
-        InvalidComposition: the composition has a loop.
+        InvalidComposition: the composition has a cycle.
     """
     graph = graph_of(composition)
     layer = layers_of(graph)
     nodes = [
-        {"id": node, "kind": data["kind"], "label": data["label"], "layer": layer[node]}
+        {
+            "id": node,
+            "kind": data["kind"],
+            "label": data["label"],
+            "layer": layer[node],
+            **_repeat_fields(data.get("application")),
+        }
         for node, data in graph.nodes(data=True)
     ]
     edges = [
@@ -42,11 +49,20 @@ def _binding_fields(binding: Binding | None) -> dict[str, str | bool]:
     }
 
 
+def _repeat_fields(application: Application | None) -> dict[str, object]:
+    """Say how an application is repeated, if it is."""
+    if application is None or application.repeat is None:
+        return {}
+    repeat = application.repeat
+    fed = {feed.parameter: feed.output for feed in repeat.feedback}
+    return {"repeat": {"times": repeat.times, "until": repeat.until, "feedback": fed}}
+
+
 def to_mermaid(composition: Composition) -> str:
     """Write the graph in the language of Mermaid.
 
     Raises:
-        InvalidComposition: the composition has a loop.
+        InvalidComposition: the composition has a cycle.
     """
     graph = graph_of(composition)
     ids = {node: f"n{index}" for index, node in enumerate(graph)}
@@ -58,6 +74,11 @@ def to_mermaid(composition: Composition) -> str:
     for source, target, data in graph.edges(data=True):
         for name, binding in data["bindings"]:
             lines.append(f"    {ids[source]} {_arrow(name, binding)} {ids[target]}")
+    for node, data in graph.nodes(data=True):
+        application = data.get("application")
+        if application is not None and application.repeat is not None:
+            text = _mermaid(print_repeat(application.repeat))
+            lines.append(f'    {ids[node]} -- "{text}" --> {ids[node]}')
     return "\n".join(lines) + "\n"
 
 

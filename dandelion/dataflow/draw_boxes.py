@@ -10,6 +10,7 @@ from dandelion.dataflow.graph import Binding
 HEADER = 30.0  # height of the title of an application
 ROW = 24.0  # height of a line: a port of an application, a slot
 PILL = 30.0  # height of an input or output
+LOOP = 8.0  # distance of the arrow around an application that is repeated
 LETTERS = 34  # of a name that are shown
 
 Layers: TypeAlias = "list[list[Box]]"
@@ -19,7 +20,8 @@ Layers: TypeAlias = "list[list[Box]]"
 class Box:
     """An input, output or application, or a slot that a line passes through.
 
-    `x` and `y` are the upper left corner; ports are counted from above.
+    `x` and `y` are the upper left corner; ports are counted from above, `footer` are the lines
+    below them. Around the foot of an application that `loops` leads an arrow, `LOOP` away from it.
     """
 
     id: str
@@ -27,7 +29,8 @@ class Box:
     title: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    footer: str = ""
+    footer: tuple[str, ...] = ()
+    loops: bool = False
     layer: int = 0
     width: float = 0.0
     height: float = ROW

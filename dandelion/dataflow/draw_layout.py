@@ -19,6 +19,8 @@ Source: Sugiyama, Tagawa, Toda, Methods for visual understanding of hierarchical
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import networkx as nx
 
 from dandelion.dataflow.draw_boxes import (
@@ -58,13 +60,15 @@ def graph_of(composition: Composition) -> CompositionGraph:
     return graph
 
 
-def arrange(composition: Composition, label: dict[str, str], footer: dict[str, str]) -> Layout:
+def arrange(
+    composition: Composition, label: dict[str, str], footer: Mapping[str, tuple[str, ...]]
+) -> Layout:
     """Lay a composition out.
 
     Args:
-        composition: a composition without loops.
+        composition: a composition without cycles.
         label: what to write at the end of lines, by ``APPLICATION.PARAMETER``; its width is needed.
-        footer: what to write below the ports of applications, by id.
+        footer: lines to write below the ports of applications, by id.
 
     Raises:
         InvalidComposition: see `graph_of`.
@@ -99,12 +103,12 @@ def layers_of(graph: CompositionGraph) -> dict[str, int]:
     return {node: fixed.get(kind, layer[node]) for node, kind in kinds.items()}
 
 
-def _boxes(composition: Composition, footer: dict[str, str]) -> dict[str, Box]:
+def _boxes(composition: Composition, footer: Mapping[str, tuple[str, ...]]) -> dict[str, Box]:
     boxes = [_pill(f"in:{name}", "input", name) for name in dict.fromkeys(composition.inputs)]
     for app_id, application in zip(
         application_ids(composition), composition.applications, strict=True
     ):
-        boxes.append(_application(app_id, application, footer.get(app_id, "")))
+        boxes.append(_application(app_id, application, footer.get(app_id, ())))
     boxes += [_pill(f"out:{name}", "output", name) for name in dict.fromkeys(composition.outputs)]
     return {box.id: box for box in boxes}
 
@@ -114,15 +118,17 @@ def _pill(box_id: str, kind: str, name: str) -> Box:
     return Box(box_id, kind, name, width=width, height=PILL)
 
 
-def _application(app_id: str, application: Application, footer: str) -> Box:
+def _application(app_id: str, application: Application, footer: tuple[str, ...]) -> Box:
     inputs = tuple(b.parameter for b in application.bindings)
     outputs = tuple(r.output for r in application.returns)
     rows = max(len(inputs), len(outputs))
     left = max((text_width(shorten(n), 11) for n in inputs), default=0.0)
     right = max((text_width(shorten(n), 11) for n in outputs), default=0.0)
-    words = (text_width(shorten(app_id), 13), left + right + 24, text_width(shorten(footer), 10))
-    height = HEADER + rows * ROW + (ROW if footer else 0) + (6 if rows or footer else 0)
+    below = max((text_width(shorten(line), 10) for line in footer), default=0.0)
+    words = (text_width(shorten(app_id), 13), left + right + 24, below)
+    height = HEADER + (rows + len(footer)) * ROW + (6 if rows or footer else 0)
     box = Box(f"app:{app_id}", "application", app_id, inputs, outputs, footer)
+    box.loops = application.repeat is not None
     box.width, box.height = max(110.0, max(words) + 32), height
     return box
 

@@ -1,17 +1,28 @@
 """The SVG picture of a composition: `dandelion.dataflow.draw_layout` places, this file writes.
 
 No program has to be installed. Inputs stand on the left, outputs on the right; an edge is labelled
-with the name of its set and a sign for its sharding, explained in a legend below.
+with the name of its set and a sign for its sharding, explained in a legend below. Around the foot
+of an application that is repeated leads an arrow from its outputs back to its inputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 
-from dandelion.dataflow.draw_boxes import HEADER, Box, Layout, Route, shorten, text_width
+from dandelion.dataflow.draw_boxes import (
+    HEADER,
+    LOOP,
+    ROW,
+    Box,
+    Layout,
+    Route,
+    shorten,
+    text_width,
+)
 from dandelion.dataflow.draw_layout import arrange
 from dandelion.dataflow.draw_place import MARGIN
-from dandelion.dataflow.graph import Binding, Composition, Sharding, application_ids
+from dandelion.dataflow.graph import Application, Binding, Composition, Sharding, application_ids
 from dandelion.dataflow.printer import print_binding, print_join
 
 SIGNS = {
@@ -35,13 +46,16 @@ STYLE = """
 .dd-line{fill:none;stroke-width:1.6}.dd-halo{fill:none;stroke:#fff;stroke-width:5}
 .dd-all{stroke:#64748b}.dd-each{stroke:#2563eb}.dd-keyed{stroke:#9333ea}
 .dd-t-all{fill:#64748b}.dd-t-each{fill:#2563eb}.dd-t-keyed{fill:#9333ea}
+.dd-loop{stroke:#d97706}.dd-t-loop{fill:#d97706}
 @media(prefers-color-scheme:dark){
 .dd-bg{fill:#0f172a}.dd-box{fill:#1e293b;stroke:#475569}.dd-head{fill:#334155}
 .dd-text{fill:#f1f5f9}.dd-dim{fill:#94a3b8}.dd-in{fill:#14532d;stroke:#22c55e}
 .dd-out{fill:#7c2d12;stroke:#fb923c}.dd-halo{stroke:#0f172a}
 .dd-all{stroke:#94a3b8}.dd-each{stroke:#60a5fa}.dd-keyed{stroke:#c084fc}
-.dd-t-all{fill:#94a3b8}.dd-t-each{fill:#60a5fa}.dd-t-keyed{fill:#c084fc}}
+.dd-t-all{fill:#94a3b8}.dd-t-each{fill:#60a5fa}.dd-t-keyed{fill:#c084fc}
+.dd-loop{stroke:#fbbf24}.dd-t-loop{fill:#fbbf24}}
 """
+LOOPS = "↻"
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif"
 LEGEND = 30.0  # height
 
@@ -53,18 +67,17 @@ def to_svg(composition: Composition) -> str:
         An SVG document that needs nothing else; it follows the reader's light or dark scheme.
 
     Raises:
-        InvalidComposition: the composition has a loop.
+        InvalidComposition: the composition has a cycle.
     """
     labels: dict[str, str] = {}
-    footers: dict[str, str] = {}
+    footers: dict[str, tuple[str, ...]] = {}
     for app_id, application in zip(
         application_ids(composition), composition.applications, strict=True
     ):
         for binding in application.bindings:
             text = f"{shorten(binding.source)} {SIGNS[binding.sharding]}"
             labels[f"{app_id}.{binding.parameter}"] = text
-        if application.join is not None:
-            footers[app_id] = f"by {print_join(application.join)}"
+        footers[app_id] = tuple(_footer(application))
     layout = arrange(composition, labels, footers)
     parts = [_path(route, layout) for route in layout.routes]
     parts += [_label(route) for route in layout.routes if route.binding]
@@ -73,6 +86,16 @@ def to_svg(composition: Composition) -> str:
     width = max(layout.width, legend_width)
     height = layout.height + (LEGEND if legend else 0)
     return _document(composition.name, width, height, [*parts, legend])
+
+
+def _footer(application: Application) -> Iterator[str]:
+    """Give the lines below the ports of an application: how it joins, how it loops."""
+    if application.join is not None:
+        yield f"by {print_join(application.join)}"
+    if application.repeat is not None:
+        until = application.repeat.until
+        yield f"{LOOPS} {application.repeat.times}" + (f" until no {until}" if until else "")
+        yield ", ".join(f"{f.parameter} ← {f.output}" for f in application.repeat.feedback)
 
 
 def _document(name: str, width: float, height: float, parts: list[str]) -> str:
@@ -157,10 +180,23 @@ def _draw_application(box: Box) -> str:
     for index, name in enumerate(box.outputs):
         at = x + width - 12
         parts.append(_text(shorten(name), at, y + box.port(index) + 4, 11, "end", dim=True))
-    if box.footer:
-        below = y + box.height - 11
-        parts.append(_text(shorten(box.footer), x + width / 2, below, 10, "middle"))
+    for number, line in enumerate(reversed(box.footer)):
+        below = y + box.height - 11 - number * ROW
+        parts.append(_text(shorten(line), x + width / 2, below, 10, "middle"))
+    if box.loops:
+        parts.append(_loop(box))
     return f"<g>{''.join(parts)}</g>"
+
+
+def _loop(box: Box) -> str:
+    """Draw the arrow from the right edge of a box around its foot to the left one."""
+    right, top, side = box.x + box.width, box.y + box.height - ROW / 2, ROW / 2 + LOOP - 6
+    around = (
+        f"M{right:.1f} {top:.1f}h2q6 0 6 6v{side - 6:.1f}q0 6 -6 6h-{box.width + 4:.1f}"
+        f"q-6 0 -6 -6v-{side - 6:.1f}q0 -6 6 -6"
+    )
+    head = f"M{box.x:.1f} {top:.1f}l-6 -4v8z"
+    return f'<path class="dd-line dd-loop" d="{around}"/><path class="dd-t-loop" d="{head}"/>'
 
 
 def _text(
@@ -190,5 +226,11 @@ def _legend(composition: Composition, top: float) -> tuple[str, float]:
             f'<path class="dd-line dd-all" stroke-dasharray="5 4" d="M{x:.1f} {top - 4:.1f}h24"/>'
         )
         parts.append(_text("may be empty", x + 30, top, 11, "start", dim=True))
-        x += 30 + text_width("may be empty", 11)
+        x += 30 + text_width("may be empty", 11) + 18
+    if any(a.repeat is not None for a in composition.applications):
+        parts.append(f'<text class="dd-t-loop" x="{x:.1f}" y="{top:.1f}">{LOOPS}</text>')
+        x += text_width(LOOPS, 11) + 9
+        meaning = "repeated so often at most, fed with its own results"
+        parts.append(_text(meaning, x, top, 11, "start", dim=True))
+        x += text_width(meaning, 11)
     return f"<g>{''.join(parts)}</g>" if parts else "", x + MARGIN

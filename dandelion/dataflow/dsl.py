@@ -55,7 +55,7 @@ from dandelion.dataflow.graph import (
 )
 from dandelion.dataflow.language import parse_signature
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.rules import Signature, meant
+from dandelion.dataflow.rules_names import Signature, meant
 from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidComposition
 

@@ -15,8 +15,8 @@ from dandelion.dataflow.draft import (
     user_place,
 )
 from dandelion.dataflow.excerpt import with_excerpts
-from dandelion.dataflow.graph import Place, Sharding, Strategy
-from dandelion.dataflow.rules import Signature, meant, problem
+from dandelion.dataflow.graph import Feed, Place, Repeat, Sharding, Strategy
+from dandelion.dataflow.rules_names import Signature, meant, problem
 from dandelion.errors import InvalidComposition
 
 
@@ -32,7 +32,8 @@ class BoundSet:
 class ApplicationHandle:
     """One application: its output sets are attributes, or items where Python needs the name.
 
-    An application with a single output set can be used wherever a set can.
+    An application with a single output set can be used wherever a set can. An output set that is
+    called ``repeat``, as the method, is had by ``application["repeat"]``.
     """
 
     __slots__ = ("_application", "_draft")
@@ -54,6 +55,36 @@ class ApplicationHandle:
         if name not in application.outputs:
             application.outputs[name] = SetHandle(self._draft, name, application)
         return application.outputs[name]
+
+    def repeat(
+        self, times: int, *, feed: Mapping[str, str], until: str | None = None
+    ) -> ApplicationHandle:
+        """Repeat the application, fed with its own outputs; see ``docs/language.md``.
+
+        Args:
+            times: the most iterations there may be, from 1 to 1,000,000.
+            feed: for input sets the output set of the last iteration that replaces them.
+            until: output set that ends the loop once it is empty.
+
+        Returns:
+            The application itself; its outputs are those of the last iteration.
+
+        Raises:
+            InvalidComposition: it is repeated already, or an argument is of another type. Unknown
+                sets are found when the description is complete.
+        """
+        if self._application.repeat is not None:
+            refuse("bad-loop", f"'{self._application.signature.name}' is repeated already")
+        names = [*feed, *feed.values()] if isinstance(feed, Mapping) else [None]
+        names += [until] if until is not None else []
+        is_number = isinstance(times, int) and not isinstance(times, bool)
+        if not is_number or not all(isinstance(name, str) for name in names):
+            rule = '.repeat(10, feed={"input": "output"}, until="output")'
+            refuse("bad-loop", "a loop takes a number, and names of sets", expected=rule)
+        place = user_place()
+        feeds = tuple(Feed(parameter, output, place) for parameter, output in feed.items())
+        self._application.repeat = Repeat(times, until, feeds, place)
+        return self
 
     def __dir__(self) -> list[str]:
         return list(self._application.signature.outputs)

@@ -3,7 +3,8 @@
 A composition is a set of **applications** of functions. An application binds input sets of its
 function to sets of the composition, each with a sharding, and gives names to the output sets. The
 edges of the graph are therefore names of sets: each is an input of the composition or produced by
-exactly one application. The order of applications has no meaning.
+exactly one application. The order of applications has no meaning. An application may be repeated,
+fed with its own outputs; that is a matter of its own, so the graph has no loops.
 
 Records are equal if they mean the same; a `Place` (where something stood in a source) is no part of
 that.
@@ -18,6 +19,8 @@ import msgspec
 import networkx as nx
 
 CompositionGraph: TypeAlias = "nx.DiGraph[str]"
+TIMES_LIMIT = 1_000_000
+"""How often an application may be repeated."""
 
 
 class Sharding(enum.Enum):
@@ -89,6 +92,30 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     place: Place = NOWHERE
 
 
+class Feed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Gives output set `output` of an iteration to input set `parameter` of the next one."""
+
+    parameter: str
+    output: str
+    place: Place = NOWHERE
+
+
+class Repeat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Repeats an application, fed with what its last iteration gave.
+
+    Attributes:
+        times: the most iterations there may be, from 1 to `TIMES_LIMIT`.
+        until: output set whose absence after an iteration ends the loop; None runs all iterations.
+        feedback: which outputs replace which inputs; the others stay as they are bound.
+        place: where it stands.
+    """
+
+    times: int
+    until: str | None = None
+    feedback: tuple[Feed, ...] = ()
+    place: Place = NOWHERE
+
+
 class Application(msgspec.Struct, frozen=True, omit_defaults=True):
     """One use of a function in a composition."""
 
@@ -96,6 +123,7 @@ class Application(msgspec.Struct, frozen=True, omit_defaults=True):
     bindings: tuple[Binding, ...] = ()
     returns: tuple[Return, ...] = ()
     join: Join | None = None
+    repeat: Repeat | None = None
     place: Place = NOWHERE
 
 

@@ -18,9 +18,11 @@ from dandelion.dataflow.graph import (
     Binding,
     Composition,
     Declaration,
+    Feed,
     Join,
     Module,
     Place,
+    Repeat,
     Return,
     Sharding,
     Strategy,
@@ -106,9 +108,10 @@ class _Builder(Transformer[Token, Any]):
         return tuple(str(part) for part in parts)
 
     def application(self, parts: Children) -> Application:
-        name, bindings, returns = parts[:3]
-        join = parts[3] if len(parts) > 3 else None
-        return Application(str(name), bindings, returns, join, self._place(name))
+        name, bindings, returns, *clauses = parts
+        join = next((c for c in clauses if isinstance(c, Join)), None)
+        repeat = next((c for c in clauses if isinstance(c, Repeat)), None)
+        return Application(str(name), bindings, returns, join, repeat, self._place(name))
 
     def bindings(self, parts: Children) -> tuple[Binding, ...]:
         return tuple(parts)
@@ -134,3 +137,19 @@ class _Builder(Transformer[Token, Any]):
 
     def join(self, parts: Children) -> Strategy:
         return Strategy(str(parts[0]))
+
+    def repeat(self, parts: Children) -> Repeat:
+        keyword, times, *until, feeds = parts
+        place = self._place(keyword)
+        return Repeat(int(times), str(until[0]) if until else None, feeds, place)
+
+    def until(self, parts: Children) -> Token:
+        name: Token = parts[-1]
+        return name
+
+    def feeds(self, parts: Children) -> tuple[Feed, ...]:
+        return tuple(parts)
+
+    def feed(self, parts: Children) -> Feed:
+        parameter, output = parts
+        return Feed(str(parameter), str(output), self._place(parameter))

@@ -1,8 +1,8 @@
 """Compositions written out: canonical text, and JSON.
 
 ``parse(print_module(m)) == m`` and ``from_json(to_json(m)) == m`` for every module that the
-language can express. The text also fits the grammar of the original system: no comments, no commas
-at the end of lists, no blanks inside the brackets of declarations.
+language can express. Without `repeat` the text also fits the grammar of the original system: no
+comments, no commas at the end of lists, no blanks inside the brackets of declarations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dandelion.dataflow.graph import (
     Declaration,
     Join,
     Module,
+    Repeat,
     Return,
 )
 from dandelion.errors import InvalidComposition, Problem
@@ -55,6 +56,11 @@ def print_join(join: Join) -> str:
     return " ".join(words)
 
 
+def print_repeat(repeat: Repeat) -> str:
+    """Write ``repeat 10 until open feeding (x = y)``."""
+    return f"{_repeat_head(repeat)} feeding ({', '.join(_feeds(repeat))})"
+
+
 def to_json(module: Module, *, indent: int = 2) -> str:
     """Write a module as JSON. Places are left out: they are no part of what it means.
 
@@ -89,16 +95,36 @@ def _declaration(declaration: Declaration) -> str:
 def _application(application: Application) -> str:
     bindings = [print_binding(b) for b in application.bindings]
     returns = [_return(r) for r in application.returns]
-    by = f"by {print_join(application.join)}" if application.join else ""
+    clauses = [f"by {print_join(application.join)}"] if application.join else []
+    if application.repeat is not None:
+        clauses.append(print_repeat(application.repeat))
     head = f"{application.function}({', '.join(bindings)})"
-    tail = f"=> ({', '.join(returns)}){' ' if by else ''}{by};"
-    line = f"{INDENT}{head} {tail}\n"
+    tail = " ".join([f"=> ({', '.join(returns)})", *clauses])
+    line = f"{INDENT}{head} {tail};\n"
     if len(line) <= WIDTH + 1:
         return line
+    head = f"{application.function}({_broken(bindings)})"
+    tail = " ".join([f"=> ({_broken(returns)})", *clauses])
+    if application.repeat is not None and max(map(len, f"{tail};".split("\n"))) > WIDTH:
+        feeds = (
+            f"{_repeat_head(application.repeat)} feeding ({_broken(_feeds(application.repeat))})"
+        )
+        tail = " ".join([f"=> ({_broken(returns)})", *clauses[:-1], feeds])
+    return f"{INDENT}{head} {tail};\n"
+
+
+def _broken(parts: list[str]) -> str:
+    """Write a list with a line for each part."""
     inner = f"\n{INDENT}{INDENT}"
-    head = f"{application.function}({inner}{f',{inner}'.join(bindings)}\n{INDENT})"
-    tail = f"=> ({inner}{f',{inner}'.join(returns)}\n{INDENT})" if returns else "=> ()"
-    return f"{INDENT}{head} {tail}{f' {by}' if by else ''};\n"
+    return f"{inner}{f',{inner}'.join(parts)}\n{INDENT}" if parts else ""
+
+
+def _repeat_head(repeat: Repeat) -> str:
+    return f"repeat {repeat.times}" + (f" until {repeat.until}" if repeat.until else "")
+
+
+def _feeds(repeat: Repeat) -> list[str]:
+    return [f"{feed.parameter} = {feed.output}" for feed in repeat.feedback]
 
 
 def _return(returned: Return) -> str:

@@ -15,7 +15,10 @@ over sets. The rules, with their source in the language of the original system:
    key of the next set, ``full`` both, ``cross`` every pair. After a ``cross`` the key of a row is
    that of the set on the right. ``right`` and ``full`` order their rows by key, the others keep the
    order. A set without a row's key is absent in that instance. An absent set has no keys.
-4. **any shardings** make as many partitions as the policy says, of neighbouring items or keys.
+4. **any shardings** make as many partitions as the policy says (`partition_counts`), of
+   neighbouring items or keys. If the input set has a minimum, partitions are made of values in
+   ascending order of their bytes, and each grows until it has its share and the minimum; so there
+   may be fewer.
 5. If nothing is bound, or every bound set is absent, there is exactly one instance.
 6. **Merge.** For each output, the items of all instances in instance order, then sorted by key,
    stably. No items: the set is absent.
@@ -48,11 +51,13 @@ class Group:
         positions: parameters by position of the declaration, in join order.
         sharding: the sharding of all of them.
         strategies: one less than positions.
+        minima: bytes that a partition of each parameter should have; empty for none.
     """
 
     positions: tuple[int, ...]
     sharding: Sharding
     strategies: tuple[Strategy, ...] = ()
+    minima: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ def groups_of(
     shardings: Sequence[Sharding | None],
     joined: Sequence[int] = (),
     strategies: Sequence[Strategy] = (),
+    minima: Sequence[int] = (),
 ) -> tuple[Group, ...]:
     """Order the bound parameters of an application into groups (rule 1).
 
@@ -81,10 +87,16 @@ def groups_of(
         shardings: by position of the declaration; None where nothing is bound.
         joined: positions named by the ``by`` clause, in its order.
         strategies: one less than `joined`.
+        minima: bytes by position that a partition should have; empty for none.
     """
-    join = Group(tuple(joined), _sharding(shardings, joined), tuple(strategies)) if joined else None
+
+    def group(at: Sequence[int], sharding: Sharding, by: Sequence[Strategy] = ()) -> Group:
+        least = tuple(minima[position] for position in at) if minima and sharding in _ANY else ()
+        return Group(tuple(at), sharding, tuple(by), least if any(least) else ())
+
+    join = group(joined, _sharding(shardings, joined), strategies) if joined else None
     singles = [
-        Group((at,), sharding)
+        group((at,), sharding)
         for at, sharding in enumerate(shardings)
         if sharding is not None and at not in joined
     ]
@@ -140,10 +152,15 @@ def _values(
     chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
     if chosen:
         fixed = math.prod(len(values[i]) for i in range(len(groups)) if i not in chosen)
-        sizes = [_largest_bytes(groups[i], sets) for i in chosen]
+        largest = [_largest(groups[i], sets) for i in chosen]
+        sizes = [size for size, _ in largest]
         counts = partition_counts([len(values[i]) for i in chosen], sizes, policy, fixed)
-        for i, count in zip(chosen, counts, strict=True):
-            values[i] = list(_merged_rows(values[i], count))
+        for i, (size, at), count in zip(chosen, largest, counts, strict=True):
+            minima = groups[i].minima
+            if minima and minima[at] and size:
+                values[i] = list(_filled_rows(values[i], count, at, minima[at]))
+            else:
+                values[i] = list(_merged_rows(values[i], count))
     return values
 
 
@@ -161,9 +178,14 @@ def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
         yield from ((part,) for part in by_key(first).values())
 
 
-def _largest_bytes(group: Group, sets: Sequence[ItemSet | None]) -> int:
-    bound = (sets[p] for p in group.positions)
-    return max(s.size_bytes if s is not None else 0 for s in bound)
+def _largest(group: Group, sets: Sequence[ItemSet | None]) -> tuple[int, int]:
+    """Give bytes and place within the group of its largest set, the first of equal ones."""
+    sizes = [_bytes(sets[position]) for position in group.positions]
+    return max(sizes), sizes.index(max(sizes))
+
+
+def _bytes(item_set: ItemSet | None) -> int:
+    return item_set.size_bytes if item_set is not None else 0
 
 
 def partition_counts(
@@ -210,9 +232,35 @@ def _merged_rows(rows: Sequence[Row], count: int) -> Iterator[Row]:
     start = 0
     for index in range(count):
         end = start + size + (index < longer)
-        columns = zip(*rows[start:end], strict=True)
-        yield tuple(_concatenated(column) for column in columns)
+        yield _one_row(rows[start:end])
         start = end
+
+
+def _filled_rows(rows: Sequence[Row], count: int, at: int, least_bytes: int) -> Iterator[Row]:
+    """Merge rows, small ones first, into at most `count` partitions (rule 4).
+
+    A partition is complete when it has as many rows as `_merged_rows` would give it and at least
+    `least_bytes` in its set number `at`. The last one takes what is left, which may be less.
+    """
+    if not rows:
+        return
+    size, longer = divmod(len(rows), count)
+    taken: list[Row] = []
+    made = held_bytes = 0
+    for row in sorted(rows, key=lambda row: _bytes(row[at])):
+        taken.append(row)
+        held_bytes += _bytes(row[at])
+        if len(taken) >= size + (made < longer) and held_bytes >= least_bytes:
+            yield _one_row(taken)
+            taken = []
+            made += 1
+            held_bytes = 0
+    if taken:
+        yield _one_row(taken)
+
+
+def _one_row(rows: Sequence[Row]) -> Row:
+    return tuple(_concatenated(column) for column in zip(*rows, strict=True))
 
 
 def _concatenated(parts: Iterable[ItemSet | None]) -> ItemSet | None:

@@ -23,6 +23,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dandelion.dataflow.excerpt import excerpt
 from dandelion.dataflow.graph import Place
+from dandelion.dataflow.syntax_advice import advice
 from dandelion.dataflow.syntax_words import (
     END,
     MEANT,
@@ -109,7 +110,11 @@ class _Reading:
 
     def _report_word(self, bad: str, line: int, column: int) -> None:
         meant = "#" if bad.startswith("//") else MEANT.get(bad, "")
-        rule = f"'{meant}'" if meant else "names of ASCII letters, digits and '_', or a sign"
+        rule = "names of ASCII letters, digits and '_', or a sign"
+        if bad.isdigit():
+            rule = "a number of at most 18 digits, without zeros in front"
+        elif meant:
+            rule = f"'{meant}'"
         message = f"cannot read '{printable(bad)}'"
         self._add(message, line, column, len(bad), expected=rule, nearest=meant)
 
@@ -226,8 +231,9 @@ class _Reading:
         self._reported.add(offset)
         accepted = self._accepted() if accepted is None else accepted
         found = "the end of the text" if token.type == END else f"'{token}'"
+        tip = advice(token, accepted, self._since)
         self._add(
-            f"cannot read {self._context()}",
+            f"cannot read {self._context()}{tip and f': {tip}'}",
             token.line or 1,
             token.column or 1,
             len(token),

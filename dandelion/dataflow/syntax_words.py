@@ -12,7 +12,15 @@ from dandelion.errors import nearest
 
 END = "$END"
 # What people write for what, though it looks different.
-MEANT = {"->": "=>", ":": "=", "outer": "full"}
+MEANT = {
+    "->": "=>",
+    ":": "=",
+    "outer": "full",
+    "loop": "repeat",
+    "while": "until",
+    "feed": "feeding",
+    "with": "feeding",
+}
 
 
 @functools.cache
@@ -35,8 +43,8 @@ def expected_words(accepted: Iterable[str]) -> str:
     if "WORD" in words:
         words = {w for w in words if not spelled.get(w, "").isalpha()}
     signs = [w for w in spelled if not spelled[w].isalpha()]
-    order = ["WORD", *signs, *(w for w in spelled if w not in signs), END]
-    said = {"WORD": "a name", END: "the end of the text"}
+    order = ["WORD", "NUMBER", *signs, *(w for w in spelled if w not in signs), END]
+    said = {"WORD": "a name", "NUMBER": "a number", END: "the end of the text"}
     parts = [said.get(w) or f"'{spelled[w]}'" for w in sorted(words, key=order.index)]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 

@@ -23,15 +23,8 @@ import networkx as nx
 
 from dandelion.dataflow.excerpt import in_text, with_excerpts
 from dandelion.dataflow.graph import Composition, Declaration, Module, Place
-from dandelion.dataflow.rules import (
-    Signature,
-    bad_names,
-    check_composition,
-    loops,
-    meant,
-    problem,
-    repeated,
-)
+from dandelion.dataflow.rules import check_composition, loops
+from dandelion.dataflow.rules_names import Signature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
 
 __all__ = ["Known", "Signature", "Uses", "check_module", "ensure_valid", "signature_of", "validate"]
@@ -164,7 +157,7 @@ def _declarations(scope: _Scope) -> Iterator[Problem]:
         yield from bad_names((name, *declaration.inputs, *declaration.outputs), place)
         for kind, listed in (("input", declaration.inputs), ("output", declaration.outputs)):
             for twice in repeated(listed):
-                message = f"function '{name}' has {kind} set '{twice}' twice"
+                message = f"function '{name}' has {kind} set '{twice}' twice; name each set once"
                 yield problem("duplicate-set", message, place)
         first = scope.declarations[name]
         if declaration != first:
@@ -178,7 +171,10 @@ def _declarations(scope: _Scope) -> Iterator[Problem]:
             message = f"the declaration of '{name}' differs from the {kind}"
             yield _differs("declaration-mismatch", message, real, declaration)
         if real is None and not scope.trust:
-            message = f"no function or composition '{name}' is registered"
+            message = (
+                f"no function or composition '{name}' is registered; a declaration says which sets "
+                "it has, it does not make it"
+            )
             yield problem("unknown-function", message, place, nearest=scope.nearest(name))
 
 
@@ -201,10 +197,11 @@ def _names(scope: _Scope, taken: Container[str]) -> Iterator[Problem]:
         name, place = composition.name, composition.place
         first = scope.compositions[name]
         if composition is not first:
-            message = f"composition '{name}' is defined twice, first at {first.place}"
+            message = f"composition '{name}' is defined twice, first at {first.place}; rename one"
             yield problem("duplicate-composition", message, place)
         elif name in taken:
-            yield problem("name-taken", f"the name '{name}' is taken already", place)
+            message = f"the name '{name}' belongs to something else; give the composition another"
+            yield problem("name-taken", message, place)
 
 
 def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
@@ -212,7 +209,7 @@ def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
         for application in composition.applications:
             name = application.function
             if scope.signature(name) is None:
-                message = f"function '{name}' is neither declared, defined here nor registered"
+                message = f"there is nothing called '{name}' to apply: register it first"
                 near = scope.nearest(name)
                 yield problem("unknown-function", message, application.place, nearest=near)
 
@@ -220,8 +217,8 @@ def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
 def _recursion(scope: _Scope) -> Iterator[Problem]:
     for loop in loops(_use_graph(scope), scope.compositions):
         place = _application_place(scope.compositions[loop[0]], loop[1])
-        message = f"compositions apply each other in a loop: {' -> '.join(loop)}"
-        yield problem("recursion", message, place)
+        message = f"a composition cannot apply itself: {' -> '.join(loop)}"
+        yield problem("recursion", f"{message}; loops are written with 'repeat'", place)
 
 
 def _use_graph(scope: _Scope) -> nx.DiGraph[str]:

@@ -1,7 +1,13 @@
 """The dispatcher: a pure state machine that walks one invocation's graph."""
 
 from dandelion.dispatcher.direct import DirectWalk
-from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, Target, compile_composition
+from dandelion.dispatcher.plan import (
+    ApplicationPlan,
+    CompositionPlan,
+    RepeatPlan,
+    Target,
+    compile_composition,
+)
 from dandelion.dispatcher.walk import Cancel, Complete, Fail, Instruction, Run, Walk
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "DirectWalk",
     "Fail",
     "Instruction",
+    "RepeatPlan",
     "Run",
     "Target",
     "Walk",

@@ -18,6 +18,7 @@ class DirectWalk:
     """One invocation of a function by its name; see `dandelion.dispatcher.plan.direct_plan`."""
 
     __slots__ = ("done", "plan")
+    unsettled = False
 
     def __init__(self, plan: CompositionPlan) -> None:
         self.plan = plan
@@ -44,6 +45,10 @@ class DirectWalk:
             return []
         self.done = True
         return [Fail(error)]
+
+    def resume(self) -> list[Instruction]:
+        """Go on settling: nothing here ever takes that long."""
+        return []
 
     def cancel(self, error: DandelionError) -> list[Instruction]:
         """End the invocation with an error."""

@@ -7,16 +7,33 @@ set the plan knows which applications wait for it. A nested composition is a pla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, Union
 
 from dandelion.data import SetSpec
-from dandelion.dataflow.graph import Application, Composition, Sharding, application_ids
+from dandelion.dataflow.graph import Application, Composition, Repeat, Sharding, application_ids
 from dandelion.dataflow.sharding import Group, groups_of
 from dandelion.function import FunctionSpec
 
 Target: TypeAlias = Union[FunctionSpec, "CompositionPlan"]
 """What an application applies."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatPlan:
+    """How an application is repeated, by numbers.
+
+    Attributes:
+        times: the most iterations there may be.
+        until: position of the output whose absence ends the loop, or None.
+        feedback: pairs of positions: which input is replaced by which output.
+        dropped: ids of the sets that the first iteration alone needs.
+    """
+
+    times: int
+    until: int | None
+    feedback: tuple[tuple[int, int], ...]
+    dropped: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +50,11 @@ class ApplicationPlan:
         produced: for each output set of the target the id of the set it becomes, or None.
         needs: ids of the different sets that must be known before it can run.
         waits: how many these are.
+        held: those that it needs until it has merged for good.
         output_names: names of the target's outputs.
         formats: formats of a function's code objects, best first; empty for a composition.
         is_single: every bound set is sharded ``all``, so there is exactly one instance.
+        repeat: how it is repeated, if it is.
     """
 
     id: str
@@ -47,9 +66,11 @@ class ApplicationPlan:
     produced: tuple[int | None, ...]
     needs: tuple[int, ...]
     waits: int
+    held: tuple[int, ...]
     output_names: tuple[str, ...]
     formats: tuple[str, ...]
     is_single: bool
+    repeat: RepeatPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +154,7 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         outputs,
         tuple(range(len(given))),
         len(given),
+        tuple(range(len(given))),
         function.output_names,
         _formats(function),
         True,
@@ -166,7 +188,13 @@ def _compile_application(
     join = application.join
     joined: Sequence[int] = [inputs.index(p) for p in join.order] if join is not None else ()
     strategies = join.strategies if join is not None else ()
+    minima = tuple(s.min_bytes for s in target.inputs)
     needs = tuple(sorted({s for s in sources if s is not None}))
+    repeat = _compile_repeat(application.repeat, inputs, outputs)
+    fed = {parameter for parameter, _ in repeat.feedback} if repeat else set()
+    held = tuple(sorted({s for at, s in enumerate(sources) if s is not None and at not in fed}))
+    if repeat is not None:
+        repeat = replace(repeat, dropped=tuple(s for s in needs if s not in held))
     produced = {returned.output: ids[returned.target] for returned in application.returns}
     return ApplicationPlan(
         name,
@@ -174,14 +202,26 @@ def _compile_application(
         target,
         sources,
         tuple(at for at, p in enumerate(inputs) if p in bound and not bound[p].optional),
-        groups_of(shardings, joined if strategies else (), strategies),
+        groups_of(shardings, joined if strategies else (), strategies, minima),
         tuple(produced.get(name) for name in outputs),
         needs,
         len(needs),
+        held,
         outputs,
         _formats(target),
         all(s in (None, Sharding.ALL) for s in shardings),
+        repeat,
     )
+
+
+def _compile_repeat(
+    repeat: Repeat | None, inputs: Sequence[str], outputs: Sequence[str]
+) -> RepeatPlan | None:
+    if repeat is None:
+        return None
+    until = None if repeat.until is None else outputs.index(repeat.until)
+    feedback = [(inputs.index(f.parameter), outputs.index(f.output)) for f in repeat.feedback]
+    return RepeatPlan(repeat.times, until, tuple(feedback), ())
 
 
 def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:

@@ -1,10 +1,11 @@
-"""The dispatcher and the naive interpreter agree on random compositions.
+"""The dispatcher and the naive interpreter agree on random compositions, and on all small joins.
 
-``DANDELION_EXAMPLES=10000`` asks for more than every run tries. A seed
-names a composition, so a failure can be repeated.
+``DANDELION_EXAMPLES=10000`` asks for more than every run tries, ``DANDELION_KEYS=5`` for chains of
+joins over all sets of the keys 0 to 4. A seed names a composition, so a failure can be repeated.
 """
 
 import hashlib
+import itertools
 import os
 import random
 
@@ -15,18 +16,21 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    Feed,
     Join,
     Module,
+    Repeat,
     Return,
     Sharding,
     Strategy,
 )
-from dandelion.dataflow.sharding import Partitioning
+from dandelion.dataflow.sharding import Partitioning, joined_rows
 from dandelion.dataflow.validate import Signature, validate
 from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
 from dandelion.function import FunctionSpec
-from tests.reference import Interpreter, Set, TooBig
+from tests.reference import Interpreter, Partitions, Set, TooBig
 
+KEYS = int(os.environ.get("DANDELION_KEYS", "3"))
 EXAMPLES = int(os.environ.get("DANDELION_EXAMPLES", "1600"))
 FUNCTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "One": (("a",), ("x",)),
@@ -34,12 +38,16 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Three": (("a", "b", "c"), ("x",)),
     "Source": ((), ("x",)),
 }
+MINIMA = {"Two": {"a": 5}, "Three": {"a": 2, "c": 4}}
 SPECS = {
-    name: FunctionSpec(name, tuple(map(SetSpec, i)), tuple(map(SetSpec, o)))
-    for name, (i, o) in FUNCTIONS.items()
+    name: FunctionSpec(
+        name,
+        tuple(SetSpec(s, min_bytes=MINIMA.get(name, {}).get(s, 0)) for s in inputs),
+        tuple(map(SetSpec, outputs)),
+    )
+    for name, (inputs, outputs) in FUNCTIONS.items()
 }
 Callables = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
-EXACT = (Sharding.ALL, Sharding.EACH, Sharding.KEYED)
 
 
 def compute(name: str, sets: list[Set]) -> list[Set]:
@@ -49,7 +57,7 @@ def compute(name: str, sets: list[Set]) -> list[Set]:
     for at in range(len(FUNCTIONS[name][1])):
         count = (0, 1, 2, 3, 5)[seed[at] % 5]
         outputs.append(
-            [(f"{seed[i + 4]:x}", seed[i + 9] % 5, seed[i : i + 3]) for i in range(count)]
+            [(f"{seed[i + 4]:x}", seed[i + 9] % 5, seed[i : i + seed[i] % 4]) for i in range(count)]
         )
     return outputs
 
@@ -61,20 +69,32 @@ def application(
     name = source.choice(sorted(callables))
     inputs, outputs = callables[name]
     join_all = len(inputs) > 1 and source.random() < 0.5
+    kind = source.choice((Sharding.KEYED, Sharding.KEYED, Sharding.ANY_KEYED))
     bindings = []
     pool = source.sample(available, len(available)) * 3
     for parameter, favourite in zip(inputs, pool, strict=False):
         if join_all or source.random() < 0.85:
-            sharding = Sharding.KEYED if join_all else source.choice(EXACT)
+            sharding = kind if join_all else source.choice(list(Sharding))
             bindings.append(Binding(parameter, favourite, sharding, source.random() < 0.5))
-    keyed = [b.parameter for b in bindings if b.sharding is Sharding.KEYED]
+    keyed = [b.parameter for b in bindings if b.sharding is kind]
     join = None
     if len(keyed) > 1 and source.random() < 0.8:
         order = source.sample(keyed, source.randint(2, len(keyed)))
         join = Join(tuple(order), tuple(source.choice(list(Strategy)) for _ in order[1:]))
     targets = [f"m{at}_{output}" for output in outputs if source.random() < 0.9]
     returns = tuple(Return(t, t.split("_", 1)[1]) for t in targets)
-    return Application(name, tuple(bindings), returns, join), targets
+    repeat = None
+    if bindings and outputs and source.random() < 0.25:
+        repeat = loop(source, [b.parameter for b in bindings], outputs)
+    return Application(name, tuple(bindings), returns, join, repeat), targets
+
+
+def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> Repeat:
+    """Repeat an application a few times, fed with some of its outputs."""
+    fed = source.sample(bound, source.randint(1, len(bound)))
+    feeds = tuple(Feed(parameter, source.choice(outputs)) for parameter in fed)
+    until = source.choice(outputs) if source.random() < 0.5 else None
+    return Repeat(source.choice((1, 2, 3, 3, 5)), until, feeds)
 
 
 def composition(source: random.Random, name: str, callables: Callables) -> Composition:
@@ -94,7 +114,10 @@ def composition(source: random.Random, name: str, callables: Callables) -> Compo
 def items(source: random.Random) -> Set:
     """Make a set with repeated, unsorted keys; often empty."""
     count = source.choice((0, 1, 2, 3, 5))
-    return [(source.choice("pqrs"), source.randrange(5), source.randbytes(2)) for _ in range(count)]
+    return [
+        (source.choice("pqrs"), source.randrange(5), source.randbytes(source.choice((0, 1, 2, 6))))
+        for _ in range(count)
+    ]
 
 
 def item_set(name: str, triples: Set) -> ItemSet | None:
@@ -105,14 +128,22 @@ def triples(found: ItemSet | None) -> Set:
     return [] if found is None else [(i.name, i.key, bytes(i.data)) for i in found]
 
 
-def walk(plan: CompositionPlan, inputs: list[ItemSet | None], source: random.Random) -> list[Set]:
+def walk(
+    plan: CompositionPlan,
+    inputs: list[ItemSet | None],
+    policy: Partitioning,
+    source: random.Random,
+) -> list[Set]:
     """Drive a walk, finishing instances in a random order."""
-    state = Walk(plan, Partitioning("auto", 1, 2), window=source.choice((1, 3, 64)))
+    state = Walk(plan, policy, source.choice((1, 3, 64)), source.choice((0, 0, 1, 4)))
     out = list(state.start(inputs))
     while True:
+        while state.unsettled and (not out or source.random() < 0.5):
+            out += state.resume()
         instruction = out.pop(source.randrange(len(out)))
         if isinstance(instruction, Complete):
             assert not out
+            assert not state.unsettled
             return [triples(s) for s in instruction.outputs]
         assert isinstance(instruction, Run)
         results = compute(instruction.function.name, [triples(s) for s in instruction.inputs])
@@ -131,14 +162,17 @@ def check(seed: int) -> bool:
     for one in (inner, outer):
         assert not validate(Module((), (one,)), known.get), one
     given = {name: items(source) for name in outer.inputs}
-    reference = Interpreter(compute, callables, {"Inner": inner}, budget=300)
+    mode, number = source.choice(("max", "fixed", "auto")), source.randint(1, 7)
+    partitions = Partitions(mode, number, MINIMA)
+    reference = Interpreter(compute, callables, {"Inner": inner}, 300, partitions)
     try:
         expected = reference.invoke(outer, given)
     except TooBig:
         return False
     targets = {**SPECS, "Inner": compile_composition(inner, SPECS.__getitem__)}
     plan = compile_composition(outer, targets.__getitem__)
-    found = walk(plan, [item_set(n, given[n]) for n in outer.inputs], source)
+    policy = Partitioning(mode, number, number)
+    found = walk(plan, [item_set(n, given[n]) for n in outer.inputs], policy, source)
     assert found == [expected[name] for name in outer.outputs], f"seed {seed}: {outer}"
     return True
 
@@ -147,3 +181,82 @@ def check(seed: int) -> bool:
 def test_dispatcher_and_reference_agree(part: int) -> None:
     compared = sum(check(seed) for seed in range(part, EXAMPLES, 8))
     assert compared > EXAMPLES / 8 * 0.8, "the generator makes too much that is not compared"
+
+
+def key_sets(name: str) -> list[Set]:
+    """One set for every subset of the keys; two items of a key where that is even."""
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(range(KEYS), n) for n in range(KEYS + 1)
+    )
+    return [
+        [(f"{name}{n}", k, b"") for k in subset for n in range(2 - k % 2)] for subset in subsets
+    ]
+
+
+Keys = tuple[int | None, ...]
+Table = list[list[Set]]
+
+
+def relation(strategies: tuple[Strategy, ...], sets: list[set[int]]) -> set[Keys]:
+    """Which rows a chain of joins has, by what is asked of a row, without an order."""
+    if not strategies:
+        return {(key,) for key in sets[0]}
+    *before, strategy = strategies
+    left, right = relation(tuple(before), sets[:-1]), sets[-1]
+
+    def key_of(row: Keys) -> int | None:
+        if before and before[-1] is Strategy.CROSS:
+            return row[-1]
+        return next((key for key in reversed(row) if key is not None), None)
+
+    rows = set()
+    for row, key in itertools.product(left | {(None,) * (len(sets) - 1)}, [*right, None]):
+        alone_left = key is None and row in left and key_of(row) not in right
+        alone_right = key is not None and row not in left
+        alone_right = alone_right and key not in {key_of(other) for other in left}
+        both = key is not None and row in left and key == key_of(row)
+        if strategy is Strategy.CROSS:
+            wanted = key is not None and row in left
+        elif strategy is Strategy.INNER:
+            wanted = both
+        elif strategy is Strategy.LEFT:
+            wanted = both or alone_left
+        elif strategy is Strategy.RIGHT:
+            wanted = both or alone_right
+        else:
+            wanted = both or alone_left or alone_right
+        if wanted:
+            rows.add((*row, key))
+    return rows
+
+
+def rows_of(strategies: tuple[Strategy, ...], sets: tuple[Set, ...]) -> tuple[Table, Table]:
+    """Rows of a chain of joins, from the engine and from the reference."""
+    bound = dict(zip("abc"[: len(sets)], sets, strict=True))
+    reference = Interpreter(compute, {}, {}).join(list(bound), list(strategies), bound)
+    found = joined_rows([item_set(n, s) for n, s in bound.items()], strategies)
+    return (
+        [[triples(part) for part in row] for row in found],
+        [[row.get(name, []) for name in bound] for row in reference],
+    )
+
+
+def agree(strategies: tuple[Strategy, ...], sets: tuple[Set, ...]) -> None:
+    found, expected = rows_of(strategies, sets)
+    assert found == expected, sets
+    keys: list[Keys] = [tuple(part[0][1] if part else None for part in row) for row in found]
+    assert len(set(keys)) == len(keys)
+    assert set(keys) == relation(strategies, [{i[1] for i in s} for s in sets]), sets
+
+
+@pytest.mark.parametrize("first", list(Strategy))
+@pytest.mark.parametrize("second", list(Strategy))
+def test_all_chains_of_three_joins(first: Strategy, second: Strategy) -> None:
+    for sets in itertools.product(key_sets("a"), key_sets("b"), key_sets("c")):
+        agree((first, second), sets)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_all_pairs_of_joins(strategy: Strategy) -> None:
+    for sets in itertools.product(key_sets("a"), key_sets("b")):
+        agree((strategy,), sets)
