@@ -21,7 +21,7 @@ from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
 
 CYCLES = int(os.environ.get("DANDELION_CYCLES", "40"))
-WARM_UP = 70  # more than the functions that an engine process keeps
+WARM_UP = 300 if CYCLES > 300 else 70  # plans, traces and loaded functions are kept up to a bound
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -117,6 +117,6 @@ def test_a_thousand_cycles_leave_nothing(tmp_path: Path) -> None:
     assert (after.blobs, after.children) == (before.blobs, before.children)
     assert after.descriptors <= before.descriptors
     # Allocators keep some pages; a leak of as little as 4 KiB a cycle would show in 1000 cycles.
-    slack = 2_000_000
+    slack = 4_000_000
     assert after.resident_bytes - before.resident_bytes < slack
     assert after.children_bytes - before.children_bytes < slack
