@@ -34,7 +34,7 @@ from .gpu import pocl
 from .gpu.device import Abilities, Device, Handle, Properties
 from .gpu.driver import GpuDriver
 from .gpu.plan import Launch, Pointer, Zero
-from .gpu.source import CodeFormat, LoadedCode
+from .gpu.source import CodeFormat, LoadedCode, checked_includes
 
 _REMEDY = "pip install dandelion-engine[opencl]"
 _HOST_POOL_BYTES = 512 * 2**20
@@ -243,10 +243,10 @@ class OpenClDevice(Device):
             ctypes.memset(self._address + offset_bytes, 0, size_bytes)
             return
         with self._operation("zero"):
-            self._fill(offset_bytes, size_bytes)
+            self._pattern(offset_bytes, size_bytes)
             self._queue.flush()
 
-    def _fill(self, offset_bytes: int, size_bytes: int) -> None:
+    def _pattern(self, offset_bytes: int, size_bytes: int) -> None:
         wide = 0 if offset_bytes % 16 else size_bytes // 16 * 16  # offsets count in patterns
         for pattern, start, size in ((16, 0, wide), (1, wide, size_bytes - wide)):
             if size:
@@ -259,6 +259,8 @@ class OpenClDevice(Device):
     def _load(self, code: LoadedCode) -> Handle:
         cl = self._cl
         binary = code.format == CodeFormat.SPIRV
+        if not binary:
+            checked_includes(code)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
@@ -274,7 +276,7 @@ class OpenClDevice(Device):
     def _unload(self, module: Handle) -> None:
         """A program goes with its last reference."""
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
         assert isinstance(module, dict)
         kernel = module.get(symbol)
         if kernel is None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.conformance import HOST_KERNELS
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
@@ -165,6 +166,7 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "host-lazy": lambda: HostDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True),
     "opencl": OpenClDevice,
     "opencl-buffers": lambda: OpenClDevice(shared=False),
+    "cuda": CudaDevice,
 }
 
 

@@ -156,7 +156,7 @@ static inline u16 dandelion_f16_store(f32 value)
 #define DEVICE static __device__
 #define GLOBAL
 #define LOCAL __shared__
-#define CONSTANT static __device__ const
+#define CONSTANT static __constant__ const
 #define RESTRICT __restrict__
 
 typedef signed char i8;

@@ -14,7 +14,8 @@ happened; the device then accepts nothing but `close`.
 ========== ====================================================================================
 life       `open`, `close`, `properties`, `fault`
 memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
-code       `load`, `unload`, `prepare`
+held       `hold`, `fill`, `protect`, `drop`: memory beside the pool that keeps its content
+code       `load`, `unload`, `stateful`, `prepare`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
 ========== ====================================================================================
 """
@@ -22,6 +23,7 @@ work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchroniz
 from __future__ import annotations
 
 import abc
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NewType
@@ -45,12 +47,22 @@ class Abilities:
         asynchronous: calls return before the work is done.
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
+        holds: there is memory beside the pool, and kernels obey its `Protection`.
     """
 
     graphs: bool = False
     asynchronous: bool = False
     registers: bool = False
     host_visible: bool = False
+    holds: bool = False
+
+
+class Protection(enum.Enum):
+    """What kernels may do with held memory."""
+
+    NONE = "none"
+    READ = "read"
+    WRITE = "write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +171,30 @@ class Device(abc.ABC):
         if size_bytes:
             self._zero(offset_bytes, size_bytes)
 
+    # held memory, only where `Abilities.holds`
+
+    def hold(self, size_bytes: int) -> Handle:
+        """Take memory beside the pool: zeroed, and open for writing until `protect`.
+
+        Raises:
+            DeviceFull: there is no room.
+        """
+        return self._hold(size_bytes)
+
+    def fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+        """Copy host bytes into held memory that is open for writing, in the order of the work."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if size:
+            self._fill(held, offset_bytes, data)
+
+    def protect(self, held: Handle, protection: Protection) -> None:
+        """Say what may be done with held memory from now on; nothing that uses it is in flight."""
+        self._protect(held, protection)
+
+    def drop(self, held: Handle) -> None:
+        """Give held memory back; none of its launches is used any more."""
+        self._drop(held)
+
     # code
 
     def load(self, code: LoadedCode) -> Handle:
@@ -173,17 +209,29 @@ class Device(abc.ABC):
         """Unload a module; none of its launches is used any more."""
         self._unload(module)
 
-    def prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+    def stateful(self, module: Handle) -> bool:
+        """Tell whether a module has, or may have, variables that keep their values."""
+        return self._stateful(module)
+
+    def prepare(
+        self, module: Handle, symbol: str, launch: Launch, held: Handle | None = None
+    ) -> Handle:
         """Make a launch ready to be given to `launch` many times.
+
+        Args:
+            module: with the kernel.
+            symbol: of the kernel.
+            launch: what is launched.
+            held: the memory that pointers with `Pointer.held` point into.
 
         Raises:
             InvalidBlueprint: the module has no such kernel, or it has other parameters, or the
                 device cannot launch that.
         """
         for argument in launch.args:
-            if isinstance(argument, Pointer):
+            if isinstance(argument, Pointer) and not argument.held:
                 self._inside("prepare", argument.offset_bytes, argument.size_bytes)
-        return self._prepare(module, symbol, launch)
+        return self._prepare(module, symbol, launch, held)
 
     def prepare_zero(self, step: Zero) -> Handle:
         """Make zeroing a part of the pool ready to be given to `launch`."""
@@ -241,14 +289,31 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _zero(self, offset_bytes: int, size_bytes: int) -> None: ...
 
+    def _hold(self, size_bytes: int) -> Handle:
+        raise InternalError(f"{self.name}: it holds no memory")
+
+    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+        raise InternalError(f"{self.name}: it holds no memory")
+
+    def _protect(self, held: Handle, protection: Protection) -> None:
+        raise InternalError(f"{self.name}: it holds no memory")
+
+    def _drop(self, held: Handle) -> None:
+        raise InternalError(f"{self.name}: it holds no memory")
+
     @abc.abstractmethod
     def _load(self, code: LoadedCode) -> Handle: ...
 
     @abc.abstractmethod
     def _unload(self, module: Handle) -> None: ...
 
+    def _stateful(self, module: Handle) -> bool:
+        return False
+
     @abc.abstractmethod
-    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle: ...
+    def _prepare(
+        self, module: Handle, symbol: str, launch: Launch, held: Handle | None
+    ) -> Handle: ...
 
     @abc.abstractmethod
     def _prepare_zero(self, step: Zero) -> Handle: ...
@@ -282,7 +347,10 @@ class Device(abc.ABC):
 
 
 def prepare_steps(
-    device: Device, steps: Sequence[Step], modules: Mapping[str, tuple[Handle, str]]
+    device: Device,
+    steps: Sequence[Step],
+    modules: Mapping[str, tuple[Handle, str]],
+    held: Handle | None = None,
 ) -> list[Handle]:
     """Prepare all steps of a plan.
 
@@ -290,6 +358,7 @@ def prepare_steps(
         device: where.
         steps: of the plan.
         modules: the loaded module and the symbol of each kernel, by its name in the blueprint.
+        held: memory with the function's constants, if there is any.
     """
     prepared = []
     for step in steps:
@@ -297,5 +366,5 @@ def prepare_steps(
             prepared.append(device.prepare_zero(step))
         else:
             module, symbol = modules[step.kernel]
-            prepared.append(device.prepare(module, symbol, step))
+            prepared.append(device.prepare(module, symbol, step, held))
     return prepared

@@ -18,6 +18,7 @@ from .plan_cache import PlanCache
 from .program import ProgramCache, make_program, plan_call
 from .sequential import SequentialEngine
 
+MAX_WORKERS = 48  # clients that one MPS server takes
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -25,12 +26,16 @@ class GpuDriver(Driver):
     """A backend of GPU functions. A subclass says how to probe and make a device.
 
     Settings: ``pool_bytes`` (``512M``), the size of each engine's buffer pool, by default what the
-    device offers; ``exact_stages`` (``true``), to measure each stage of a call at some cost.
+    device offers; ``exact_stages`` (``true``), to measure each stage of a call at some cost;
+    ``workers``, how many further engines share each device, 0 for none. With workers the sequential
+    engine takes one half of the device's memory and the workers the other half, in equal parts.
+    ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine takes all.
     """
 
     formats: ClassVar[frozenset[str]] = frozenset({"blueprint"})
     hosting: ClassVar[Hosting] = Hosting.PROCESS
-    settings: ClassVar[tuple[str, ...]] = ("pool_bytes", "exact_stages")
+    settings: ClassVar[tuple[str, ...]] = ("pool_bytes", "exact_stages", "workers", "role")
+    default_workers: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._programs = ProgramCache()
@@ -47,6 +52,7 @@ class GpuDriver(Driver):
         self._options.update(options)
         self._size("pool_bytes")
         self._flag("exact_stages")
+        self._workers()
 
     def attach(self, arena: ArenaMap) -> None:
         self._arena = arena
@@ -66,12 +72,17 @@ class GpuDriver(Driver):
         return Demand(program.output_bytes(plan), plan.used_bytes, plan.blocks)
 
     def engine(self, resource: str) -> Engine:
-        return SequentialEngine(
+        workers, role = self._workers(), self._options.get("role", "")
+        shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
+        engine = SequentialEngine(
             self.device(resource),
             self._size("pool_bytes"),
             self._arena,
             self._flag("exact_stages"),
+            shares.get(role, 1.0),
         )
+        engine.workers = workers if role == "sequential" else 0
+        return engine
 
     @abc.abstractmethod
     def device(self, resource: str) -> Device:
@@ -85,6 +96,12 @@ class GpuDriver(Driver):
         except (ValueError, OverflowError):
             where = f"{self.name}.{name}"
             raise InvalidInput(where, f"'{text}' is no size", "write 512M or 2G") from None
+
+    def _workers(self) -> int:
+        text = self._options.get("workers", str(self.default_workers))
+        if not (text.isdecimal() and int(text) <= MAX_WORKERS):
+            raise InvalidInput(f"{self.name}.workers", f"'{text}'", f"write 0 to {MAX_WORKERS}")
+        return int(text)
 
     def _flag(self, name: str) -> bool:
         text = self._options.get(name, "false").lower()

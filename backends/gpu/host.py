@@ -133,7 +133,7 @@ class HostDevice(Device):
     def _unload(self, module: Handle) -> None:
         self.modules -= 1
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
         assert isinstance(module, _Module)
         kernel = module.kernels.get(symbol)
         if kernel is None:

@@ -41,10 +41,17 @@ from .sizes import ReadInteger, Sizes
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An argument that is the address of a buffer: its place in the pool, in bytes."""
+    """An argument that is the address of a buffer: its place, in bytes.
+
+    Attributes:
+        offset_bytes: in the pool, or in the memory that is held for the function's constants.
+        size_bytes: of the buffer.
+        held: which of the two.
+    """
 
     offset_bytes: int
     size_bytes: int
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

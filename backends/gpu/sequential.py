@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 
 from dandelion.data import Item, ItemSet
-from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
 from dandelion.function import Function
 from dandelion.memory import ArenaMap, Context
@@ -47,6 +47,7 @@ class SequentialEngine(Engine):
     Args:
         device: not open yet; the engine opens, owns and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
+        pool_share: part of what the device offers, where `pool_bytes` is 0.
         arena: where calls' data will lie; the device is told, to copy faster.
         exact_stages: see the module's text.
 
@@ -61,6 +62,7 @@ class SequentialEngine(Engine):
         pool_bytes: int = 0,
         arena: ArenaMap | None = None,
         exact_stages: bool = False,
+        pool_share: float = 1.0,
     ) -> None:
         self.name = device.name
         self.device = device
@@ -71,7 +73,9 @@ class SequentialEngine(Engine):
         self._programs = ProgramCache()
         device.open()
         try:
-            self.pool = BufferPool(device, pool_bytes or device.properties().pool_bytes)
+            found = device.properties()
+            self.pool = BufferPool(device, pool_bytes or int(found.pool_bytes * pool_share))
+            self.capacity = Capacity(self.pool.size_bytes, found.compute_units)
             self.modules = Modules(device)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
@@ -79,6 +83,10 @@ class SequentialEngine(Engine):
             device.close()
             raise
         self.plans = PlanCache(limit_bytes=self.pool.size_bytes)
+
+    @property
+    def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
+        return bool(self._broken)
 
     # a call
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dandelion.blueprint import Access, Code, GpuConfig, Kernel, Module
 from dandelion.blueprint.signatures import HEADER, is_portable, signatures
 from dandelion.data import Bytes
-from dandelion.errors import InvalidBlueprint, Problem
+from dandelion.errors import InvalidBlueprint, InvalidFunction, Problem
 from dandelion.function import Digest, digest_of
 
 
@@ -119,9 +119,35 @@ def choose(
                 whole = with_header(whole.decode(errors="replace"), code.path).encode()
             return LoadedCode(code.path, found, whole, digest)
     there = ", ".join(c.path for c in module.code) or "none"
-    message = f"none of its files runs on {backend} {' '.join(archs[:1])}".rstrip()
+    built = ", ".join(c.arch for c in module.code if c.backend in ("", backend) and c.arch)
+    message = f"none of its files runs on {backend}"
+    if built and archs:
+        message = f"it has code for {built}, this device is {archs[0]}"
     problem = Problem("no-code", message, f"modules.{module.name}", found=there)
     raise InvalidBlueprint((problem,))
+
+
+_DIRECTIVE = re.compile(
+    r"(?:#|%:|\?\?=)(?:\s|/\*.*?\*/)*(?:include|include_next|import|embed)\b|__has_(?:include|embed)",
+    re.S,
+)
+_HARMLESS = re.compile(r'#[ \t]*include[ \t]*(?:<(?:\w[\w.+-]*/)*\w[\w.+-]*>|"dandelion\.h")')
+
+
+def checked_includes(code: LoadedCode) -> None:
+    """Hold the includes of a source against what it may name: headers that come with a compiler.
+
+    A compiler would read any file of this machine for an include, and show it in its messages.
+
+    Raises:
+        InvalidFunction: it includes by path, by a macro, or in an unusual spelling.
+    """
+    text = re.sub(r"(?:\\|\?\?/)\r?\n", "", code.text)  # lines that are continued
+    for match in _DIRECTIVE.finditer(text):
+        if not _HARMLESS.match(text, match.start()):
+            line = text[match.start() :].partition("\n")[0]
+            message = "only headers of the compiler can be included, as #include <name.h>"
+            raise InvalidFunction((Problem("include", message, code.name, found=line[:80]),))
 
 
 @functools.cache

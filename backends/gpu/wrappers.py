@@ -79,9 +79,9 @@ class FailingDevice(Device):
     def _unload(self, module: Handle) -> None:
         self.inner.unload(module)
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch) -> Handle:
+    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
         self._count("prepare")
-        return self.inner.prepare(module, symbol, launch)
+        return self.inner.prepare(module, symbol, launch, held)
 
     def _prepare_zero(self, step: Zero) -> Handle:
         self._count("prepare")

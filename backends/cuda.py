@@ -1,0 +1,235 @@
+"""The CUDA backend: NVIDIA devices, through ``cuda.bindings``.
+
+All that CUDA and HIP share is in `.gpu.cudalike`; this file names CUDA's functions. The binding is
+imported when a device is looked for or opened, the compiler when a source is first compiled.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from dandelion.driver import Driver
+from dandelion.errors import BackendUnavailable
+
+from .gpu.calls import Attributes, Calls, Compiler
+from .gpu.cudalike import CudaLikeDevice
+from .gpu.cudalike_driver import CudaLikeDriver
+from .gpu.device import Device, Protection
+from .gpu.source import CodeFormat
+
+_REMEDY = "pip install dandelion-engine[cuda], and NVIDIA's driver"
+_LOG_BYTES = 16384
+_PARAMETERS_SINCE = 12040
+"""The driver from which on a kernel's parameters can be asked for."""
+
+
+def driver() -> Driver:
+    """Give this backend's driver."""
+    return CudaDriver()
+
+
+class CudaDevice(CudaLikeDevice):
+    """One NVIDIA device."""
+
+    backend: ClassVar[str] = "cuda"
+    formats: ClassVar[tuple[str, ...]] = (
+        CodeFormat.CUBIN,
+        CodeFormat.FATBIN,
+        CodeFormat.PTX,
+        CodeFormat.PORTABLE,
+        CodeFormat.CUDA,
+    )
+    remedy: ClassVar[str] = _REMEDY
+
+    @classmethod
+    def calls(cls) -> Calls:
+        """Load the binding; see `CudaLikeDevice.calls`."""
+        return _calls(_import("driver"))
+
+
+class CudaDriver(CudaLikeDriver):
+    """NVIDIA devices."""
+
+    name: ClassVar[str] = "cuda"
+    device_class: ClassVar[type[CudaLikeDevice]] = CudaDevice
+    weights_share: ClassVar[float] = 0.25
+
+    def device(self, resource: str) -> Device:
+        return CudaDevice(self.ordinal(resource), self.cache())
+
+
+def _import(name: str) -> Any:  # the binding's names are only known once it is loaded
+    try:
+        return importlib.import_module(f"cuda.bindings.{name}")
+    except ImportError as error:
+        raise BackendUnavailable("cuda", f"cuda.bindings: {error}", _REMEDY) from None
+
+
+def _calls(cu: Any) -> Calls:
+    device_key = cu.CUdevice_attribute
+    kernel_key = cu.CUfunction_attribute
+    jit_key = cu.CUjit_option
+
+    def describe(error: Any) -> str:
+        name, text = cu.cuGetErrorName(error), cu.cuGetErrorString(error)
+        if name[0] or text[0]:
+            return f"error {int(error)}"
+        return f"{name[1].decode()} ({text[1].decode()})"
+
+    def archs(ordinal: int) -> tuple[str, ...]:
+        major, minor = (
+            int(cu.cuDeviceGetAttribute(key, ordinal)[1])
+            for key in (
+                device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return _archs(major, minor)
+
+    def retain(ordinal: int) -> tuple[Any, ...]:
+        error, context = cu.cuDevicePrimaryCtxRetain(ordinal)
+        if not error:
+            (error,) = cu.cuCtxSetCurrent(context)
+            if error:
+                cu.cuDevicePrimaryCtxRelease(ordinal)
+        return (error,)
+
+    def load_module(data: bytes) -> tuple[Any, ...]:
+        log = bytearray(_LOG_BYTES)
+        keys = [jit_key.CU_JIT_ERROR_LOG_BUFFER, jit_key.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        answer = cu.cuModuleLoadDataEx(data, 2, keys, [log, _LOG_BYTES])
+        if answer[0]:
+            return answer[0], bytes(log).rstrip(b"\0").decode(errors="replace")
+        return answer  # type: ignore[no-any-return]  # a foreign function
+
+    def memory_of(ordinal: int) -> Any:
+        wanted = cu.CUmemAllocationProp()
+        wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = ordinal
+        return wanted
+
+    protections = {
+        Protection.NONE: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        Protection.READ: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
+        Protection.WRITE: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+
+    def protect(address: Any, size: int, ordinal: int, protection: Protection) -> tuple[Any, ...]:
+        wanted = cu.CUmemAccessDesc()
+        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = ordinal
+        wanted.flags = protections[protection]
+        return cu.cuMemSetAccess(address, size, [wanted], 1)  # type: ignore[no-any-return]
+
+    smallest = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    return Calls(
+        initialize=cu.cuInit,
+        count=cu.cuDeviceGetCount,
+        device_name=lambda ordinal: cu.cuDeviceGetName(256, ordinal)[1].rstrip(b"\0").decode(),
+        total_memory=cu.cuDeviceTotalMem,
+        archs=archs,
+        device_attribute=cu.cuDeviceGetAttribute,
+        memory_info=cu.cuMemGetInfo,
+        attributes=Attributes(
+            compute_units=device_key.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            block_threads=device_key.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            grid=(
+                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+            ),
+            shared_bytes=device_key.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+            shared_most_bytes=device_key.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            virtual_memory=device_key.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            kernel_threads=kernel_key.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            kernel_shared_bytes=kernel_key.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            kernel_dynamic_bytes=kernel_key.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        ),
+        describe=describe,
+        version=cu.cuDriverGetVersion,
+        retain=retain,
+        release=cu.cuDevicePrimaryCtxRelease,
+        set_heap_limit=lambda size: cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE, size),
+        set_print_limit=lambda size: cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE, size),
+        pointer=cu.CUdeviceptr,
+        allocate=cu.cuMemAlloc,
+        free=cu.cuMemFree,
+        host_register=cu.cuMemHostRegister,
+        host_unregister=cu.cuMemHostUnregister,
+        copy_in=cu.cuMemcpyHtoDAsync,
+        copy_out=cu.cuMemcpyDtoHAsync,
+        fill=cu.cuMemsetD8Async,
+        granularity=lambda ordinal: cu.cuMemGetAllocationGranularity(memory_of(ordinal), smallest),
+        reserve=lambda size: cu.cuMemAddressReserve(size, 0, 0, 0),
+        unreserve=cu.cuMemAddressFree,
+        create=lambda size, ordinal: cu.cuMemCreate(size, memory_of(ordinal), 0),
+        destroy=cu.cuMemRelease,
+        map=lambda address, size, memory: cu.cuMemMap(address, size, 0, memory, 0),
+        unmap=cu.cuMemUnmap,
+        protect=protect,
+        load_module=load_module,
+        unload_module=cu.cuModuleUnload,
+        get_kernel=cu.cuModuleGetFunction,
+        kernel_attribute=cu.cuFuncGetAttribute,
+        set_kernel_attribute=cu.cuFuncSetAttribute,
+        parameter=_parameter(cu),
+        create_stream=cu.cuStreamCreate,
+        destroy_stream=cu.cuStreamDestroy,
+        synchronize=cu.cuStreamSynchronize,
+        launch=cu.cuLaunchKernel,
+        begin_capture=lambda stream: cu.cuStreamBeginCapture(stream, relaxed),
+        end_capture=cu.cuStreamEndCapture,
+        instantiate=lambda graph: cu.cuGraphInstantiate(graph, 0),
+        upload=cu.cuGraphUpload,
+        replay=cu.cuGraphLaunch,
+        destroy_graph=cu.cuGraphDestroy,
+        destroy_executable=cu.cuGraphExecDestroy,
+        create_event=cu.cuEventCreate,
+        record=cu.cuEventRecord,
+        wait=cu.cuEventSynchronize,
+        destroy_event=cu.cuEventDestroy,
+        compiler=Compiler(
+            load=lambda: _import("nvrtc"),
+            prefix="nvrtc",
+            code="CUBIN",
+            options=_options,
+            headers=_headers,
+            reference=lambda program: program,
+        ),
+    )
+
+
+def _parameter(cu: Any) -> Any:
+    try:
+        error, version = cu.cuDriverGetVersion()
+    except Exception as missing:  # whatever the binding raises where there is no driver
+        raise BackendUnavailable("cuda", str(missing), _REMEDY) from None
+    return cu.cuFuncGetParamInfo if not error and version >= _PARAMETERS_SINCE else None
+
+
+def _archs(major: int, minor: int) -> tuple[str, ...]:
+    """What a device of this compute capability loads: its own binaries, older ones of the same
+    major number, and PTX of any earlier one."""
+    own = f"{major}{minor}"
+    binaries = [f"sm_{own}", *([f"sm_{own}a"] if major >= 9 else [])]
+    binaries += [f"sm_{major}{m}" for m in range(minor - 1, -1, -1)]
+    earlier = [(m, n) for m in range(major, 4, -1) for n in range(9, -1, -1)]
+    texts = [f"compute_{m}{n}" for m, n in earlier if (m, n) <= (major, minor)]
+    return (*binaries, *texts)
+
+
+def _options(arch: str) -> tuple[bytes, ...]:
+    own = arch + "a" if int(arch[3:]) >= 90 else arch  # with what only this architecture has
+    return (f"--gpu-architecture={own}".encode(), b"--std=c++17")
+
+
+def _headers() -> tuple[bytes, ...]:
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        folder = pathfinder.find_nvidia_header_directory("cudart")
+    except (ImportError, AttributeError):
+        return ()
+    return (f"--include-path={folder}".encode(),) if folder else ()

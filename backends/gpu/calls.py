@@ -1,0 +1,126 @@
+"""The functions of a vendor's binding, under one set of names.
+
+CUDA's driver interface and HIP have the same functions with other names, so the device that both
+share (`.cudalike`) calls them through this table; ``cuda.py`` and ``hip.py`` fill it in, and what
+they fill in is all that differs. As in both bindings every function gives a tuple that begins with
+an error code; the codes have the same numbers in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Function: TypeAlias = Callable[..., tuple[Any, ...]]  # a foreign function: types end here
+
+OUT_OF_MEMORY = 2
+NO_BINARY = frozenset({200, 209, 218, 222})
+"""The module is none, or for another device: invalid image, no binary, invalid or too new PTX."""
+
+BROKEN = frozenset(
+    {46, 53, 214, 220, 226, 401, 700, 702, 709, 710}
+    | {714, 715, 716, 717, 718, 719, 721, 805, 806, 810, 999}
+)
+"""After these a process can do nothing more with its device: faults of kernels (illegal address,
+assertion, illegal instruction, misaligned address, ...), broken memory, a lost MPS server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Keys of the facts about devices and kernels that are asked for."""
+
+    compute_units: Any
+    block_threads: Any
+    grid: tuple[Any, Any, Any]
+    shared_bytes: Any
+    shared_most_bytes: Any
+    virtual_memory: Any
+    kernel_threads: Any
+    kernel_shared_bytes: Any
+    kernel_dynamic_bytes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """The vendor's compiler of sources at run time.
+
+    Attributes:
+        load: gives the binding, which is heavy; the others take it.
+        prefix: of its functions' names.
+        code: ends the names of the functions that give the binary.
+        options: for an architecture.
+        headers: options that show it the toolkit's headers; they change nothing else.
+        reference: of a program, as the function that destroys it wants it.
+    """
+
+    load: Callable[[], Any]
+    prefix: str
+    code: str
+    options: Callable[[str], tuple[bytes, ...]]
+    headers: Callable[[], tuple[bytes, ...]]
+    reference: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The functions; arguments and results as in the CUDA driver interface unless it says more."""
+
+    # what is there
+    initialize: Function
+    count: Function
+    device_name: Callable[[int], str]
+    total_memory: Function
+    archs: Callable[[int], tuple[str, ...]]
+    device_attribute: Function
+    memory_info: Function  # () -> free, total
+    attributes: Attributes
+    describe: Callable[[Any], str]
+    version: Function
+    # the process's hold on a device: (ordinal)
+    retain: Function
+    release: Function
+    set_heap_limit: Function  # (bytes): the heap of malloc in kernels
+    set_print_limit: Function  # (bytes): the queue of printf in kernels
+    # memory
+    pointer: Callable[[int], Any]
+    allocate: Function
+    free: Function
+    host_register: Function
+    host_unregister: Function
+    copy_in: Function
+    copy_out: Function
+    fill: Function
+    # memory in mappings of its own; see `.cudalike.Held`
+    granularity: Function  # (ordinal) -> bytes
+    reserve: Function  # (bytes) -> address
+    unreserve: Function
+    create: Function  # (bytes, ordinal) -> handle
+    destroy: Function
+    map: Function  # (address, bytes, handle)
+    unmap: Function
+    protect: Function  # (address, bytes, ordinal, protection)
+    # code
+    load_module: Function  # (bytes) -> module; a log in the place of the module where it failed
+    unload_module: Function
+    get_kernel: Function
+    kernel_attribute: Function  # (attribute, kernel) -> number
+    set_kernel_attribute: Function
+    parameter: Callable[..., tuple[Any, ...]] | None  # (kernel, index) -> offset, bytes
+    # work
+    create_stream: Function
+    destroy_stream: Function
+    synchronize: Function  # (stream)
+    launch: Function
+    begin_capture: Function
+    end_capture: Function
+    instantiate: Function  # (graph) -> executable graph
+    upload: Function
+    replay: Function
+    destroy_graph: Function
+    destroy_executable: Function
+    create_event: Function
+    record: Function
+    wait: Function
+    destroy_event: Function
+    compiler: Compiler

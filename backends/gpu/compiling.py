@@ -1,0 +1,136 @@
+"""Sources become binaries once for each architecture; a folder keeps them.
+
+A file of the folder is named after everything that its content depends on: the source, the
+architecture, the options. It begins with a digest of the rest, so a torn or damaged file is none.
+Writers write beside and rename, so any number may write at once, and the last one wins with the
+same bytes. The folder is a cache and nothing else: where it cannot be written to, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dandelion.errors import DeviceFault, InvalidFunction, Problem
+
+from .calls import Compiler
+from .source import LoadedCode, checked_includes
+
+_MAGIC = b"dandelion code 1\n"
+_DIGEST_BYTES = 32
+LIMIT_BYTES = 2**30
+
+
+class CodeCache:
+    """Keeps binaries in a folder.
+
+    Args:
+        folder: is made when something is first kept.
+        limit_bytes: beyond it, what was not used for longest goes.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+
+    def get(self, key: str) -> bytes | None:
+        """Give what was kept, or None if it is not there or damaged."""
+        path = self.folder / key
+        try:
+            whole = path.read_bytes()
+        except OSError:
+            return None
+        start = len(_MAGIC) + _DIGEST_BYTES
+        data = whole[start:]
+        if whole[:start] != _MAGIC + hashlib.sha256(data).digest():
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep something, if that is possible."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, name = tempfile.mkstemp(dir=self.folder, prefix=".new-")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(_MAGIC + hashlib.sha256(data).digest() + data)
+                os.replace(name, self.folder / key)
+            except BaseException:
+                os.unlink(name)
+                raise
+            self._trim()
+
+    def _trim(self) -> None:
+        found = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
+        total = sum(stat.st_size for stat, _ in found)
+        for stat, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
+            if total <= self._limit_bytes:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= stat.st_size
+
+
+def default_folder() -> Path | None:
+    """The user's cache folder for compiled code, or None if this user has none."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
+            return None
+        base = os.path.join(home, ".cache")
+    return Path(base) / "dandelion" / "code"
+
+
+def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache | None) -> bytes:
+    """Give the binary of a source.
+
+    Raises:
+        InvalidFunction: it does not compile; the compiler's words are in it.
+        BackendUnavailable: the compiler is missing.
+    """
+    checked_includes(code)
+    options = compiler.options(arch)
+    depends = b"\0".join((compiler.prefix.encode(), arch.encode(), *options, b"", code.data))
+    key = f"{hashlib.sha256(depends).hexdigest()}.{arch}"
+    found = cache.get(key) if cache is not None else None
+    if found is None:
+        found = _compile(compiler, code, options)
+        if cache is not None:
+            cache.put(key, found)
+    return found
+
+
+def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -> bytes:
+    rtc = compiler.load()
+    name = compiler.prefix
+
+    def do(operation: str, *arguments: Any) -> Any:
+        answer = getattr(rtc, name + operation)(*arguments)
+        if answer[0]:
+            raise DeviceFault(name, operation, str(answer[0]))
+        return answer[1] if len(answer) > 1 else None
+
+    source = code.data.replace(b"\0", b" ")
+    program = do("CreateProgram", source, code.name.encode(), 0, [], [])
+    try:
+        words = [*options, *(compiler.headers() if b"#include" in source else ())]
+        answer = getattr(rtc, name + "CompileProgram")(program, len(words), words)
+        if answer[0]:
+            log = bytearray(int(do("GetProgramLogSize", program)) + 1)
+            do("GetProgramLog", program, log)
+            text = log.rstrip(b"\0").decode(errors="replace")
+            message = "it does not compile"
+            problem = Problem("compile", message, code.name, found=str(answer[0]), excerpt=text)
+            raise InvalidFunction((problem,))
+        binary = bytearray(int(do(f"Get{compiler.code}Size", program)))
+        do(f"Get{compiler.code}", program, binary)
+        return bytes(binary)
+    finally:
+        getattr(rtc, name + "DestroyProgram")(compiler.reference(program))

@@ -1,0 +1,415 @@
+"""The device that CUDA and HIP share: one context, one pool, one stream.
+
+Everything is asynchronous on one stream, so order is kept without a word. A launch is prepared
+once: its arguments lie packed in memory of their own, and launching is one call of the binding.
+Copies name host memory by its buffer, so nothing is made for them either.
+
+Memory that is held (`hold`) lies in mappings of its own, made with the virtual memory functions:
+read and written until `protect` says otherwise, which the device then enforces.
+
+Errors: a code in `.calls.BROKEN` breaks the device for good; out of memory is `DeviceFull`; all
+else is a `DeviceFault` after which the device still works. Whatever was made is on a list until it
+is unmade, and `close` unmakes the rest, each step whether or not another one failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dandelion.data import Bytes
+from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
+
+from .calls import BROKEN, OUT_OF_MEMORY, Calls, Function
+from .compiling import CodeCache
+from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
+from .device import Abilities, Device, Handle, Properties, Protection
+from .plan import Launch, Zero
+from .source import LoadedCode
+
+_SPARE_BYTES = 256 * 2**20
+"""Left for modules, stacks of kernels and graphs, besides one part in 32."""
+_ADDRESSES = 4096
+"""How many device addresses are kept ready."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Memory in a mapping of its own.
+
+    Attributes:
+        address: where it is mapped.
+        size_bytes: of the mapping.
+        memory: the physical memory.
+        mapped: whether it is mapped.
+    """
+
+    address: int
+    size_bytes: int
+    memory: Any = None
+    mapped: bool = False
+
+
+class CudaLikeDevice(Device):
+    """A device behind a `Calls` table.
+
+    Args:
+        ordinal: number of the device.
+        cache: keeps what was compiled.
+        trusts_protection: offer memory with protection, where the device has virtual memory.
+    """
+
+    remedy: ClassVar[str]
+
+    def __init__(
+        self, ordinal: int = 0, cache: CodeCache | None = None, trusts_protection: bool = True
+    ) -> None:
+        self.name = f"{self.backend}:{ordinal}"
+        self.abilities = Abilities(graphs=True, asynchronous=True, registers=True)
+        self._ordinal = ordinal
+        self._cache = cache
+        self._trusts_protection = trusts_protection
+        self._broken: str | None = None
+        self._retained = False
+        self._stream: Any = None
+        self._pool = 0
+        self._addresses: dict[int, Any] = {}
+        self._registered: list[int] = []
+        self._modules: list[LoadedModule] = []
+        self._graphs: list[Any] = []
+        self._events: list[Any] = []
+        self._idle_events: list[Any] = []
+        self._held: list[Held] = []
+
+    @classmethod
+    def calls(cls) -> Calls:
+        """Load the binding.
+
+        Raises:
+            BackendUnavailable: it is missing.
+        """
+        raise NotImplementedError
+
+    # errors
+
+    def _fail(self, operation: str, error: Any) -> DandelionError:
+        """Make the error of a code, and remember what breaks the device."""
+        text = self._calls.describe(error)
+        if int(error) == OUT_OF_MEMORY:
+            return DeviceFull(self.name, 0, self.pool_bytes)
+        if int(error) in BROKEN:
+            self._broken = self._broken or f"{operation}: {text}"
+        return DeviceFault(self.name, operation, text)
+
+    def _do(self, operation: str, answer: tuple[Any, ...]) -> Any:
+        """Give the result of a call.
+
+        Raises:
+            DeviceFull, DeviceFault: it failed.
+        """
+        if answer[0]:
+            raise self._fail(operation, answer[0])
+        return answer[1] if len(answer) > 1 else None
+
+    def fault(self) -> str | None:
+        return self._broken
+
+    # life
+
+    def open(self) -> None:
+        self._calls = calls = self.calls()
+        self._broken = None
+        try:
+            self._initialize()
+            there = self._do("open", calls.count())
+            if self._ordinal >= there:
+                known = ", ".join(str(i) for i in range(there)) or "none"
+                missing = f"no device '{self._ordinal}'"
+                raise BackendUnavailable(self.backend, missing, f"there are {known}")
+            self._do("open", calls.retain(self._ordinal))
+            self._retained = True
+            self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
+            holds = self._trusts_protection and bool(self._attribute("virtual_memory"))
+            self.abilities = Abilities(graphs=True, asynchronous=True, registers=True, holds=holds)
+            calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
+            calls.set_print_limit(0)
+            self._limits = self._read_limits()
+        except (DeviceFault, DeviceFull) as error:
+            self.close()
+            raise BackendUnavailable(self.backend, str(error), self.remedy) from None
+        except BackendUnavailable:
+            self.close()
+            raise
+
+    def _initialize(self) -> None:
+        try:
+            answer = self._calls.initialize(0)
+        except RuntimeError as error:  # the binding found no library
+            raise BackendUnavailable(self.backend, str(error), self.remedy) from None
+        self._do("open", answer)
+
+    def _read_limits(self) -> KernelLimits:
+        keys = self._calls.attributes
+        grid = tuple(self._attribute(key) for key in keys.grid)
+        assert len(grid) == 3
+        return KernelLimits(
+            grid,
+            self._attribute("block_threads"),
+            self._attribute("shared_bytes"),
+            max(self._attribute("shared_bytes"), self._attribute("shared_most_bytes")),
+        )
+
+    def _attribute(self, key: Any) -> int:
+        wanted = getattr(self._calls.attributes, key) if isinstance(key, str) else key
+        return int(self._do("open", self._calls.device_attribute(wanted, self._ordinal)))
+
+    def close(self) -> None:
+        if not self._retained:
+            return
+        calls = self._calls
+        if self._stream is not None and self._broken is None:
+            self._undo(calls.synchronize, self._stream)
+        for graph in self._graphs:
+            self._undo(calls.destroy_executable, graph)
+        for module in self._modules:
+            self._undo(calls.unload_module, module.handle)
+        for held in self._held:
+            self._unmake(held)
+        if self._pool:
+            self._undo(calls.free, calls.pointer(self._pool))
+        for address in self._registered:
+            self._undo(calls.host_unregister, address)
+        for event in self._events:
+            self._undo(calls.destroy_event, event)
+        if self._stream is not None:
+            self._undo(calls.destroy_stream, self._stream)
+        self._undo(calls.release, self._ordinal)
+        self._forget()
+
+    def _undo(self, call: Function, *arguments: Any) -> None:
+        """Call, and once more if it failed; nobody could do anything about a second failure."""
+        if call(*arguments)[0]:
+            call(*arguments)
+
+    def _unmake(self, held: Held) -> None:
+        address = self._calls.pointer(held.address)
+        if held.mapped:
+            self._undo(self._calls.unmap, address, held.size_bytes)
+        if held.memory is not None:
+            self._undo(self._calls.destroy, held.memory)
+        self._undo(self._calls.unreserve, address, held.size_bytes)
+
+    def _forget(self) -> None:
+        self._retained = False
+        self._stream = None
+        self._pool = 0
+        self.pool_bytes = 0
+        self._addresses.clear()
+        for made in (self._registered, self._modules, self._graphs, self._held):
+            made.clear()
+        self._events.clear()
+        self._idle_events.clear()
+
+    def properties(self) -> Properties:
+        calls = self._calls
+        answer = calls.memory_info()
+        self._do("properties", answer)
+        free, total = int(answer[1]), int(answer[2])
+        archs = calls.archs(self._ordinal)
+        return Properties(
+            calls.device_name(self._ordinal),
+            memory_bytes=total,
+            pool_bytes=max(free - total // 32 - _SPARE_BYTES, free // 2) // 2**21 * 2**21,
+            compute_units=self._attribute("compute_units"),
+            block_threads=self._limits.threads,
+            shared_bytes=self._limits.shared_most_bytes,
+            archs=archs,
+            details={
+                "architecture": archs[0] if archs else "unknown",
+                "driver": str(self._do("properties", calls.version())),
+                "memory": f"{total} bytes, {free} free",
+            },
+        )
+
+    # memory
+
+    def _allocate(self, size_bytes: int) -> None:
+        answer = self._calls.allocate(size_bytes)
+        if answer[0] and int(answer[0]) == OUT_OF_MEMORY:
+            info = self._calls.memory_info()
+            raise DeviceFull(self.name, size_bytes, 0 if info[0] else int(info[1]))
+        self._pool = int(self._do("allocate", answer))
+
+    def _free(self) -> None:
+        pool, self._pool = self._pool, 0
+        self._addresses.clear()
+        self._do("free", self._calls.free(self._calls.pointer(pool)))
+
+    def _register(self, address: int, size_bytes: int) -> None:
+        self._do("register", self._calls.host_register(address, size_bytes, 0))
+        self._registered.append(address)
+
+    def _address(self, offset_bytes: int) -> Any:
+        found = self._addresses.get(offset_bytes)
+        if found is None:
+            if len(self._addresses) >= _ADDRESSES:
+                self._addresses.clear()
+            found = self._calls.pointer(self._pool + offset_bytes)
+            self._addresses[offset_bytes] = found
+        return found
+
+    def _copy_in(self, offset_bytes: int, data: Bytes) -> None:
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        error = self._calls.copy_in(self._address(offset_bytes), data, size, self._stream)[0]
+        if error:
+            raise self._fail("copy_in", error)
+
+    def _copy_out(self, offset_bytes: int, view: memoryview) -> None:
+        error = self._calls.copy_out(view, self._address(offset_bytes), view.nbytes, self._stream)[
+            0
+        ]
+        if error:
+            raise self._fail("copy_out", error)
+
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None:
+        error = self._calls.fill(self._address(offset_bytes), 0, size_bytes, self._stream)[0]
+        if error:
+            raise self._fail("zero", error)
+
+    # memory with protection
+
+    def _hold(self, size_bytes: int) -> Handle:
+        calls = self._calls
+        step = int(self._do("hold", calls.granularity(self._ordinal)))
+        size = -(-size_bytes // step) * step
+        held = Held(int(self._do("hold", calls.reserve(size))), size)
+        self._held.append(held)
+        try:
+            held.memory = self._do("hold", calls.create(size, self._ordinal))
+            address = calls.pointer(held.address)
+            self._do("hold", calls.map(address, size, held.memory))
+            held.mapped = True
+            self._protect(Handle(held), Protection.WRITE)
+            self._do("hold", calls.fill(address, 0, size, self._stream))
+        except DandelionError:
+            self._drop(Handle(held))
+            raise
+        return Handle(held)
+
+    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+        assert isinstance(held, Held)
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        target = self._calls.pointer(held.address + offset_bytes)
+        self._do("fill", self._calls.copy_in(target, data, size, self._stream))
+
+    def _protect(self, held: Handle, protection: Protection) -> None:
+        assert isinstance(held, Held)
+        address = self._calls.pointer(held.address)
+        answer = self._calls.protect(address, held.size_bytes, self._ordinal, protection)
+        self._do("protect", answer)
+
+    def _drop(self, held: Handle) -> None:
+        assert isinstance(held, Held)
+        self._held.remove(held)
+        self._unmake(held)
+
+    # code
+
+    def _load(self, code: LoadedCode) -> Handle:
+        archs = self._calls.archs(self._ordinal)
+        module = load_module(self._calls, code, self.backend, archs, self._cache, self._fail)
+        self._modules.append(module)
+        return Handle(module)
+
+    def _unload(self, module: Handle) -> None:
+        assert isinstance(module, LoadedModule)
+        self._modules.remove(module)
+        self._undo(self._calls.unload_module, module.handle)
+
+    def _stateful(self, module: Handle) -> bool:
+        assert isinstance(module, LoadedModule)
+        return module.facts.variables
+
+    def _prepare(
+        self, module: Handle, symbol: str, launch: Launch, held: Handle | None = None
+    ) -> Handle:
+        assert isinstance(module, LoadedModule)
+        block = held.address if isinstance(held, Held) else 0
+        bases = (self._pool, block)
+        made = prepare_kernel(
+            self._calls, module, symbol, launch, bases, self._limits, self._stream, self._do
+        )
+        return Handle(made)
+
+    def _prepare_zero(self, step: Zero) -> Handle:
+        address = self._calls.pointer(self._pool + step.offset_bytes)
+        arguments = (address, 0, step.size_bytes, self._stream)
+        return Handle(Prepared(self._calls.fill, arguments))
+
+    # work
+
+    def _launch(self, prepared: Iterable[Handle]) -> None:
+        for item in prepared:
+            assert isinstance(item, Prepared)
+            error = item.call(*item.arguments)[0]
+            if error:
+                raise self._fail("launch", error)
+
+    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        calls = self._calls
+        self._do("capture", calls.begin_capture(self._stream))
+        try:
+            self._launch(prepared)
+        except DandelionError:
+            answer = calls.end_capture(self._stream)
+            if not answer[0]:
+                self._undo(calls.destroy_graph, answer[1])
+            raise
+        graph = self._do("capture", self._end_capture())
+        try:
+            executable = self._do("capture", calls.instantiate(graph))
+        except DeviceFull:
+            return None  # launching one by one takes no memory
+        finally:
+            self._undo(calls.destroy_graph, graph)
+        self._graphs.append(executable)
+        self._do("capture", calls.upload(executable, self._stream))
+        return Handle(executable)
+
+    def _end_capture(self) -> tuple[Any, ...]:
+        """End it; a stream that still captures could do nothing else."""
+        answer = self._calls.end_capture(self._stream)
+        if answer[0]:
+            again = self._calls.end_capture(self._stream)
+            if not again[0]:
+                self._undo(self._calls.destroy_graph, again[1])
+        return answer
+
+    def _replay(self, graph: Handle) -> None:
+        error = self._calls.replay(graph, self._stream)[0]
+        if error:
+            raise self._fail("replay", error)
+
+    def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        if graph is not None and graph in self._graphs:
+            self._graphs.remove(graph)
+            self._undo(self._calls.destroy_executable, graph)
+
+    def _mark(self) -> Handle | None:
+        if self._idle_events:
+            event = self._idle_events.pop()
+        else:
+            event = self._do("mark", self._calls.create_event(2))  # without its time
+            self._events.append(event)
+        self._do("mark", self._calls.record(event, self._stream))
+        return Handle(event)
+
+    def _wait(self, mark: Handle) -> None:
+        self._do("wait", self._calls.wait(mark))
+        self._idle_events.append(mark)
+
+    def _synchronize(self) -> None:
+        error = self._calls.synchronize(self._stream)[0]
+        if error:
+            raise self._fail("synchronize", error)

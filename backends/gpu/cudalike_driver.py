@@ -1,0 +1,61 @@
+"""The driver that CUDA and HIP share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from dandelion.driver import Resource
+from dandelion.errors import BackendUnavailable
+
+from .calls import Calls
+from .compiling import CodeCache, default_folder
+from .cudalike import CudaLikeDevice
+from .driver import GpuDriver
+
+
+class CudaLikeDriver(GpuDriver):
+    """Devices behind a `Calls` table. A further setting: ``cache``, the folder that keeps compiled
+    sources; ``off`` for none; by default a folder of the user's cache."""
+
+    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "cache")
+    device_class: ClassVar[type[CudaLikeDevice]]
+
+    def probe(self) -> list[Resource]:
+        try:
+            calls = self.device_class.calls()
+            found = self._found(calls)
+        except BackendUnavailable:
+            raise
+        except Exception as error:  # whatever a binding raises where its library is missing
+            raise BackendUnavailable(self.name, str(error), self.device_class.remedy) from None
+        if not found:
+            raise BackendUnavailable(self.name, "no device", self.device_class.remedy)
+        return found
+
+    def _found(self, calls: Calls) -> list[Resource]:
+        for answer in (calls.initialize(0), count := calls.count()):
+            if answer[0]:
+                text = calls.describe(answer[0])
+                raise BackendUnavailable(self.name, text, self.device_class.remedy)
+        found = []
+        for ordinal in range(int(count[1])):
+            total = int(calls.total_memory(ordinal)[1])
+            archs = calls.archs(ordinal)
+            details = {"architecture": archs[0] if archs else "unknown"}
+            found.append(Resource(str(ordinal), calls.device_name(ordinal), total, details))
+        return found
+
+    def ordinal(self, resource: str) -> int:
+        """Read the name of a resource; the empty one is the first."""
+        if not (resource or "0").isdecimal():
+            raise BackendUnavailable(self.name, f"no device '{resource}'", "write its number: 0")
+        return int(resource or "0")
+
+    def cache(self) -> CodeCache | None:
+        """Give the cache of compiled code, if there is to be one."""
+        setting = self._options.get("cache", "")
+        if setting == "off":
+            return None
+        folder = Path(setting) if setting else default_folder()
+        return None if folder is None else CodeCache(folder)
