@@ -294,6 +294,7 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
                 yield Problem("bad-set", str(error), place)
                 continue
             yield from _set_problems(place, spec, seen)
+            yield from _minimum_problems(place, role, spec)
             seen.add(spec.name)
     inputs = [s.name for s in map(_lenient, document.inputs) if s is not None]
     for name, items in document.static.items():
@@ -315,6 +316,15 @@ def _lenient(given: SetSpec | str) -> SetSpec | None:
         return set_spec(given)
     except DandelionError:
         return None
+
+
+def _minimum_problems(where: str, role: str, spec: SetSpec) -> Iterator[Problem]:
+    if role == "outputs" and spec.min_bytes:
+        message = f"output set '{spec.name}' cannot have a minimum, input sets can"
+        yield Problem("bad-minimum", message, where)
+    elif spec.min_bytes < 0:
+        message = f"min_bytes of set '{spec.name}' is {spec.min_bytes}"
+        yield Problem("bad-minimum", message, where, expected=">= 0")
 
 
 def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem]:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dandelion.data import Item, ItemSet
+from dandelion.catalog import MemoryCatalog
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.graph import Sharding, Strategy
 from dandelion.dataflow.sharding import (
     Partitioning,
@@ -15,6 +16,9 @@ from dandelion.dataflow.sharding import (
     merged,
     partition_counts,
 )
+from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.errors import InvalidFunction
+from dandelion.registration import Registrar
 
 POLICY = Partitioning("auto", 1, 2)
 ANY = Sharding.ANY_EACH
@@ -217,6 +221,22 @@ def test_no_partition_but_the_last_is_below_its_minimum(
         for number, part in enumerate(found[:-1]):
             share = quota + (number < longer)
             assert len(part) == share or sum(part[:-1]) < minimum
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "where"),
+    [((SetSpec("a", min_bytes=-1),), ("b",), "inputs[0]"),
+     (("a",), (SetSpec("b", min_bytes=8),), "outputs[0]")],
+)  # fmt: skip
+def test_minima_are_checked_when_they_are_registered(
+    inputs: tuple[SetSpec | str, ...], outputs: tuple[SetSpec | str, ...], where: str
+) -> None:
+    function = FunctionDocument("F", inputs, outputs, code=(CodeDocument("null"),))
+    registrar = Registrar(MemoryCatalog(), {}, {})
+    with pytest.raises(InvalidFunction) as caught:
+        registrar.batch(RegistrationDocument(functions=(function,)))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("bad-minimum", f"function F: {where}")
 
 
 def test_the_largest_set_of_a_join_has_the_say() -> None:

@@ -21,26 +21,34 @@ SWEEPS = 8
 def sort_layers(layout: Layout) -> None:
     """Sort each layer so that few lines cross."""
     layers = layout.layers
+    into, out_of = _neighbours(layout, True), _neighbours(layout, False)
+    rank = _ranks(layers)
     best, fewest = [list(layer) for layer in layers], _crossings(layout)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
         for layer in layers[1:] if forward else reversed(layers[:-1]):
-            _sort(layout, layer, forward)
+            _sort(layer, rank, into if forward else out_of, forward)
         crossings = _crossings(layout)
         if crossings < fewest:
             best, fewest = [list(layer) for layer in layers], crossings
     layout.layers = best
 
 
-def _sort(layout: Layout, layer: list[Box], forward: bool) -> None:
-    rank = _ranks(layout.layers)
-    places: dict[Box, list[float]] = {}
-    for route in layout.routes:
-        here, there = (route.target, route.source) if forward else (route.source, route.target)
-        port = route.source_port if forward else route.target_port
-        places.setdefault(here, []).append(rank[there] + port / 64)
-    own = {box: float(index) for index, box in enumerate(layer)}
-    layer.sort(key=lambda b: sum(places[b]) / len(places[b]) if b in places else own[b])
+def _sort(
+    layer: list[Box], rank: dict[Box, int], lines: dict[Box, list[Route]], forward: bool
+) -> None:
+    """Sort one layer by the mean place of what its lines lead to; see to its ranks."""
+
+    def place(box: Box) -> float:
+        routes = lines.get(box)
+        if not routes:
+            return rank[box]
+        ends = ((r.source if forward else r.target, r.source_port if forward else r.target_port)
+                for r in routes)  # fmt: skip
+        return sum(rank[there] + port / 64 for there, port in ends) / len(routes)
+
+    layer.sort(key=place)
+    rank.update((box, index) for index, box in enumerate(layer))
 
 
 def _ranks(layers: Layers) -> dict[Box, int]:

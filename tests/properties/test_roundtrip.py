@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from dandelion.dataflow.draw import to_json as draw_json
 from dandelion.dataflow.draw import to_mermaid, to_svg
 from dandelion.dataflow.graph import (
+    TIMES_LIMIT,
     Application,
     Binding,
     Composition,
     Declaration,
+    Feed,
     Join,
     Module,
+    Repeat,
     Return,
     Sharding,
     Strategy,
@@ -25,6 +28,7 @@ from dandelion.dataflow.validate import check_module, validate
 from dandelion.errors import InvalidComposition, Problem
 
 KEYWORDS = ["function", "composition", "optional", "by", "all", "each", "inner", "left", "_"]
+KEYWORDS += ["repeat", "until", "feeding"]
 names = st.sampled_from(KEYWORDS) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 keyed = st.sampled_from([Sharding.KEYED, Sharding.ANY_KEYED])
 KEEP = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,7 +61,19 @@ def applications(
     outputs = draw(st.permutations(declaration.outputs))
     returns = [Return(fresh.pop(), output) for output in outputs[: len(fresh)]]
     known += [returned.target for returned in returns]
-    return Application(declaration.name, tuple(bindings), tuple(returns), join)
+    repeat = None
+    if bound and declaration.outputs and draw(st.booleans()):
+        repeat = draw(repeats(bound, declaration.outputs))
+    return Application(declaration.name, tuple(bindings), tuple(returns), join, repeat)
+
+
+@st.composite
+def repeats(draw: st.DrawFn, bound: list[str], outputs: tuple[str, ...]) -> Repeat:
+    """A valid loop."""
+    fed = draw(st.lists(st.sampled_from(bound), unique=True, min_size=1))
+    feeds = tuple(Feed(parameter, draw(st.sampled_from(outputs))) for parameter in fed)
+    until = draw(st.none() | st.sampled_from(outputs))
+    return Repeat(draw(st.integers(1, TIMES_LIMIT)), until, feeds)
 
 
 @st.composite
@@ -118,14 +134,17 @@ def test_every_valid_composition_can_be_drawn(module: Module) -> None:
 
 # --- whatever is written ----------------------------------------------------------------------
 
-WORDS = "function composition by optional all each keyed anyEach anyKeyed cross inner left F G a b"
+WORDS = (
+    "function composition by optional all each keyed anyEach anyKeyed cross inner left "
+    "repeat until feeding F G a b"
+)
 SIGNS = ["(", ")", "{", "}", ",", ";", "=", "=>", "->", ":", "#", "@", "\n", '"', "'", "//"]
-TOKENS = [*WORDS.split(), *SIGNS, "1", "é", "\x00", "\ud800"]
+TOKENS = [*WORDS.split(), *SIGNS, "1", "0", "10", "007", "9" * 30, "é", "\x00", "\ud800"]
 VALID = """\
 function F(a, b) => (c, d);
 composition C(a, b) => (c) {
     F(a = keyed a, b = optional keyed b) => (c = c, x = d) by a inner b;
-    F(a = each x) => ();
+    F(a = each x) => () repeat 3 until c feeding (a = d, b = c);
 }
 """
 
@@ -210,6 +229,8 @@ def test_damage_in_one_composition_leaves_the_next_one_alone(text: str) -> None:
         "function composition " * 5_000,
         "a" * 200_000 + "é",
         "composition C() => () {" + "F(a = al b) => ();\n" * 5_000,
+        "composition C() => () { F() => () repeat " + "9" * 100_000 + " feeding (); }",
+        "composition C() => () { F() => () repeat 1 feeding (" + "a = b, " * 10_000 + "); }",
     ],
 )
 def test_large_nonsense_is_refused_soon(text: str) -> None:
