@@ -25,7 +25,7 @@ import enum
 import importlib
 import importlib.metadata
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
@@ -34,6 +34,7 @@ from dandelion.errors import (
     BackendUnavailable,
     BadOutput,
     DandelionError,
+    EngineDied,
     InternalError,
     InvalidInput,
     nearest,
@@ -87,6 +88,38 @@ class Demand:
     blocks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine has, against the `Demand` of a call.
+
+    Attributes:
+        device_bytes: device memory for one call; 0 is no bound.
+        blocks: thread blocks that fill the device alone; 0 is unknown.
+    """
+
+    device_bytes: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How several engine processes, the workers, share one resource.
+
+    Attributes:
+        environment: of the workers' processes.
+        concurrent: whether they really run at the same time, or take turns.
+        shared_fate: whether a fault of one ends the calls of all.
+        description: for people.
+        close: ends what was started for them, such as a daemon.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    concurrent: bool = False
+    shared_fate: bool = False
+    description: str = "processes that take turns"
+    close: Callable[[], None] = lambda: None
+
+
 @dataclass(slots=True)
 class Call:
     """One instance, as an engine sees it.
@@ -99,6 +132,7 @@ class Call:
         deadline_ns: on `time.monotonic_ns`; the engine ends the call with `TimedOut` after it.
         limit_s: the wall-clock limit that led to the deadline, for error messages.
         stages: an engine writes here how long its stages took, in nanoseconds, by name.
+        demand: what the driver said that the call will need, if somebody asked it already.
     """
 
     id: int
@@ -108,6 +142,7 @@ class Call:
     deadline_ns: int
     limit_s: float = 60.0
     stages: dict[str, int] = field(default_factory=dict)
+    demand: Demand | None = None
 
     def left_s(self) -> float:
         """Seconds until the deadline, not below zero."""
@@ -119,9 +154,15 @@ class Engine(abc.ABC):
 
     Attributes:
         name: for errors, metrics and traces, for example ``opencl:0``.
+        capacity: what it has.
+        workers: how many further engines should share its resource.
+        lost: it can no longer work; see `recover`.
     """
 
     name: str
+    capacity = Capacity()
+    workers = 0
+    lost = False
 
     def run(self, call: Call) -> InstanceSets:
         """Run an instance to its end.
@@ -151,6 +192,14 @@ class Engine(abc.ABC):
 
     def settle(self) -> None:
         """Do what may wait until a call's outputs are handed over, such as zeroing."""
+
+    def recover(self) -> None:
+        """Make a lost engine work again; may take seconds.
+
+        Raises:
+            EngineDied: it cannot; whoever uses it needs another.
+        """
+        raise EngineDied(self.name, "it cannot be used any more in this process")
 
     def forget(self, function: Function) -> None:
         """Drop what was cached for a function that is no longer registered."""
@@ -246,6 +295,10 @@ class Driver(abc.ABC):
         Raises:
             BackendUnavailable: the resource is not there or cannot be used.
         """
+
+    def share(self, resource: str) -> Sharing:
+        """Prepare that several engine processes share a resource; called in the node's process."""
+        return Sharing()
 
     def functions(self) -> tuple[FunctionSpec, ...]:
         """Platform functions that this backend provides, such as ``HTTP``."""

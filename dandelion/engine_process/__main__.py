@@ -112,7 +112,19 @@ class EngineProcess:
     ) -> None:
         names = tuple(r.name for r in resources)
         description = next((r.description for r in resources if r.name == chosen), chosen)
-        send(self._peer, Ready(driver.name, engine.name, names, description))
+        capacity = engine.capacity
+        send(
+            self._peer,
+            Ready(
+                driver.name,
+                engine.name,
+                names,
+                description,
+                capacity.device_bytes,
+                capacity.blocks,
+                engine.workers,
+            ),
+        )
 
     def serve(self, engine: Engine) -> None:
         """Answer requests until the node leaves or the engine can no longer work."""
@@ -147,7 +159,7 @@ class EngineProcess:
         try:
             outputs = self._wire(engine.run(call))
         except DandelionError as error:
-            fatal = isinstance(error, DeviceFault | EngineDied)
+            fatal = engine.lost or isinstance(error, DeviceFault | EngineDied)
             send(self._peer, Failed(request.call, error.record(), call.stages, fatal))
             return fatal
         send(self._peer, Done(request.call, outputs, call.stages))

@@ -90,12 +90,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         engine: its name.
         resources: names of all resources that the backend has here.
         description: of the resource in use, for people.
+        device_bytes, blocks: the engine's capacity.
+        workers: how many further engines should share the resource.
     """
 
     backend: str
     engine: str
     resources: tuple[str, ...]
     description: str
+    device_bytes: int = 0
+    blocks: int = 0
+    workers: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

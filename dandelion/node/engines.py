@@ -8,10 +8,11 @@ node itself never touches one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dandelion.driver import AsyncEngine, Driver, Engine, Hosting, load_driver
+from dandelion.driver import AsyncEngine, Driver, Engine, Hosting, Sharing, load_driver
+from dandelion.engine_process.messages import Ready
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.hosts import EngineHost, HostFacts, InlineHost, LoopHost, ThreadHost
@@ -61,6 +62,9 @@ class EngineStarter:
         loop: the node's event loop.
         changed: told of every change of a host's state.
         add: told of every new host.
+
+    Attributes:
+        sharings: what was prepared for workers; to be closed after the hosts.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class EngineStarter:
         self._loop = loop
         self._changed = changed
         self._add = add
+        self.sharings: list[Sharing] = []
 
     def start(self, backend: Backend) -> None:
         """Start the engines of one entry; they become ready in the background.
@@ -111,32 +116,75 @@ class EngineStarter:
         return InlineHost(facts, driver.formats, self._changed, engine)
 
     def _start_process(self, backend: Backend, resource: str, limit: int | None) -> None:
-        """Start one engine process; when it is up, one more for each further resource."""
-        facts = HostFacts(backend.entry, resource)
+        """Start the sequential engine of one resource; what it says decides what else is started.
+
+        The first engine chooses among the backends of the entry. Once it is up, one more is started
+        for each further resource, and workers that share its own.
+        """
+        facts = HostFacts(backend.entry, resource, demand=backend.driver.demand)
+
+        def describe(engine: Engine, facts: HostFacts) -> None:
+            ready = _ready(engine)
+            facts.backend = ready.backend
+            facts.description = ready.description
+            facts.resource = resource or ready.resources[0]
+            chosen = replace(backend, names=(ready.backend,))
+            if not resource:
+                for other in ready.resources[1:limit]:
+                    self._start_process(chosen, other, limit)
+            if ready.workers:
+                self._start_workers(chosen, facts.resource, ready.workers)
+
+        self._add(self._process_host(backend, facts, describe, {}, "sequential"))
+
+    def _start_workers(self, backend: Backend, resource: str, count: int) -> None:
+        """Start the workers of the concurrent engine of one resource."""
+        driver = load_driver(backend.names[0])
+        driver.configure(self._settings.options.get(backend.names[0], {}))
+        sharing = driver.share(resource)
+        self.sharings.append(sharing)
+        for number in range(count):
+            facts = HostFacts(
+                backend.names[0],
+                resource,
+                demand=backend.driver.demand,
+                worker=True,
+                shared_fate=sharing.shared_fate,
+            )
+
+            def describe(engine: Engine, facts: HostFacts, number: int = number) -> None:
+                engine.name = facts.name = f"{engine.name}/{number}"
+                facts.description = f"{_ready(engine).description}, {sharing.description}"
+
+            self._add(self._process_host(backend, facts, describe, sharing.environment, "worker"))
+
+    def _process_host(
+        self,
+        backend: Backend,
+        facts: HostFacts,
+        describe: Callable[[Engine, HostFacts], None],
+        environment: Mapping[str, str],
+        role: str,
+    ) -> EngineHost:
+        options = {name: self._settings.options.get(name, {}) for name in backend.names}
 
         def make() -> Engine:
             return RemoteEngine(
                 backend.names,
                 facts.resource,
-                self._settings.options,
+                {name: {**given, "role": role} for name, given in options.items()},
+                environment,
                 backend.driver,
                 self._arena,
                 self._transfers,
             )
 
-        def describe(engine: Engine, facts: HostFacts) -> None:
-            assert isinstance(engine, RemoteEngine)
-            facts.backend = engine.ready.backend
-            facts.description = engine.ready.description
-            if resource:
-                return
-            found = engine.ready.resources
-            facts.resource = found[0]
-            chosen = replace(backend, names=(engine.ready.backend,))
-            for other in found[1:limit]:
-                self._start_process(chosen, other, limit)
+        return ThreadHost(facts, backend.driver.formats, self._changed, make, describe)
 
-        self._add(ThreadHost(facts, backend.driver.formats, self._changed, make, describe))
+
+def _ready(engine: Engine) -> Ready:
+    assert isinstance(engine, RemoteEngine), "it lives in a process"
+    return engine.ready
 
 
 def _synchronous(engine: Engine | AsyncEngine) -> Engine:

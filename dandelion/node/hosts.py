@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from dandelion.driver import AsyncEngine, Call, Engine, InstanceSets
+from dandelion.driver import AsyncEngine, Call, Capacity, Demand, Engine, InstanceSets
 from dandelion.errors import Cancelled, DandelionError, InternalError, TimedOut
 from dandelion.function import Function
 
@@ -70,12 +70,24 @@ class HostCounts:
 
 @dataclass(slots=True, eq=False)
 class HostFacts:
-    """Who a host is, for people and metrics."""
+    """Who a host is, for people, metrics and placement.
+
+    Attributes:
+        name, description: known when it is ready.
+        capacity: what its engine has, known when it is ready.
+        demand: tells what a call will need there; None where every call fits.
+        worker: it shares its resource with others, and runs at the same time as they.
+        shared_fate: a fault of one worker ends the calls of all.
+    """
 
     backend: str
     resource: str
     name: str = ""
     description: str = ""
+    capacity: Capacity = field(default_factory=Capacity)
+    demand: Callable[[Function, InstanceSets], Demand] | None = None
+    worker: bool = False
+    shared_fate: bool = False
     counts: HostCounts = field(default_factory=HostCounts)
 
 
@@ -205,6 +217,7 @@ class ThreadHost(EngineHost):
         self._make = make
         self._describe = describe
         self._engine: Engine | None = None
+        self._closing = False
         self._thread = threading.Thread(target=self._main, name=f"engine-{facts.backend}")
         self._thread.start()
 
@@ -220,6 +233,7 @@ class ThreadHost(EngineHost):
             return
         self._engine = engine
         self.facts.name = engine.name
+        self.facts.capacity = engine.capacity
         self._describe(engine, self.facts)
         self._settle_state(State.READY)
         try:
@@ -238,9 +252,29 @@ class ThreadHost(EngineHost):
                 work.started_ns = time.monotonic_ns()
                 self._finish(work, None, Cancelled("before it began"))
             else:
-                self._finish(work, *run_call(engine, work))
-                engine.settle()
+                outputs, error = run_call(engine, work)
+                if engine.lost:
+                    self.state = State.STARTING  # before its place is free again
+                self._finish(work, outputs, error)
+                del outputs, error
+                if not self._ready_again(engine):
+                    return
             del work  # the loop's next wait must not keep the last call's memory
+
+    def _ready_again(self, engine: Engine) -> bool:
+        """Let the engine tidy up, or bring it back if it was lost. False if that failed."""
+        if not engine.lost:
+            engine.settle()
+            return True
+        if self._closing:
+            return True
+        try:
+            engine.recover()
+        except DandelionError as error:
+            self._settle_state(State.UNAVAILABLE, error.with_traceback(None))
+            return False
+        self._settle_state(State.READY)
+        return True
 
     def _submit(self, work: Work) -> None:
         self._inbox.put(work)
@@ -255,6 +289,7 @@ class ThreadHost(EngineHost):
             self._inbox.put(function)
 
     def close(self) -> None:
+        self._closing = True
         self.state = State.CLOSED
         self._inbox.put(None)
         self._thread.join()

@@ -133,6 +133,7 @@ class Node:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._janitor: asyncio.Future[None] | None = None
+        self._starter: EngineStarter | None = None
         self._state = State.STARTING
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
@@ -147,7 +148,7 @@ class Node:
         """
         self._loop = loop or self._start_loop()
         self._on_loop(self._start_janitor)
-        starter = EngineStarter(
+        self._starter = starter = EngineStarter(
             self.settings,
             self._arena,
             self._transfers,
@@ -196,6 +197,8 @@ class Node:
             self._end(invocation, Cancelled("the node is shutting down"))
         for host in self._pump.hosts:
             host.close()
+        for sharing in self._starter.sharings if self._starter is not None else ():
+            sharing.close()
         if self._loop is not None:
             self._run_on_loop(self._stop_janitor())
         if self._loop is not None and self._thread is not None:

@@ -13,14 +13,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec
 
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
 from dandelion.driver import Call, InstanceSets
-from dandelion.errors import DandelionError, EngineDied, InternalError, NoEngine
+from dandelion.errors import (
+    DandelionError,
+    DeviceFull,
+    EngineDied,
+    Faulted,
+    InternalError,
+    NoEngine,
+)
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
 from dandelion.node.cache import ResultCache, content_key
@@ -28,7 +35,7 @@ from dandelion.node.hosts import EngineHost, State, Work
 from dandelion.node.invocation import Invocation
 from dandelion.node.library import Library
 from dandelion.node.metrics import InvocationCounts
-from dandelion.node.placement import FifoPlacement
+from dandelion.node.placement import FifoPlacement, Needs
 from dandelion.node.traces import Span, TraceStore
 
 P = ParamSpec("P")
@@ -55,7 +62,7 @@ class Pump:
         self._cache = cache
         self._events: deque[Callable[[], None]] = deque()
         self._pumping = threading.Lock()
-        self._placement: FifoPlacement[EngineHost, _Waiting] = FifoPlacement()
+        self._placement: FifoPlacement[_Waiting] = FifoPlacement()
         self._next_call = 0
         self.hosts: list[EngineHost] = []
         self.running: set[Invocation] = set()
@@ -100,9 +107,9 @@ class Pump:
         elif host.state in (State.UNAVAILABLE, State.CLOSED):
             self._placement.remove_host(host)
             for waiting in list(self._placement.waiting()):
-                if not self._placement.hosts(waiting.formats):
+                if not self._placement.possible(waiting.needs):
                     self._placement.drop(waiting)
-                    self._fail(waiting.invocation, waiting.run, self._no_engine(waiting.run))
+                    self._fail(waiting.invocation, waiting.run, self._no_engine(waiting))
 
     def _ended(
         self,
@@ -117,14 +124,15 @@ class Pump:
         host.vacate()
         _record(invocation, run, work, host)
         wanted = invocation.calls.pop(run.instance, None) is not None
-        if wanted and work.attempt < ATTEMPTS and _may_run_again(run, error):
-            self._run(invocation, run, work.attempt + 1)
+        if wanted and work.attempt < ATTEMPTS and _may_run_again(work, error):
+            alone = isinstance(error, Faulted)
+            self._place(_Waiting(invocation, run, work.attempt + 1, alone, work.cache_key))
         elif outputs is not None:
             if work.cache_key:
                 self._cache.put(work.cache_key, run.function.name, outputs)
             self._step(invocation, invocation.walk.finished, run.instance, outputs)
         elif error is not None:
-            self._fail(invocation, run, error)
+            self._fail(invocation, run, _blamed(work, error))
         self._feed(host)
 
     # --- steps --------------------------------------------------------------------------------
@@ -158,20 +166,38 @@ class Pump:
         else:
             self._stop(invocation, instruction)
 
-    def _run(self, invocation: Invocation, run: Run, attempt: int = 1) -> None:
-        formats = run.application.formats
-        waiting = _Waiting(invocation, run, formats, attempt)
-        if run.function.cache and self._answered(waiting):
+    def _run(self, invocation: Invocation, run: Run) -> None:
+        waiting = _Waiting(invocation, run)
+        if not (run.function.cache and self._answered(waiting)):
+            self._place(waiting)
+
+    def _place(self, waiting: _Waiting) -> None:
+        """Give a call to a free host, or let it wait for one."""
+        try:
+            waiting.needs = self._needs(waiting)
+            placed = self._placement.place(waiting.needs)
+            if placed is None and not self._placement.possible(waiting.needs):
+                raise self._no_engine(waiting)
+        except DandelionError as error:
+            self._events.append(partial(self._fail, waiting.invocation, waiting.run, error))
             return
-        placed = self._placement.place(formats)
         if placed is not None:
             self._submit(waiting, *placed)
-        elif self._placement.hosts(formats):
-            waiting.since_ns = time.monotonic_ns()
-            self._placement.wait(formats, waiting)
         else:
-            error = self._no_engine(run)
-            self._events.append(partial(self._fail, invocation, run, error))
+            waiting.since_ns = time.monotonic_ns()
+            self._placement.wait(waiting.needs, waiting)
+
+    def _needs(self, waiting: _Waiting) -> Needs:
+        """Find out what a call will need, where hosts differ in what they have."""
+        run = waiting.run
+        formats = run.application.formats
+        asked = self._placement.asked(formats)
+        if asked is None:
+            return Needs(formats, alone=waiting.alone)
+        code_format, ask = asked
+        function = self._library.function(run.function, code_format)
+        demand = ask(function, _with_static(function, run.inputs))
+        return Needs(formats, demand, waiting.alone)
 
     def _answered(self, waiting: _Waiting) -> bool:
         """Answer a call from the cache, if its result is there."""
@@ -208,6 +234,7 @@ class Pump:
             self._domain,
             deadline_ns,
             min(limit_s, invocation.deadline_s),
+            demand=waiting.needs.demand if host.facts.demand is not None else None,
         )
 
         def done(work: Work, outputs: InstanceSets | None, error: DandelionError | None) -> None:
@@ -248,9 +275,16 @@ class Pump:
         self._traces.add(trace)
         invocation.finish(outputs, error)
 
-    def _no_engine(self, run: Run) -> DandelionError:
-        """Say why nothing here runs a function: the reason of a backend, if one has one."""
+    def _no_engine(self, waiting: _Waiting) -> DandelionError:
+        """Say why nothing here runs a call: it is too large, or the reason of a backend."""
+        run = waiting.run
         formats = run.application.formats
+        demand = waiting.needs.demand
+        rooms = [h.facts for h in self._placement.hosts(formats) if h.facts.capacity.device_bytes]
+        if rooms and demand is not None:
+            best = max(rooms, key=lambda facts: facts.capacity.device_bytes)
+            if demand.device_bytes > best.capacity.device_bytes:
+                return DeviceFull(best.name, demand.device_bytes, best.capacity.device_bytes)
         for host in self.hosts:
             if host.error is not None and not host.formats.isdisjoint(formats):
                 return replace(host.error)  # raised by many: each its own traceback
@@ -260,19 +294,44 @@ class Pump:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A call on its way to an engine; `since_ns` is when it began to wait, 0 if it did not."""
+    """A call on its way to an engine.
+
+    Attributes:
+        attempt: 1, and more if engines died under it.
+        alone: it may not run where others share its fate.
+        cache_key: under which its result is kept, if it is.
+        needs: what placement must know.
+        since_ns: when it began to wait for an engine, 0 if it did not.
+    """
 
     invocation: Invocation
     run: Run
-    formats: tuple[str, ...]
-    attempt: int
-    since_ns: int = 0
+    attempt: int = 1
+    alone: bool = False
     cache_key: bytes = b""
+    needs: Needs = field(default_factory=lambda: Needs(()))
+    since_ns: int = 0
 
 
-def _may_run_again(run: Run, error: DandelionError | None) -> bool:
-    """Pure functions are run again if it was their engine that died, I/O never."""
-    return isinstance(error, EngineDied) and run.function.kind == "compute"
+def _may_run_again(work: Work, error: DandelionError | None) -> bool:
+    """Tell whether a failed call should be run once more. I/O never is.
+
+    Pure functions are, if it was their engine that died, or if their engine shared its fate with
+    others: then the fault may be another call's, and running alone tells.
+    """
+    if work.call.function.spec.kind != "compute" or work.host is None:
+        return False
+    shared = isinstance(error, Faulted) and work.host.facts.shared_fate
+    return shared or isinstance(error, EngineDied)
+
+
+def _blamed(work: Work, error: DandelionError) -> DandelionError:
+    """Blame the function if it took an engine with it every time that it was run."""
+    if isinstance(error, EngineDied) and work.attempt == ATTEMPTS:
+        return Faulted(
+            work.call.function.spec.name, f"{ATTEMPTS} engines died under it; {error.message}"
+        ).because(error)
+    return error
 
 
 def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:

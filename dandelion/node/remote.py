@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 import dandelion
 from dandelion.data import Item, ItemSet
-from dandelion.driver import Call, Demand, Driver, Engine, InstanceSets
+from dandelion.driver import Call, Capacity, Demand, Driver, Engine, InstanceSets
 from dandelion.engine_process.messages import (
     Done,
     Failed,
@@ -52,6 +53,7 @@ class RemoteEngine(Engine):
         backends: names of backends; the first that works is used.
         resource: which resource, or empty for the best.
         options: settings of the backends.
+        environment: further variables of the process.
         driver: tells the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
@@ -65,11 +67,13 @@ class RemoteEngine(Engine):
         backends: tuple[str, ...],
         resource: str,
         options: dict[str, dict[str, str]],
+        environment: Mapping[str, str],
         driver: Driver,
         arena: SharedDomain,
         transfers: Transfers,
     ) -> None:
         self._arguments = (backends, resource, options)
+        self._environment = environment
         self._driver = driver
         self._arena = arena
         self._transfers = transfers
@@ -79,6 +83,12 @@ class RemoteEngine(Engine):
         self.starts = 0
         self.ready = self._start()
         self.name = self.ready.engine
+        self.capacity = Capacity(self.ready.device_bytes, self.ready.blocks)
+        self.workers = self.ready.workers
+
+    @property
+    def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
+        return self._peer is None
 
     def _start(self) -> Ready:
         backends, resource, options = self._arguments
@@ -97,7 +107,7 @@ class RemoteEngine(Engine):
                 [sys.executable, "-m", "dandelion.engine_process", *arguments],
                 pass_fds=(theirs.fileno(), self._arena.map.fd),
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=_environment(self._environment),
             )
         self._peer = ours
         self.starts += 1
@@ -118,10 +128,11 @@ class RemoteEngine(Engine):
         except (TimeoutError, ConnectionError):
             return None
 
+    def recover(self) -> None:
+        self.ready = self._start()
+
     def _run(self, call: Call) -> InstanceSets:
-        if self._peer is None:
-            self.ready = self._start()
-        demand = self._driver.demand(call.function, call.inputs)
+        demand = call.demand or self._driver.demand(call.function, call.inputs)
         inputs = self._transfers.place(call.inputs, self._arena)
         result = self._arena.acquire(max(1, _result_bytes(demand, call.function)))
         self._load(call.function)
@@ -215,12 +226,12 @@ class RemoteEngine(Engine):
             self._process = None
 
 
-def _environment() -> dict[str, str]:
-    """The node's environment, with the engine importable also from a checkout."""
+def _environment(further: Mapping[str, str]) -> dict[str, str]:
+    """The node's environment and more, with the engine importable also from a checkout."""
     root = str(Path(dandelion.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH", "")
     parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
+    return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}
 
 
 def _result_bytes(demand: Demand, function: Function) -> int:

@@ -19,6 +19,7 @@ from dandelion.errors import (
     Conflict,
     DeadlineExceeded,
     EngineDied,
+    Faulted,
     InternalError,
     InvalidComposition,
     InvalidFunction,
@@ -216,8 +217,9 @@ def test_a_pure_call_is_run_again_once_if_its_engine_died(node: Node, gate: Gate
     gate.deaths = 1
     assert node.invoke("Gate", a=b"again").b.bytes() == b"again"
     gate.deaths = 2
-    with pytest.raises(EngineDied):
+    with pytest.raises(Faulted) as caught:
         node.invoke("Gate", a=b"")
+    assert isinstance(caught.value.__cause__, EngineDied)
     assert node.invoke("Gate", a=b"after").b.bytes() == b"after"
 
 

@@ -1,0 +1,59 @@
+"""A device with a sequential engine and workers; here a processor through OpenCL."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from dandelion.compositions.inference import bundle as inference
+from dandelion.compositions.matmul import bundle as matmul
+
+from dandelion.errors import DeviceFull
+from dandelion.node import Node, Settings
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    options = {"opencl": {"workers": "2", "pool_bytes": "8M"}}
+    with Node(Settings(backends=("opencl",), options=options)) as node:
+        assert node.wait_ready()
+        # Workers are started when the first engine is up, so they may not have been known yet.
+        while len(node.engines()) < 3 or not node.ready():
+            node.wait_ready(0.05)
+        node.register(matmul.document())
+        node.register(inference.document())
+        yield node
+
+
+def calls(node: Node) -> dict[str, int]:
+    return {e.name.removeprefix("opencl:cpu"): e.calls for e in node.engines()}
+
+
+def test_workers_are_engines_of_their_own(node: Node) -> None:
+    names = sorted(calls(node))
+    assert names == ["", "/0", "/1"]
+    assert any("take turns" in e.description for e in node.engines())
+
+
+def test_all_engines_give_the_same_results(node: Node) -> None:
+    before = calls(node)
+
+    def call(seed: int) -> bool:
+        inputs = matmul.example_inputs(seed)
+        outputs = node.invoke("matmul", **inputs)
+        return bool(matmul.agrees(matmul.results(outputs), matmul.expected(inputs)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(40)))
+    after = calls(node)
+    assert sum(after.values()) - sum(before.values()) == 40
+
+
+def test_what_no_engine_has_room_for_is_refused_at_once(node: Node) -> None:
+    size = 2048
+    inputs = {"cfg": np.array([64, 0], np.int64)[:1], "A": np.zeros((size, size), np.int64)}
+    with pytest.raises(DeviceFull) as caught:
+        node.invoke("multiply", **inputs)
+    assert caught.value.needed_bytes > caught.value.pool_bytes == 8 * MIB

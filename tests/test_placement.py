@@ -1,0 +1,117 @@
+"""Placement: first in, first out, and which engine of a device a call goes to."""
+
+import pytest
+
+from dandelion.driver import Capacity, Demand
+from dandelion.node.hosts import EngineHost, HostFacts, State, Work
+from dandelion.node.placement import FifoPlacement, Needs
+
+
+class Idle(EngineHost):
+    """A host that never does anything."""
+
+    def _submit(self, work: Work) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def host(name: str, formats: str = "x", *, worker: bool = False, shared: bool = False,
+         room: int = 0, blocks: int = 0, places: int = 1) -> EngineHost:  # fmt: skip
+    facts = HostFacts("b", "0", name, capacity=Capacity(room, blocks))
+    facts.worker, facts.shared_fate = worker, shared
+    made = Idle(facts, frozenset(formats.split()), places, lambda _: None)
+    made.state = State.READY
+    return made
+
+
+def placement(*hosts: EngineHost) -> FifoPlacement[str]:
+    made: FifoPlacement[str] = FifoPlacement()
+    for one in hosts:
+        made.add_host(one)
+    return made
+
+
+def chosen(p: FifoPlacement[str], needs: Needs) -> str | None:
+    found = p.place(needs)
+    return None if found is None else found[0].facts.name
+
+
+GPU = Needs(("x",), Demand(device_bytes=10, blocks=1))
+
+
+def device(*, busy: str = "") -> FifoPlacement[str]:
+    """A device with a sequential engine and two workers that share their fate."""
+    hosts = [
+        host("sequential", room=100, blocks=50),
+        host("worker0", worker=True, shared=True, room=20, blocks=50),
+        host("worker1", worker=True, shared=True, room=20, blocks=50),
+    ]
+    for one in hosts:
+        one.busy = one.facts.name in busy.split()
+    return placement(*hosts)
+
+
+def test_small_calls_go_to_workers_and_overflow_to_the_sequential_engine() -> None:
+    assert chosen(device(), GPU) == "worker0"
+    assert chosen(device(busy="worker0"), GPU) == "worker1"
+    assert chosen(device(busy="worker0 worker1"), GPU) == "sequential"
+    assert chosen(device(busy="worker0 worker1 sequential"), GPU) is None
+
+
+def test_calls_that_need_more_memory_than_a_worker_has_are_sequential() -> None:
+    large = Needs(("x",), Demand(device_bytes=21, blocks=1))
+    assert chosen(device(), large) == "sequential"
+    assert chosen(device(busy="sequential"), large) is None
+    assert device(busy="sequential").possible(large)
+    assert not device().possible(Needs(("x",), Demand(device_bytes=101)))
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [(49, "worker0"), (50, "sequential")])
+def test_calls_that_fill_the_device_are_sequential(blocks: int, expected: str) -> None:
+    assert chosen(device(), Needs(("x",), Demand(device_bytes=1, blocks=blocks))) == expected
+
+
+def test_filling_calls_take_a_worker_where_there_is_nothing_else() -> None:
+    workers = placement(
+        host("worker0", worker=True, blocks=50), host("worker1", worker=True, blocks=50)
+    )
+    assert chosen(workers, Needs(("x",), Demand(blocks=500))) == "worker0"
+
+
+def test_calls_that_must_run_alone_avoid_shared_fate() -> None:
+    alone = Needs(("x",), Demand(device_bytes=1), alone=True)
+    assert chosen(device(), alone) == "sequential"
+    assert chosen(device(busy="sequential"), alone) is None
+
+
+def test_the_oldest_call_that_fits_comes_first() -> None:
+    a, b = host("a", "x"), host("b", "y")
+    p = placement(a, b)
+    calls = ["0", "1", "2", "3"]
+    for call, formats in zip(calls, [("y",), ("x",), ("x", "y"), ("y",)], strict=True):
+        p.wait(Needs(formats), call)
+    assert p.next_for(a) == ("1", "x")
+    assert p.next_for(b) == ("0", "y")
+    assert p.next_for(b) == ("2", "y")
+    assert p.next_for(a) is None
+    assert len(p) == 1
+    assert p.drop(calls[3])
+    assert not p.drop(calls[3])
+
+
+def test_a_call_that_does_not_fit_does_not_hold_up_the_line() -> None:
+    worker = host("worker", worker=True, room=20)
+    p = placement(host("sequential", room=100), worker)
+    p.wait(Needs(("x",), Demand(device_bytes=90)), "large")
+    p.wait(Needs(("x",), Demand(device_bytes=5)), "small")
+    assert p.next_for(worker) == ("small", "x")
+    assert p.next_for(worker) is None
+    assert list(p.waiting()) == ["large"]
+
+
+def test_the_first_format_with_a_free_host_is_taken() -> None:
+    a, b = host("a", "x"), host("b", "y")
+    p = placement(a, b)
+    assert p.place(Needs(("y", "x"))) == (b, "y")
+    b.busy = 1
+    assert p.place(Needs(("y", "x"))) == (a, "x")
