@@ -16,14 +16,12 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import uvloop
+from typing import Self
 
 from dandelion.catalog import (
     CompositionRecord,
@@ -55,51 +53,16 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
 from dandelion.node.engines import Backend, EngineStarter, load_backends
+from dandelion.node.facts import EngineInfo, Signature, engine_info
 from dandelion.node.hosts import EngineHost, State
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
+from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import NodeFacts, exposition
 from dandelion.node.pump import Pump
 from dandelion.node.traces import Trace, TraceStore
 from dandelion.registration import Registrar
 from dandelion.settings import Settings
-
-T = TypeVar("T")
-_JANITOR_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a function or composition takes and gives.
-
-    Attributes:
-        name, kind, version: ``kind`` is ``function`` or ``composition``.
-        inputs: sets that a caller gives, in order; static ones are not among them.
-        outputs: sets that come back, in order.
-        static: names of sets that are fixed at registration.
-    """
-
-    name: str
-    kind: str
-    version: int
-    inputs: tuple[SetSpec, ...]
-    outputs: tuple[SetSpec, ...]
-    static: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """An engine, as ``dandelion doctor`` and ``GET /v1/engines`` show it."""
-
-    name: str
-    backend: str
-    resource: str
-    description: str
-    state: str
-    reason: str
-    busy: int
-    calls: int
-    failures: int
 
 
 class Node:
@@ -130,9 +93,7 @@ class Node:
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)
         self._registering = threading.Lock()
         self._changed = threading.Condition()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._janitor: asyncio.Future[None] | None = None
+        self._loop = NodeLoop(self._arena)
         self._starter: EngineStarter | None = None
         self._state = State.STARTING
         self._ids = itertools.count(1)
@@ -146,13 +107,12 @@ class Node:
         Args:
             loop: a running loop to use; without one the node runs a loop in a thread of its own.
         """
-        self._loop = loop or self._start_loop()
-        self._on_loop(self._start_janitor)
+        running = self._loop.start(loop)
         self._starter = starter = EngineStarter(
             self.settings,
             self._arena,
             self._transfers,
-            self._loop,
+            running,
             self._host_changed,
             lambda host: self._pump.post(partial(self._pump.add_host, host)),
         )
@@ -162,26 +122,6 @@ class Node:
             except BackendUnavailable as error:
                 self._missing.append(error)
         self._state = State.READY
-
-    def _start_loop(self) -> asyncio.AbstractEventLoop:
-        loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="dandelion-loop")
-        self._thread.start()
-        return loop
-
-    def _on_loop(self, action: Any) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(action)
-
-    def _start_janitor(self) -> None:
-        self._janitor = asyncio.ensure_future(self._keep_zeroing())
-
-    async def _keep_zeroing(self) -> None:
-        """Zero what calls returned, away from the calls."""
-        while True:
-            await asyncio.sleep(_JANITOR_S)
-            if self._arena.dirty:
-                await asyncio.to_thread(self._arena.recycle)
 
     def _host_changed(self, host: EngineHost) -> None:
         self._pump.post(partial(self._pump.host_changed, host))
@@ -199,23 +139,9 @@ class Node:
             host.close()
         for sharing in self._starter.sharings if self._starter is not None else ():
             sharing.close()
-        if self._loop is not None:
-            self._run_on_loop(self._stop_janitor())
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.stop()
         self.catalog.close()
         self._arena.close()
-
-    async def _stop_janitor(self) -> None:
-        if self._janitor is not None:
-            self._janitor.cancel()
-            await asyncio.gather(self._janitor, return_exceptions=True)
-
-    def _run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def __enter__(self) -> Self:
         self.start()
@@ -500,7 +426,7 @@ class Node:
 
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""
-        infos = [_info(host) for host in self._pump.hosts]
+        infos = [engine_info(host) for host in self._pump.hosts]
         infos += [
             EngineInfo("", e.backend, "", "", State.UNAVAILABLE.value, str(e), 0, 0, 0)
             for e in self._missing
@@ -554,18 +480,3 @@ def _partitioning(text: str) -> Partitioning:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _info(host: EngineHost) -> EngineInfo:
-    facts = host.facts
-    return EngineInfo(
-        facts.name,
-        facts.backend,
-        facts.resource,
-        facts.description,
-        host.state.value,
-        str(host.error) if host.error is not None else "",
-        host.busy,
-        facts.counts.calls,
-        facts.counts.failures,
-    )

@@ -1,0 +1,58 @@
+"""What a node tells about itself and what is registered: records for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dandelion.data import SetSpec
+from dandelion.node.hosts import EngineHost
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function or composition takes and gives.
+
+    Attributes:
+        name, kind, version: ``kind`` is ``function`` or ``composition``.
+        inputs: sets that a caller gives, in order; static ones are not among them.
+        outputs: sets that come back, in order.
+        static: names of sets that are fixed at registration.
+    """
+
+    name: str
+    kind: str
+    version: int
+    inputs: tuple[SetSpec, ...]
+    outputs: tuple[SetSpec, ...]
+    static: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine, as ``dandelion doctor`` and ``GET /v1/engines`` show it."""
+
+    name: str
+    backend: str
+    resource: str
+    description: str
+    state: str
+    reason: str
+    busy: int
+    calls: int
+    failures: int
+
+
+def engine_info(host: EngineHost) -> EngineInfo:
+    """Describe a host."""
+    facts = host.facts
+    return EngineInfo(
+        facts.name,
+        facts.backend,
+        facts.resource,
+        facts.description,
+        host.state.value,
+        str(host.error) if host.error is not None else "",
+        host.busy,
+        facts.counts.calls,
+        facts.counts.failures,
+    )
