@@ -28,7 +28,9 @@ class Unreachable(DandelionError):
     status = 503
 
     def __str__(self) -> str:
-        return f"{self.url}: {self.message}"
+        refused = "refused" in self.message
+        hint = "; is a node running there? start one with `dandelion serve`" if refused else ""
+        return f"{self.url}: {self.message}{hint}"
 
 
 @dataclass(frozen=True, slots=True)
