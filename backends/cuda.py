@@ -53,7 +53,7 @@ class CudaDriver(CudaLikeDriver):
 
     name: ClassVar[str] = "cuda"
     device_class: ClassVar[type[CudaLikeDevice]] = CudaDevice
-    weights_share: ClassVar[float] = 0.25
+    default_weights: ClassVar[str] = "25%"
 
     def device(self, resource: str) -> Device:
         return CudaDevice(self.ordinal(resource), self.cache())
@@ -128,7 +128,9 @@ def _calls(cu: Any) -> Calls:
     return Calls(
         initialize=cu.cuInit,
         count=cu.cuDeviceGetCount,
-        device_name=lambda ordinal: cu.cuDeviceGetName(256, ordinal)[1].rstrip(b"\0").decode(),
+        device_name=lambda ordinal: (
+            cu.cuDeviceGetName(256, ordinal)[1].partition(b"\0")[0].decode()
+        ),
         total_memory=cu.cuDeviceTotalMem,
         archs=archs,
         device_attribute=cu.cuDeviceGetAttribute,

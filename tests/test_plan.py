@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dandelion.backends.gpu.layout import ALIGNMENT_BYTES
+from dandelion.backends.gpu.layout import ALIGNMENT_BYTES, Slot
 from dandelion.backends.gpu.plan import Launch, Plan, Pointer, Zero, plan
 from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.sizes import integers_read
@@ -60,7 +60,8 @@ def test_sizes_launches_and_arguments() -> None:
     assert made.blocks == 28
     assert made.outputs["B"].size_bytes == 1000
     assert all(s.offset_bytes % ALIGNMENT_BYTES == 0 for s in made.slots.values())
-    assert made.used_bytes == 256 + 1024 + 1024
+    assert "cfg" not in made.slots, "no kernel gets its address"
+    assert made.used_bytes == 1024 + 1024
 
 
 def test_the_batch_scales_sizes() -> None:
@@ -219,12 +220,24 @@ def test_weights_and_outputs_keep_their_memory() -> None:
     b.launch("fill", [b.buffer("B", size=512)])
     for i in range(5):
         b.launch("fill", [b.buffer(f"t{i}", size=512)])
+    b.kernel("read", access=["read"])
+    b.launch("read", [b.w])
     made = planned(b.build(), {"A": 512, "w": 512})
     kept = {made.slots[name].offset_bytes for name in ("A", "w", "B")}
     temporary = {made.slots[f"t{i}"].offset_bytes for i in range(5)}
     assert len(kept) == 3
     assert len(temporary) == 1
     assert not kept & temporary
+
+
+def test_inputs_that_are_held_take_no_memory_of_the_pool() -> None:
+    b = make(("A",), weights=["w"], outputs=["A"])
+    b.kernel("read", access=["read", "both"])
+    b.launch("read", [b.w, b.A])
+    made = plan(b.build(), {"A": 512, "w": 512}, lambda n, i: 0, held={"w": Slot(2048, 512)})
+    (launch,) = launches(made)
+    assert launch.args == (Pointer(2048, 512, held=True), Pointer(0, 512))
+    assert (set(made.slots), made.used_bytes) == ({"A"}, 512)
 
 
 def test_buffers_that_are_not_used_take_no_memory() -> None:

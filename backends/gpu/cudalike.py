@@ -30,6 +30,7 @@ from .source import LoadedCode
 
 _SPARE_BYTES = 256 * 2**20
 """Left for modules, stacks of kernels and graphs, besides one part in 32."""
+_GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
 """How many device addresses are kept ready."""
 
@@ -216,11 +217,12 @@ class CudaLikeDevice(Device):
         answer = calls.memory_info()
         self._do("properties", answer)
         free, total = int(answer[1]), int(answer[2])
+        spare = total // 32 + _SPARE_BYTES
         archs = calls.archs(self._ordinal)
         return Properties(
             calls.device_name(self._ordinal),
-            memory_bytes=total,
-            pool_bytes=max(free - total // 32 - _SPARE_BYTES, free // 2) // 2**21 * 2**21,
+            memory_bytes=max(total - spare, total // 2),
+            pool_bytes=max(free - spare, free // 2) // _GRANULE_BYTES * _GRANULE_BYTES,
             compute_units=self._attribute("compute_units"),
             block_threads=self._limits.threads,
             shared_bytes=self._limits.shared_most_bytes,

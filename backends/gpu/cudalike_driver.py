@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from dandelion.driver import Resource
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, InvalidInput
 
 from .calls import Calls
 from .compiling import CodeCache, default_folder
 from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
+from .weights import WeightsLimit
 
 
 class CudaLikeDriver(GpuDriver):
-    """Devices behind a `Calls` table. A further setting: ``cache``, the folder that keeps compiled
-    sources; ``off`` for none; by default a folder of the user's cache."""
+    """Devices behind a `Calls` table.
 
-    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "cache")
+    Further settings: ``cache``, the folder that keeps compiled sources, ``off`` for none, by
+    default a folder of the user's cache; ``weights`` (``8G`` or ``25%``), how much of an engine's
+    device memory constants may take.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "cache", "weights")
     device_class: ClassVar[type[CudaLikeDevice]]
+    default_weights: ClassVar[str]
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        super().configure(options)
+        self.weights()
+
+    def weights(self) -> WeightsLimit:
+        text = self._options.get("weights", self.default_weights).strip()
+        if not text.endswith("%"):
+            return WeightsLimit(self._size("weights", text))
+        try:
+            percent = float(text[:-1])
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent <= 80:
+            where = f"{self.name}.weights"
+            raise InvalidInput(where, f"'{text}' is no share", "write 0% to 80%, or a size")
+        return WeightsLimit(share=percent / 100)
 
     def probe(self) -> list[Resource]:
         try:

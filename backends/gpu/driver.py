@@ -15,10 +15,12 @@ from dandelion.memory import ArenaMap
 
 from .device import Device
 from .plan_cache import PlanCache
-from .program import ProgramCache, make_program, plan_call
+from .program import ProgramCache, Signature, make_program, plan_call
 from .sequential import SequentialEngine
+from .weights import WeightsLimit
 
 MAX_WORKERS = 48  # clients that one MPS server takes
+_DEMANDS = 1024
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -40,6 +42,7 @@ class GpuDriver(Driver):
     def __init__(self) -> None:
         self._programs = ProgramCache()
         self._plans = PlanCache()
+        self._demands: dict[tuple[str, Signature], Demand] = {}
         self._arena: ArenaMap | None = None
         self._options: dict[str, str] = {}
 
@@ -68,8 +71,15 @@ class GpuDriver(Driver):
 
     def demand(self, function: Function, inputs: InstanceSets) -> Demand:
         program = self._programs.get(function)
-        plan = plan_call(self._plans, program, program.items(inputs))
-        return Demand(program.output_bytes(plan), plan.used_bytes, plan.blocks)
+        key = (program.identity, program.signature(inputs))
+        found = self._demands.get(key)
+        if found is None:
+            plan = plan_call(self._plans, program, program.items(inputs))
+            found = Demand(program.output_bytes(plan), plan.used_bytes, plan.blocks)
+            if len(self._demands) >= _DEMANDS:
+                self._demands.clear()
+            self._demands[key] = found
+        return found
 
     def engine(self, resource: str) -> Engine:
         workers, role = self._workers(), self._options.get("role", "")
@@ -80,16 +90,21 @@ class GpuDriver(Driver):
             self._arena,
             self._flag("exact_stages"),
             shares.get(role, 1.0),
+            self.weights(),
         )
         engine.workers = workers if role == "sequential" else 0
         return engine
+
+    def weights(self) -> WeightsLimit:
+        """How much device memory constants may take; nothing, unless a backend says otherwise."""
+        return WeightsLimit()
 
     @abc.abstractmethod
     def device(self, resource: str) -> Device:
         """Make the device of a resource, not open yet; nothing heavy is loaded."""
 
-    def _size(self, name: str) -> int:
-        text = self._options.get(name, "0").strip().lower().removesuffix("b").removesuffix("i")
+    def _size(self, name: str, default: str = "0") -> int:
+        text = self._options.get(name, default).strip().lower().removesuffix("b").removesuffix("i")
         unit = text[-1:] if text[-1:] in ("k", "m", "g", "t") else ""
         try:
             return int(float(text.removesuffix(unit)) * _UNITS[unit])

@@ -3,13 +3,16 @@
 A module is known by the digest of its content, so functions that share a library share the module.
 A plan is ready once each of its launches is prepared; from its second call on it runs as one graph
 where the device has graphs. Both are bounded; a module that goes takes its ready plans along.
+
+A module with variables of its own would tell one call about another. Such a module is loaded for
+one call and unloaded after it (`expire`), and so is never shared and never part of a graph.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from dandelion.data import Bytes
@@ -19,6 +22,7 @@ from .device import Device, Handle, prepare_steps
 from .plan import Plan
 from .program import Program
 from .source import LoadedCode, choose, symbol_of
+from .weights import Block
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""
@@ -27,27 +31,33 @@ LISTED_LAUNCHES = 100_000
 """Plans with more launches are unrolled while they run."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ready:
     """A plan on a device.
 
     Attributes:
         plan: which.
         identity: of its function.
+        block: held memory that its launches point into.
         steps: prepared, by the indices of the plan.
         modules: digests of the modules in use.
         order: prepared steps in the order of execution, if they are not too many.
+        own: modules that are loaded for this call alone.
         graph: of all steps, once captured.
         calls: how often it ran.
+        dropped: it cannot run any more.
     """
 
     plan: Plan
     identity: str
+    block: Block | None
     steps: list[Handle]
     modules: frozenset[Digest]
     order: list[Handle] | None
+    own: list[Handle] = field(default_factory=list)
     graph: Handle | None = None
     calls: int = 0
+    dropped: bool = False
 
     def chunks(self, size: int) -> Iterator[list[Handle]]:
         """Give the prepared steps in order, `size` at a time."""
@@ -76,9 +86,16 @@ class Modules:
         self._archs = device.properties().archs
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
+        self._passing: list[Ready] = []  # with modules of their own
         self.loads = 0
 
-    def ready(self, program: Program, plan: Plan, files: Mapping[str, Bytes]) -> Ready:
+    def ready(
+        self,
+        program: Program,
+        plan: Plan,
+        files: Mapping[str, Bytes],
+        block: Block | None = None,
+    ) -> Ready:
         """Give a plan that is ready to run, loading and preparing what is missing.
 
         Raises:
@@ -87,14 +104,30 @@ class Modules:
         """
         found = self._ready.get(plan)
         if found is None:
-            found = self._make(program, plan, files)
+            found = self._make(program, plan, files, block)
+            if found.own:
+                self._passing.append(found)
+                return found
             self._ready[plan] = found
             self._trim(found)
-        self._ready.move_to_end(plan)
-        found.calls += 1
-        if found.calls == 2 and len(found.order or ()) in range(1, GRAPH_LAUNCHES + 1):
-            found.graph = self._device.capture(found.order or ())
+        self.use(found)
         return found
+
+    def use(self, ready: Ready) -> None:
+        """Note that a plan is about to run; capture its graph when it is worth it."""
+        self._ready.move_to_end(ready.plan)
+        ready.calls += 1
+        if ready.calls == 2 and len(ready.order or ()) in range(1, GRAPH_LAUNCHES + 1):
+            ready.graph = self._device.capture(ready.order or ())
+
+    def expire(self) -> None:
+        """Unload the modules that were loaded for calls which are over."""
+        while self._passing:
+            gone = self._passing.pop()
+            gone.dropped = True
+            self._device.discard(gone.steps, None)
+            for module in gone.own:
+                self._device.unload(module)
 
     def _trim(self, kept: Ready) -> None:
         """Hold the bounds, but keep a plan and its modules: it is about to run."""
@@ -104,37 +137,47 @@ class Modules:
         for digest in spare[: max(len(self._modules) - self._capacity, 0)]:
             self._unload(digest)
 
-    def _make(self, program: Program, plan: Plan, files: Mapping[str, Bytes]) -> Ready:
+    def _make(
+        self, program: Program, plan: Plan, files: Mapping[str, Bytes], block: Block | None
+    ) -> Ready:
         used = {k.name: k for k in program.config.kernels}
         wanted = {getattr(step, "kernel", "") for step in plan.steps} - {""}
         by_name = {m.name: m for m in program.config.modules}
-        codes: dict[str, LoadedCode] = {}
+        backend, formats = self._device.backend, self._device.formats
+        loaded: dict[str, tuple[Handle, Digest | None]] = {}
         table: dict[str, tuple[Handle, str]] = {}
-        for name in sorted(wanted):
-            kernel = used[name]
-            if kernel.module not in codes:
-                codes[kernel.module] = choose(
-                    by_name[kernel.module],
-                    files,
-                    self._device.backend,
-                    self._device.formats,
-                    self._archs,
-                )
-            table[name] = (self._module(codes[kernel.module]), symbol_of(kernel))
-        steps = prepare_steps(self._device, plan.steps, table)
-        digests = frozenset(code.digest for code in codes.values())
+        own: list[Handle] = []
+        try:
+            for name in sorted(wanted):
+                kernel = used[name]
+                if kernel.module not in loaded:
+                    module = by_name[kernel.module]
+                    code = choose(module, files, backend, formats, self._archs)
+                    loaded[kernel.module] = self._module(code, own)
+                table[name] = (loaded[kernel.module][0], symbol_of(kernel))
+            held = None if block is None else block.held
+            steps = prepare_steps(self._device, plan.steps, table, held)
+        except BaseException:
+            for handle in own:
+                self._device.unload(handle)
+            raise
+        digests = frozenset(digest for _, digest in loaded.values() if digest is not None)
         few = plan.launches <= LISTED_LAUNCHES
         order = [steps[i] for i in plan.walk()] if few else None
-        return Ready(plan, program.identity, steps, digests, order)
+        return Ready(plan, program.identity, block, steps, digests, order, own)
 
-    def _module(self, code: LoadedCode) -> Handle:
+    def _module(self, code: LoadedCode, own: list[Handle]) -> tuple[Handle, Digest | None]:
+        """Give a loaded module, and its digest if others may use it too."""
         found = self._modules.get(code.digest)
         if found is None:
             found = self._device.load(code)
             self.loads += 1
+            if self._device.stateful(found):
+                own.append(found)
+                return found, None
             self._modules[code.digest] = found
         self._modules.move_to_end(code.digest)
-        return found
+        return found, code.digest
 
     def _unload(self, digest: Digest) -> None:
         for plan in [p for p, r in self._ready.items() if digest in r.modules]:
@@ -143,6 +186,7 @@ class Modules:
 
     def _drop(self, plan: Plan) -> None:
         gone = self._ready.pop(plan)
+        gone.dropped = True
         self._device.discard(gone.steps, gone.graph)
 
     def forget(self, identity: str) -> None:
@@ -155,8 +199,14 @@ class Modules:
         for digest in digests - kept:
             self._unload(digest)
 
+    def forget_block(self, block: Block) -> None:
+        """Drop the ready plans whose launches point into a block."""
+        for plan in [p for p, r in self._ready.items() if r.block is block]:
+            self._drop(plan)
+
     def close(self) -> None:
         """Drop everything."""
+        self.expire()
         for plan in list(self._ready):
             self._drop(plan)
         for digest in list(self._modules):

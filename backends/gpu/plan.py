@@ -91,7 +91,8 @@ class Plan:
     """See the module's text. Plans are equal only if they are the same object.
 
     Attributes:
-        slots: where each buffer lies; buffers that no launch touches and nobody asks for have none.
+        slots: where each buffer lies in the pool; buffers that no launch touches and nobody asks
+            for have none, nor have those that are held.
         steps: each step once.
         program: the order of the steps.
         launches: how many steps are launched, loops unrolled.
@@ -127,6 +128,7 @@ def plan(
     input_sizes: Mapping[str, int],
     read_integer: ReadInteger,
     limit_bytes: int | None = None,
+    held: Mapping[str, Slot] | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -136,13 +138,14 @@ def plan(
         read_integer: reads the integers that sizes ask for.
         limit_bytes: size of the pool; if buffers do not fit, more of them share memory at the
             price of zeroing in between. The plan may still be larger.
+        held: inputs that lie in held memory already, and where in it.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
             impossible numbers; `where` is the place in the blueprint or the set.
         InvalidBlueprint: the blueprint is impossible with any input.
     """
-    planner = _Planner(config, input_sizes, read_integer)
+    planner = _Planner(config, input_sizes, read_integer, held or {})
     made = planner.plan(tight=False)
     if limit_bytes is not None and made.used_bytes > limit_bytes:
         made = planner.plan(tight=True)
@@ -162,9 +165,16 @@ class _Draft:
 
 
 class _Planner:
-    def __init__(self, config: GpuConfig, sizes: Mapping[str, int], read: ReadInteger) -> None:
+    def __init__(
+        self,
+        config: GpuConfig,
+        sizes: Mapping[str, int],
+        read: ReadInteger,
+        held: Mapping[str, Slot],
+    ) -> None:
         body = config.blueprint
         self.body = body
+        self.held = held
         self.inputs = (*body.inputs, *body.weights)
         for name in self.inputs:
             if name not in sizes:
@@ -268,11 +278,14 @@ class _Planner:
         return Plan(slots, tuple(steps), program, launches, used, outputs, blocks)
 
     def launch(self, draft: _Draft, slots: Mapping[str, Slot]) -> Launch:
-        args = tuple(
-            Pointer(slots[a].offset_bytes, slots[a].size_bytes) if isinstance(a, str) else a
-            for a in draft.args
-        )
+        args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)
         return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes)
+
+    def pointer(self, name: str, slots: Mapping[str, Slot]) -> Pointer:
+        slot = self.held.get(name)
+        if slot is not None:
+            return Pointer(slot.offset_bytes, slot.size_bytes, held=True)
+        return Pointer(slots[name].offset_bytes, slots[name].size_bytes)
 
     def lifetimes(self) -> dict[str, Lifetime]:
         """From when to when each buffer must keep its memory; positions are indices of drafts.
@@ -282,11 +295,16 @@ class _Planner:
         """
         end = len(self.drafts)
         found: dict[str, Lifetime] = {}
+        used = {name for draft in self.drafts for name in draft.access}
         for name in self.inputs:
+            if name in self.held or name not in used.union(self.body.outputs):
+                continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
             found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
         for position, draft in enumerate(self.drafts):
             for name, way in draft.access.items():
+                if name in self.held:
+                    continue
                 seen = found.get(name)
                 if seen is None:
                     size = self.sizes.buffer(name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from dandelion.blueprint import FromInput, GpuConfig
 
+from .layout import Slot
 from .plan import Plan, plan
 from .sizes import ReadInteger, integers_read
 
@@ -34,12 +35,13 @@ class PlanCache:
         config: GpuConfig,
         input_sizes: Mapping[str, int],
         read_integer: ReadInteger,
+        held: Mapping[str, Slot] | None = None,
     ) -> Plan:
         """Give the plan of a call; see `plan`.
 
         Args:
             identity: digest of the function; equal identity means an equal `config`.
-            config, input_sizes, read_integer: as for `plan`.
+            config, input_sizes, read_integer, held: as for `plan`.
         """
         wanted = self._integers.get(identity)
         if wanted is None:
@@ -56,13 +58,13 @@ class PlanCache:
                 for w in wanted
             ]
         )
-        key = (identity, tuple(input_sizes.values()), numbers)
+        key = (identity, tuple(input_sizes.values()), numbers, bool(held))
         with self._lock:
             found = self._plans.get(key)
             if found is not None:
                 self._plans.move_to_end(key)
                 return found
-        made = plan(config, input_sizes, read_integer, self._limit_bytes)
+        made = plan(config, input_sizes, read_integer, self._limit_bytes, held)
         with self._lock:
             self.misses += 1
             self._plans[key] = made

@@ -7,17 +7,24 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from dandelion.blueprint import GpuConfig, parse_blueprint
+from dandelion.blueprint import Access, Action, GpuConfig, Ptr, Repeat, parse_blueprint
 from dandelion.data import Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InvalidBlueprint, InvalidInput, Problem, nearest
-from dandelion.function import Function, FunctionSpec
+from dandelion.function import Digest, Function, FunctionSpec
 
-from .layout import aligned
+from .layout import Slot, aligned
 from .plan import Plan
 from .plan_cache import PlanCache
+from .sizes import integers_read
 from .source import with_access
+
+Signature: TypeAlias = tuple[int | None, ...]
+"""All that the plan of a call depends on, beside its function."""
+
+_INTEGER = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class Program:
         inputs: for each buffer that is copied in, the position of its set.
         naming: position of the set whose item names the outputs, or -1.
         outputs: names of the output sets, in their order.
+        reads: the integers that plans depend on: position of the set, offset in bytes.
+        constants: digests of the static sets that no kernel writes to, by the buffer's name.
     """
 
     function: str
@@ -39,6 +48,27 @@ class Program:
     inputs: tuple[tuple[str, int], ...]
     naming: int
     outputs: tuple[str, ...]
+    reads: tuple[tuple[int, int], ...]
+    constants: Mapping[str, Digest]
+
+    def signature(self, inputs: InstanceSets) -> Signature:
+        """Give all that the plan of a call depends on: sizes, and integers that are inside.
+
+        Raises:
+            InvalidInput: a set is missing or has more than one item.
+        """
+        found: list[int | None] = []
+        for _, position in self.inputs:
+            item_set = inputs[position]
+            if item_set is None or len(item_set.items) != 1:
+                self.items(inputs)  # says which, and how
+            else:
+                found.append(item_set.items[0].size_bytes)
+        for position, offset in self.reads:
+            item = inputs[position].items[0]  # type: ignore[union-attr]  # seen above
+            inside = offset + 8 <= item.size_bytes
+            found.append(_INTEGER.unpack_from(item.data, offset)[0] if inside else None)
+        return tuple(found)
 
     def items(self, inputs: InstanceSets) -> dict[str, Item]:
         """Give the item of each input buffer.
@@ -83,14 +113,48 @@ def make_program(function: Function) -> Program:
     names = (*config.blueprint.inputs, *config.blueprint.weights)
     position = {name: i for i, name in enumerate(spec.input_names)}
     naming = next((position[n] for n in config.blueprint.inputs if n not in spec.static), -1)
+    config = with_access(config, function.files)
     return Program(
         spec.name,
         function.identity,
-        with_access(config, function.files),
+        config,
         tuple((name, position[name]) for name in names),
         naming,
         spec.output_names,
+        tuple((position[r.bufname], r.idx * 8) for r in integers_read(config)),
+        _constants(spec, config),
     )
+
+
+def _constants(spec: FunctionSpec, config: GpuConfig) -> dict[str, Digest]:
+    """Find the static sets that can be kept on a device, open for reading only.
+
+    Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
+    `weights` are constant.
+    """
+    body = config.blueprint
+    access = {k.name: k.access for k in config.kernels}
+    written = set(body.outputs)
+
+    def look(actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Repeat):
+                look(action.actions)
+                continue
+            ways = access[action.kernel]
+            for index, argument in enumerate(action.args):
+                if isinstance(argument, Ptr):
+                    known = index < len(ways)
+                    constant = argument.buffer in body.weights
+                    if ways[index] is not Access.READ if known else not constant:
+                        written.add(argument.buffer)
+
+    look(body.control_flow)
+    return {
+        name: items[0][1]
+        for name, items in sorted(spec.static.items())
+        if len(items) == 1 and name not in written and name in (*body.inputs, *body.weights)
+    }
 
 
 def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
@@ -144,12 +208,17 @@ class ProgramCache:
             self._programs.pop(identity, None)
 
 
-def plan_call(cache: PlanCache, program: Program, items: Mapping[str, Item]) -> Plan:
+def plan_call(
+    cache: PlanCache,
+    program: Program,
+    items: Mapping[str, Item],
+    held: Mapping[str, Slot] | None = None,
+) -> Plan:
     """Give the plan for these items; see `dandelion.backends.gpu.plan.plan`."""
 
     def read_integer(name: str, index: int) -> int:
-        value: int = struct.unpack_from("<q", items[name].data, index * 8)[0]
+        value: int = _INTEGER.unpack_from(items[name].data, index * 8)[0]
         return value
 
     sizes = {name: item.size_bytes for name, item in items.items()}
-    return cache.get(program.identity, program.config, sizes, read_integer)
+    return cache.get(program.identity, program.config, sizes, read_integer, held)

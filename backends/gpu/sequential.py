@@ -3,12 +3,17 @@
 A call goes through these stages, and `Call.stages` says how long each held the engine up:
 
 =========== ==================================================================================
-plan        the plan from the cache, or made; modules loaded and launches prepared if new
-copy_in     each input from where it lies to its slot
+plan        the plan from the cache, or made; modules loaded and launches prepared if new;
+            constants brought to the device, and opened for this function alone
+copy_in     each input that a kernel reads from where it lies to its slot
 kernels     launched one by one, or as one graph
-copy_out    each output to one context of the call's domain; then the wait for all of it
+copy_out    a context of the call's domain acquired, outputs copied to it; the wait for all of it
 zero        the used range of the pool is zeroed, after the outputs were handed over
 =========== ==================================================================================
+
+A call whose function, sizes and integers were seen before is `_Known`: everything about it is
+worked out, and it only has to be asked for. Asking in this order keeps the device busy while Python
+still works: the context of the outputs is acquired when the kernels run already.
 
 On an asynchronous device the stages before the wait only measure how long it took to ask; with
 `exact_stages` the engine waits after each, which costs time but tells where it goes.
@@ -21,24 +26,45 @@ engine died.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
 from dandelion.function import Function
-from dandelion.memory import ArenaMap, Context
+from dandelion.memory import ArenaMap
 
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
-from .plan import Plan
 from .plan_cache import PlanCache
 from .pool import BufferPool
-from .program import Program, ProgramCache, plan_call
+from .program import Program, ProgramCache, Signature, plan_call
+from .weights import Block, Weights, WeightsLimit
 
+KNOWN_CALLS = 256
 LAUNCHES_BETWEEN_CHECKS = 512
 """How many launches are asked for before the deadline is looked at again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """What does not change between the calls of one function with the same signature.
+
+    Attributes:
+        program: of the function.
+        ready: its plan on the device.
+        copies: for each input that is copied, the position of its set and its offset in the pool.
+        results: for each output its name, offset in the context, size, offset in the pool.
+        context_bytes: size of the context of the outputs.
+    """
+
+    program: Program
+    ready: Ready
+    copies: tuple[tuple[int, int], ...]
+    results: tuple[tuple[str, int, int, int], ...]
+    context_bytes: int
 
 
 class SequentialEngine(Engine):
@@ -47,7 +73,8 @@ class SequentialEngine(Engine):
     Args:
         device: not open yet; the engine opens, owns and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
-        pool_share: part of what the device offers, where `pool_bytes` is 0.
+        pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
+        weights: how much of that constants may take, beside the pool.
         arena: where calls' data will lie; the device is told, to copy faster.
         exact_stages: see the module's text.
 
@@ -63,6 +90,7 @@ class SequentialEngine(Engine):
         arena: ArenaMap | None = None,
         exact_stages: bool = False,
         pool_share: float = 1.0,
+        weights: WeightsLimit | None = None,
     ) -> None:
         self.name = device.name
         self.device = device
@@ -71,12 +99,16 @@ class SequentialEngine(Engine):
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
         self._programs = ProgramCache()
+        self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
         device.open()
         try:
             found = device.properties()
-            self.pool = BufferPool(device, pool_bytes or int(found.pool_bytes * pool_share))
+            room = min(int(found.memory_bytes * pool_share), found.pool_bytes)
+            limit = (weights or WeightsLimit()).of(room) if device.abilities.holds else 0
+            self.pool = BufferPool(device, pool_bytes or max(room - limit, room // 8))
             self.capacity = Capacity(self.pool.size_bytes, found.compute_units)
             self.modules = Modules(device)
+            self.weights = Weights(device, limit, self.modules.forget_block)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:
@@ -111,26 +143,26 @@ class SequentialEngine(Engine):
         clock = time.perf_counter_ns
         started = clock()
         self._settling = call
-        program = self._programs.get(call.function)
-        items = program.items(call.inputs)
-        plan = plan_call(self.plans, program, items)
-        if plan.used_bytes > self.pool.size_bytes:
-            raise DeviceFull(self.name, plan.used_bytes, self.pool.size_bytes)
-        ready = self.modules.ready(program, plan, call.function.files)
-        total = program.output_bytes(plan)
-        context = call.domain.acquire(total) if total else None
-        self._in_flight += (items, context)
-        self.pool.clean()  # nothing to do, unless nobody called `settle` or it failed
-        self.pool.begin(plan)
+        inputs = call.inputs
+        known = self._find(call)
+        ready = known.ready
+        self.weights.enter(ready.block)
+        pool = self.pool
+        if pool.dirty_bytes:  # nobody called `settle`, or it failed
+            pool.clean()
+        pool.begin(ready.plan)
         planned = clock()
-        self._copy_in(plan, items)
+        self._in_flight.append(inputs)
+        copy_in = self.device.copy_in
+        for position, offset in known.copies:
+            copy_in(offset, inputs[position].items[0].data)  # type: ignore[union-attr]  # in `_find`
         self._exact()
         copied = clock()
         self._launch(call, ready)
         self._exact()
         launched = clock()
-        outputs = self._copy_out(program, plan, context, call.inputs)
-        self.device.wait(self.device.mark())
+        outputs = self._copy_out(known, call)
+        self.device.synchronize()
         self._in_flight.clear()
         ended = clock()
         call.stages.update(
@@ -142,13 +174,41 @@ class SequentialEngine(Engine):
         self._check_deadline(call)
         return outputs
 
-    def _copy_in(self, plan: Plan, items: Mapping[str, Item]) -> None:
-        """Copy inputs and weights to their slots.
+    def _find(self, call: Call) -> _Known:
+        """Give what is known of such a call, or work it out."""
+        function = call.function
+        program = self._programs.get(function)
+        key = (program.identity, program.signature(call.inputs))
+        known = self._known.get(key)
+        if known is not None and not known.ready.dropped:
+            self._known.move_to_end(key)
+            self.modules.use(known.ready)
+            return known
+        known = self._learn(program, call)
+        if not known.ready.own:
+            self._known[key] = known
+            if len(self._known) > KNOWN_CALLS:
+                self._known.popitem(last=False)
+        return known
 
-        Weights are copied like inputs; where they stay resident, this is the place to leave them.
-        """
-        for name, item in items.items():
-            self.pool.write(plan.slots[name], item.data)
+    def _learn(self, program: Program, call: Call) -> _Known:
+        self.modules.expire()
+        items = program.items(call.inputs)
+        self._in_flight.append(items)  # constants may be copied from them
+        block: Block | None = self.weights.block(program, items)
+        slots = None if block is None else block.slots
+        plan = plan_call(self.plans, program, items, slots)
+        if plan.used_bytes > self.pool.size_bytes:
+            raise DeviceFull(self.name, plan.used_bytes, self.pool.size_bytes)
+        ready = self.modules.ready(program, plan, call.function.files, block)
+        copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
+        results = []
+        end = 0
+        for name in program.outputs:
+            slot = plan.outputs[name]
+            results.append((name, end, slot.size_bytes, slot.offset_bytes))
+            end += aligned(slot.size_bytes)
+        return _Known(program, ready, tuple(copies), tuple(results), end)
 
     def _launch(self, call: Call, ready: Ready) -> None:
         if ready.graph is not None:
@@ -162,19 +222,19 @@ class SequentialEngine(Engine):
                 before, latest = latest, self.device.mark()
             self._check_deadline(call)
 
-    def _copy_out(
-        self, program: Program, plan: Plan, context: Context | None, inputs: InstanceSets
-    ) -> InstanceSets:
-        item_name, key = program.name_of_outputs(inputs)
-        offset = 0
+    def _copy_out(self, known: _Known, call: Call) -> InstanceSets:
+        if not known.results:
+            return ()
+        context = call.domain.acquire(known.context_bytes)
+        view = context.view
+        self._in_flight.append(view)
+        item_name, key = known.program.name_of_outputs(call.inputs)
+        copy_out = self.device.copy_out
         sets = []
-        for name in program.outputs:
-            slot = plan.outputs[name]
-            assert context is not None
-            view = context.view[offset : offset + slot.size_bytes]
-            self.pool.read(slot, view)
-            offset += aligned(slot.size_bytes)
-            item = Item(name if item_name is None else item_name, key, view.toreadonly())
+        for name, start, size, offset in known.results:
+            part = view[start : start + size]
+            copy_out(offset, part)
+            item = Item(name if item_name is None else item_name, key, part.toreadonly())
             sets.append(ItemSet(name, (item,)))
         return tuple(sets)
 
@@ -191,10 +251,11 @@ class SequentialEngine(Engine):
     def settle(self) -> None:
         """Zero what the last call used; the device does it while the outputs are on their way."""
         call, self._settling = self._settling, None
-        if self._broken or not self.pool.dirty_bytes:
+        if self._broken:
             return
         started = time.perf_counter_ns()
         try:
+            self.modules.expire()
             self.pool.clean()
             self._exact()
         except DeviceFault:
@@ -222,14 +283,19 @@ class SequentialEngine(Engine):
         self._programs.forget(function.identity)
         if not self._broken:
             self.device.synchronize()
+            for key in [k for k in self._known if k[0] == function.identity]:
+                del self._known[key]
             self.modules.forget(function.identity)
+            self.weights.forget(function.identity)
 
     def close(self) -> None:
         """Give the device back. May be called twice."""
         try:
             if not self._broken:
                 self.device.synchronize()
+                self._known.clear()
                 self.modules.close()
+                self.weights.close()
                 self.pool.close()
         finally:
             self._broken = self._broken or "it was closed"

@@ -185,6 +185,8 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
         return pool[offset : offset + size]
 
     for name, data in inputs.items():
+        if name not in made.slots:  # no kernel reads it
+            continue
         slot = made.slots[name]
         view(slot.offset_bytes, slot.size_bytes)[:] = np.frombuffer(data, dtype=np.uint8)
     for index in made.walk():
