@@ -7,15 +7,17 @@ imported when a device is looked for or opened, the compiler when a source is fi
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dandelion.driver import Driver
-from dandelion.errors import BackendUnavailable
+from dandelion.driver import Driver, Sharing
+from dandelion.errors import BackendUnavailable, InvalidInput
 
 from .gpu.calls import Attributes, Calls, Compiler
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Device, Protection
+from .gpu.mps import share_by_mps
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install dandelion-engine[cuda], and NVIDIA's driver"
@@ -49,11 +51,23 @@ class CudaDevice(CudaLikeDevice):
 
 
 class CudaDriver(CudaLikeDriver):
-    """NVIDIA devices."""
+    """NVIDIA devices. A further setting: ``worker_percentage``, the part of the compute units that
+    each worker may use under MPS; by default all."""
 
     name: ClassVar[str] = "cuda"
     device_class: ClassVar[type[CudaLikeDevice]] = CudaDevice
     default_weights: ClassVar[str] = "25%"
+    default_workers: ClassVar[int] = 2
+    settings: ClassVar[tuple[str, ...]] = (*CudaLikeDriver.settings, "worker_percentage")
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        super().configure(options)
+        given = self._options.get("worker_percentage", "")
+        if given and not (given.isdecimal() and 0 < int(given) <= 100):
+            raise InvalidInput("cuda.worker_percentage", f"'{given}'", "write 1 to 100")
+
+    def share(self, resource: str) -> Sharing:
+        return share_by_mps(self._options.get("worker_percentage", ""))
 
     def device(self, resource: str) -> Device:
         return CudaDevice(self.ordinal(resource), self.cache())

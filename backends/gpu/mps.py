@@ -1,0 +1,121 @@
+"""A private MPS daemon: the workers of one NVIDIA device really run at the same time.
+
+Without NVIDIA's Multi-Process Service processes take turns on a device. The daemon is the node's
+own: its folders are private, it is a child of the node and ends with it, and no setting of the
+device is changed, so a daemon that somebody else runs is not disturbed.
+
+Under MPS a fault of one client ends the work of all clients of that daemon. The node knows that as
+`Sharing.shared_fate` and runs what merely shared the device again.
+
+Source: NVIDIA's documentation of the Multi-Process Service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dandelion.driver import Sharing
+
+CONTROL = "nvidia-cuda-mps-control"
+_START_LIMIT_S = 5.0
+_STOP_LIMIT_S = 3.0
+# The child asks to be killed with its parent before it becomes the daemon.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+class MpsDaemon:
+    """One daemon, for the workers of one device.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dandelion-mps-"))
+        pipes, logs = self.folder / "pipe", self.folder / "log"
+        pipes.mkdir()
+        logs.mkdir()
+        self.variables = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(logs),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start(pipes / "control")
+        except OSError:
+            self.close()
+            raise
+
+    def _start(self, control: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _TIED, CONTROL, "-f"],
+            env={**_inherited(), **self.variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        end = time.monotonic() + _START_LIMIT_S
+        while not control.exists():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise OSError(f"{CONTROL} did not come up")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Ask the daemon to quit, make sure, and remove its folders. May be called twice."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._quit()
+            self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _quit(self) -> None:
+        assert self._process is not None
+        try:
+            subprocess.run(
+                [CONTROL],
+                input=b"quit -t 1\n",
+                env={**_inherited(), **self.variables},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_STOP_LIMIT_S,
+                check=False,
+            )
+            self._process.wait(_STOP_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+
+
+def share_by_mps(percentage: str) -> Sharing:
+    """Prepare that processes share a device: by MPS if that can be had, else they take turns.
+
+    Args:
+        percentage: of the compute units that each worker may use; empty for all.
+    """
+    if shutil.which(CONTROL) is None:
+        return Sharing(description=f"processes that take turns: there is no {CONTROL}")
+    try:
+        daemon = MpsDaemon()
+    except OSError as error:
+        return Sharing(description=f"processes that take turns: {error}")
+    limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage} if percentage else {}
+    return Sharing(
+        {**daemon.variables, **limit},
+        concurrent=True,
+        shared_fate=True,
+        description="concurrent by MPS" + (f", {percentage} % each" if percentage else ""),
+        close=daemon.close,
+    )
+
+
+def _inherited() -> dict[str, str]:
+    """The environment without anybody else's MPS."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_")}

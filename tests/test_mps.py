@@ -1,0 +1,66 @@
+"""The MPS daemon's life, with a stand-in for NVIDIA's program."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dandelion.backends.gpu.mps import CONTROL, MpsDaemon, share_by_mps
+
+STAND_IN = """#!/bin/sh
+# With -f: the daemon, until it is told to quit. Without: tells it.
+pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
+if [ "$1" = "-f" ]; then
+    test -z "$FAIL" || exit 1
+    mkfifo "$pipe"
+    read line < "$pipe"
+    echo "$line" > "$SAID"
+else
+    cat > "$pipe"
+fi
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / CONTROL
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody/elses")
+    return tmp_path
+
+
+def test_a_daemon_is_private_and_leaves_nothing(stand_in: Path) -> None:
+    daemon = MpsDaemon()
+    pipes = Path(daemon.variables["CUDA_MPS_PIPE_DIRECTORY"])
+    assert (pipes / "control").exists()
+    daemon.close()
+    assert (stand_in / "said").read_text() == "quit -t 1\n"
+    assert not daemon.folder.exists()
+    daemon.close()
+
+
+def test_workers_get_its_environment(stand_in: Path) -> None:
+    sharing = share_by_mps("25")
+    try:
+        assert sharing.concurrent
+        assert sharing.shared_fate
+        assert sharing.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+        assert sharing.environment["CUDA_MPS_PIPE_DIRECTORY"] != "/somebody/elses"
+    finally:
+        sharing.close()
+
+
+def test_without_a_daemon_workers_take_turns_and_say_so(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL", "1")
+    failed = share_by_mps("")
+    assert not failed.concurrent
+    assert "did not come up" in failed.description
+    monkeypatch.setenv("PATH", "/nowhere")
+    missing = share_by_mps("")
+    assert not missing.shared_fate
+    assert CONTROL in missing.description
