@@ -1,0 +1,47 @@
+"""What has to come out: the page of a reader, from what the servers hold, without any request."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from string import Template
+
+from .world import LogServer, World
+
+PAGE = Template("""\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>$topic for $reader</title>
+<h1>$topic for $reader</h1>
+<p>$answered of $all servers answered.</p>
+$sections</html>
+""")
+LOG = Template("<section>\n<h2>$name</h2>\n<pre>\n$log</pre>\n</section>\n")
+FAILED = Template('<section class="failed">\n<h2>$name</h2>\n<p>$status</p>\n</section>\n')
+ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
+
+
+def page(world: World, token: str, topic: str) -> str:
+    """Write the page that the holder of a token must get."""
+    reader = world.readers[token]
+    return PAGE.substitute(
+        topic=escaped(topic),
+        reader=escaped(reader.name),
+        answered=sum(server.status == 200 for server in reader.servers),
+        all=len(reader.servers),
+        sections="".join(section(server, topic) for server in reader.servers),
+    )
+
+
+def section(server: LogServer, topic: str) -> str:
+    """Write what the page says of one server."""
+    name = escaped(server.name)
+    if server.status == 200:
+        return LOG.substitute(name=name, log=escaped(server.log(topic)))
+    status = HTTPStatus(server.status)
+    return FAILED.substitute(name=name, status=f"{status.value} {status.phrase}")
+
+
+def escaped(text: str) -> str:
+    """Replace the characters that mean something in HTML."""
+    return "".join(ESCAPES.get(character, character) for character in text)
