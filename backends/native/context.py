@@ -1,0 +1,190 @@
+"""The context of one call: a memory file whose offsets are the function's addresses.
+
+::
+
+    0x10000      segments of the program, at their addresses
+                 inputs, their names and arrays
+    heap_begin   heap, up to heap_end
+    heap_end     guard: not mapped, so that neither stack nor heap runs into the other
+    stack        down from size - 32
+    size         end of the function's addresses; behind it, in the same file, its report
+
+The original has no guard: there, stack and heap share one range. Functions that keep to the bounds
+that they are told cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+from dandelion.data import Bytes
+from dandelion.driver import Call
+from dandelion.errors import OutOfMemory
+
+from . import launcher
+from .elf import LOWEST, page_up
+from .programs import Program, Shared, bounds, context_bytes
+from .structures import NATIVE, Inputs, align, lay_out, system_data
+
+_VECTOR_LIMIT = 1000  # below UIO_MAXIOV
+_STACK_OFFSET = 32
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
+_CONTEXT_FD, _PROGRAM_FD = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything of a call lies.
+
+    Attributes:
+        size: end of the addresses.
+        guard, stack: where guard and stack begin.
+        inputs_at: where the inputs begin.
+        inputs: what is written there.
+    """
+
+    size: int
+    guard: int
+    stack: int
+    inputs_at: int
+    inputs: Inputs
+
+
+def plan(call: Call, program: Program) -> Plan:
+    """Place a call's inputs, heap and stack.
+
+    Raises:
+        OutOfMemory: the inputs leave no room for heap and stack.
+    """
+    spec = call.function.spec
+    start = align(program.executable.end)
+    inputs = lay_out(NATIVE, start, call.inputs, spec.input_names, spec.output_names)
+    size = context_bytes(call.function)
+    if "context_bytes" not in call.function.code.options:
+        size += page_up(inputs.size_bytes)
+    guard, stack = bounds(size)
+    if start + inputs.size_bytes > guard:
+        raise OutOfMemory(spec.name, size)
+    return Plan(size, guard, stack, start, inputs)
+
+
+class Context:
+    """The memory file of a call. Keeps the contract of `outputs.Memory`.
+
+    Args:
+        call: whose inputs are written into it.
+        program: what will run in it.
+
+    Raises:
+        OutOfMemory: the inputs do not fit.
+        OSError: there is no memory.
+    """
+
+    def __init__(self, call: Call, program: Program) -> None:
+        self.plan = plan(call, program)
+        self.lowest = LOWEST
+        self.end = self.plan.size
+        self._program = program
+        self.file = os.memfd_create("dandelion-context", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, self.plan.size + launcher.REPORT_BYTES)
+            self._write(call)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, call: Call) -> None:
+        place, inputs, executable = self.plan, self.plan.inputs, self._program.executable
+        for address, content in self._program.copies:
+            _write_all(self.file, [content], address)
+        _write_all(self.file, inputs.parts, place.inputs_at)
+        heap = (align(place.inputs_at + inputs.size_bytes), place.guard)
+        counts = (len(call.inputs), len(call.function.spec.outputs))
+        os.pwrite(self.file, system_data(NATIVE, inputs, heap, *counts), executable.system_data)
+
+    def rows(self) -> bytes:
+        """What a sandbox is to do: map this file and the program's, and begin."""
+        place = self.plan
+        shared = mmap.MAP_SHARED | _MAP_FIXED
+        mapped = [
+            (LOWEST, place.guard, LOWEST),
+            (place.stack, place.size, place.stack),
+            (launcher.REPORT, launcher.REPORT + launcher.REPORT_BYTES, place.size),
+        ]
+        calls = [
+            launcher.mmap_row(start, end - start, _READ_WRITE, shared, _CONTEXT_FD, offset)
+            for start, end, offset in mapped
+        ]
+        calls += [_program_row(shared_pages) for shared_pages in self._program.shared]
+        entry = self._program.executable.entry
+        return launcher.rows(*calls, then=(entry, place.size - _STACK_OFFSET))
+
+    def report(self, size_bytes: int) -> bytes:
+        """Read the report."""
+        return os.pread(self.file, size_bytes, self.plan.size)
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        end = address + size_bytes
+        for pages in self._program.shared:
+            if address < pages.end and pages.start < end:
+                target = bytearray(size_bytes)
+                self.read_into(address, memoryview(target))
+                return bytes(target)
+        return os.pread(self.file, size_bytes, address)
+
+    def read_into(self, address: int, target: memoryview) -> None:
+        end = address + len(target)
+        at = address
+        for pages in self._program.shared:
+            low, high = max(at, pages.start), min(end, pages.end)
+            if low >= high:
+                continue
+            _read_all(self.file, target[at - address : low - address], at)
+            offset = pages.offset + low - pages.start
+            _read_all(self._program.file, target[low - address : high - address], offset)
+            at = high
+        _read_all(self.file, target[at - address :], at)
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _program_row(pages: Shared) -> tuple[int, ...]:
+    protection = mmap.PROT_READ | (mmap.PROT_EXEC if pages.executable else 0)
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    size = pages.end - pages.start
+    return launcher.mmap_row(pages.start, size, protection, flags, _PROGRAM_FD, pages.offset)
+
+
+def _write_all(file: int, parts: list[Bytes], offset: int) -> None:
+    for first in range(0, len(parts), _VECTOR_LIMIT):
+        vector = parts[first : first + _VECTOR_LIMIT]
+        total = sum(map(len, vector))
+        if os.pwritev(file, vector, offset) != total:  # a call moves at most 2 GiB
+            at = offset
+            for part in vector:
+                _write_one(file, part, at)
+                at += len(part)
+        offset += total
+
+
+def _write_one(file: int, part: Bytes, offset: int) -> None:
+    view = memoryview(part)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def _read_all(file: int, target: memoryview, offset: int) -> None:
+    while target:
+        count = os.preadv(file, [target], offset)
+        assert count, "the file has its full size from the start"
+        target = target[count:]
+        offset += count

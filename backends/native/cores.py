@@ -1,0 +1,117 @@
+"""The driver of native functions: engines for cores."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dandelion.driver import Driver, Hosting, Resource
+from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem, nearest
+from dandelion.function import Function
+
+from ..process import seccomp
+from ..process.syscalls import Architecture, native
+from . import elf
+from .engine import NativeEngine
+from .nursery import Nursery
+from .programs import LEAST_BYTES, MOST_BYTES, Programs, bounds, context_bytes
+
+AHEAD_LIMIT = 256
+_OPTIONS = ("context_bytes",)
+_SETTINGS = ("ahead", "pin")
+
+
+class NativeDriver(Driver):
+    """Runs code of the format ``elf``.
+
+    Args:
+        ahead: how many sandboxes wait for each engine.
+        pin: run each engine's sandboxes on its core only.
+    """
+
+    name: ClassVar[str] = "native"
+    formats: ClassVar[frozenset[str]] = frozenset({"elf"})
+    hosting: ClassVar[Hosting] = Hosting.THREAD
+
+    def __init__(self, ahead: int = 3, pin: bool = True) -> None:
+        self._ahead = ahead
+        self._pin = pin
+        self._programs = Programs()
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        for name, value in options.items():
+            where = f"backends.native.{name}"
+            if name == "ahead":
+                if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
+                    raise InvalidInput(where, f"'{value}' is no number", f"1 to {AHEAD_LIMIT}")
+                self._ahead = int(value)
+            elif name == "pin":
+                if value not in ("yes", "no"):
+                    raise InvalidInput(where, f"'{value}' is neither yes nor no")
+                self._pin = value == "yes"
+            else:
+                close = nearest(name, _SETTINGS)
+                hint = f"did you mean '{close}'?" if close else f"there are {', '.join(_SETTINGS)}"
+                raise InvalidInput(where, "there is no such setting", hint)
+
+    def probe(self) -> list[Resource]:
+        _require()
+        cores = sorted(os.sched_getaffinity(0))
+        return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
+
+    def check(self, function: Function) -> None:
+        problems = [p for item in function.code.options.items() if (p := _problem(*item))]
+        if not problems:
+            _, problems = elf.read(function.main, bounds(context_bytes(function))[0])
+        if problems:
+            raise InvalidFunction(tuple(problems))
+
+    def engine(self, resource: str) -> NativeEngine:
+        architecture = _require()
+        cores = sorted(os.sched_getaffinity(0))
+        if not resource.isdecimal() or int(resource) >= len(cores):
+            raise BackendUnavailable(
+                self.name, f"no core '{resource}'", f"there are 0 to {len(cores) - 1}"
+            )
+        name = f"{self.name}:{resource}"
+        core = cores[int(resource)] if self._pin else -1
+        engine = NativeEngine(name, Nursery(name, core, self._ahead), self._programs, architecture)
+        try:
+            engine.start()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
+def _problem(option: str, value: str) -> Problem | None:
+    where = f"code.options.{option}"
+    if option not in _OPTIONS:
+        close = nearest(option, _OPTIONS) or ""
+        return Problem("unknown-option", f"no option '{option}'", where, nearest=close)
+    if not value.isascii() or not value.isdecimal() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
+        return Problem("bad-option", f"'{value}' is no size of a context", where,
+                       expected=f"{LEAST_BYTES} to {MOST_BYTES} bytes")  # fmt: skip
+    return None
+
+
+def _require() -> Architecture:
+    """Give the architecture, if this machine can confine a native function.
+
+    Raises:
+        BackendUnavailable: it cannot.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise BackendUnavailable(
+            "native", "native functions are Linux x86-64 executables", "use a Linux x86-64 machine"
+        )
+    architecture = native()
+    try:
+        seccomp.notification_available(architecture)
+    except OSError as error:
+        raise BackendUnavailable(
+            "native", f"no system call filters: {error.strerror}", "use Linux 5.9 or newer"
+        ) from None
+    return architecture

@@ -1,0 +1,280 @@
+"""The engine's side of a zygote: it asks for sandboxes ahead, so that a call finds one waiting.
+
+An engine sends one end of a socket pair over the control socket; the zygote forks a child that
+keeps it and answers with the process id. The control socket carries, in this order::
+
+    from it    `Facts` as JSON; once 8 bytes: whether it could clear its address space;
+               then 8 bytes for each request: a process id, or minus an error number
+    to it      one byte and a descriptor for each sandbox
+
+A sandbox waits for one message on its channel and never sends one: the channel closes when the
+process has ended and its memory is still. A process id names the sandbox for sure, since its
+channel is still open after its pidfd was opened.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dandelion.errors import EngineDied
+
+from .zygote import Facts, Settings
+
+_BOOT = "import sys; from dandelion.backends.native.zygote import run; run(sys.argv[1])"
+_ANSWER = struct.Struct("<q")
+_MESSAGE_BYTES = 4096
+_ATTEMPTS = 3
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
+_START_LIMIT_S = 30.0
+
+
+class NoSandbox(Exception):
+    """None became ready in time."""
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A process that waits for its one call, or runs it. Owns its descriptors.
+
+    Attributes:
+        pid: process id; may be another's once it has ended.
+        channel: connection to it.
+        pidfd: names the process, whatever becomes of its id.
+    """
+
+    pid: int
+    channel: socket.socket
+    pidfd: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cpu_s(self) -> float:
+        """CPU time that it has used, in seconds; zero if it is gone."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
+        except OSError:
+            return 0.0
+
+    def kill(self) -> None:
+        """End it, from any thread."""
+        with self._lock:
+            if self.pidfd >= 0:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it and close its descriptors. May be called twice."""
+        self.kill()
+        with self._lock:
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+                self.pidfd = -1
+        self.channel.close()
+
+
+class Nursery:
+    """Sandboxes of one engine. Used by one thread.
+
+    Args:
+        name: for errors.
+        core: where they run; -1 for anywhere.
+        ahead: how many wait.
+    """
+
+    def __init__(self, name: str, core: int = -1, ahead: int = 3) -> None:
+        self.name = name
+        self._core = core
+        self._ahead = ahead
+        self._zygote: _Zygote | None = None
+
+    def facts(self) -> dict[str, str]:
+        """Tell what is enforced.
+
+        Raises:
+            EngineDied: no zygote comes up.
+        """
+        zygote = self._running(time.monotonic_ns() + int(_START_LIMIT_S * 1e9))
+        return dict(zygote.facts)
+
+    def pid(self) -> int:
+        """Process id of the zygote, for tests; it must be running."""
+        assert self._zygote is not None
+        return self._zygote.process.pid
+
+    def take(self, deadline_ns: int) -> Sandbox:
+        """Take a sandbox that waits. Call `replace` soon after.
+
+        Raises:
+            NoSandbox: none was ready before `deadline_ns`.
+            EngineDied: zygotes start and die, or sandboxes do.
+        """
+        failure = "its sandboxes die before they have a call"
+        for _ in range(_ATTEMPTS * (self._ahead + 1)):
+            zygote = self._running(deadline_ns)
+            try:
+                sandbox = zygote.take(deadline_ns)
+            except OSError as error:
+                failure = f"its zygote is gone: {error}"
+                self.close()
+                continue
+            if sandbox is not None:
+                return sandbox
+        raise EngineDied(self.name, failure)
+
+    def replace(self) -> None:
+        """Have another sandbox made in place of one that was taken."""
+        if self._zygote is not None:
+            with suppress(OSError):  # the next `take` finds out
+                self._zygote.fill(self._ahead)
+
+    def close(self) -> None:
+        """End the zygote and with it all its sandboxes. May be called twice."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _running(self, deadline_ns: int) -> _Zygote:
+        for attempt in range(_ATTEMPTS):
+            if self._zygote is None:
+                self._zygote = _Zygote(self._core)
+            try:
+                self._zygote.greet(deadline_ns)
+                return self._zygote
+            except OSError as error:
+                self.close()
+                if attempt == _ATTEMPTS - 1:
+                    raise EngineDied(self.name, f"no zygote: {error}") from None
+            except _Unfit as error:
+                self.close()
+                raise EngineDied(self.name, str(error)) from None
+        raise AssertionError("the loop returns or raises")
+
+
+class _Unfit(Exception):
+    """A zygote cannot lock itself down."""
+
+
+class _Zygote:
+    """One zygote process, the connection to it, and the sandboxes that were asked for."""
+
+    def __init__(self, core: int) -> None:
+        self.facts: dict[str, str] = {}
+        self._ready = False
+        self._waiting: deque[socket.socket] = deque()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(core)],
+                stdin=theirs.fileno(),
+                stdout=life,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": path},
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(life)
+
+    def greet(self, deadline_ns: int) -> None:
+        """Wait until it is the launcher.
+
+        Raises:
+            OSError: it is gone, or not ready in time (`NoSandbox`).
+        """
+        while not self._ready:
+            message = self._receive(deadline_ns)
+            if len(message) == _ANSWER.size:
+                (kept,) = _ANSWER.unpack(message)
+                self.facts["vdso"] = "kept, the kernel seals it" if kept else "unmapped"
+                self._ready = True
+                continue
+            said = msgspec.json.decode(message, type=Facts)
+            if said.failure:
+                raise _Unfit(said.failure)
+            self.facts.update(said.facts)
+
+    def fill(self, ahead: int) -> None:
+        """Ask for sandboxes until so many wait."""
+        while len(self._waiting) < ahead:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                rights = array.array("i", [theirs.fileno()])
+                try:
+                    self._control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                except OSError:
+                    ours.close()
+                    raise
+            self._waiting.append(ours)
+
+    def take(self, deadline_ns: int) -> Sandbox | None:
+        """Take the sandbox that was asked for first; None if it is dead.
+
+        Raises:
+            NoSandbox: it is not ready in time.
+            OSError: the zygote is gone.
+        """
+        if not self._waiting:
+            self.fill(1)
+        (pid,) = _ANSWER.unpack(self._receive(deadline_ns))
+        channel = self._waiting.popleft()
+        if pid < 0:
+            channel.close()
+            raise OSError(-pid, os.strerror(-pid))
+        try:
+            sandbox = Sandbox(pid, channel, os.pidfd_open(pid))
+        except ProcessLookupError:
+            channel.close()
+            return None
+        if _closed(channel):
+            sandbox.close()
+            return None
+        return sandbox
+
+    def _receive(self, deadline_ns: int) -> bytes:
+        try:
+            message = self._control.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            left_ns = deadline_ns - time.monotonic_ns()
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            if left_ns <= 0 or not poll.poll(left_ns / 1e6):
+                raise NoSandbox("none was ready in time") from None
+            message = self._control.recv(_MESSAGE_BYTES)
+        if not message:
+            raise ConnectionResetError("it closed its control socket")
+        return message
+
+    def close(self) -> None:
+        """End it and reap it."""
+        os.close(self._life)
+        self._control.close()
+        for channel in self._waiting:
+            channel.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _closed(channel: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _json(core: int) -> str:
+    return msgspec.json.encode(Settings(core)).decode()

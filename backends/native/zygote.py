@@ -1,0 +1,92 @@
+"""Becoming a zygote: a fresh Python process gives up its rights, then is replaced by the launcher.
+
+What it has by then it keeps, and every sandbox inherits it: no new privileges, no files, a network
+and IPC namespace of its own, the user nobody, no capabilities. Standard input is the control
+socket, standard output the life line: a pipe whose other end the node holds, and which kills this
+process when that closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+
+import msgspec
+
+from ..process import libc, lockdown
+from . import launcher
+
+_CONTROL, _LIFE = 0, 1
+_F_SETSIG = 10
+_MFD_EXEC = 0x10
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a zygote is started with: the core for its sandboxes, -1 for any."""
+
+    core: int
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a zygote says before it becomes the launcher: what is enforced, or why it cannot be."""
+
+    facts: dict[str, str] = {}
+    failure: str = ""
+
+
+def run(text: str) -> None:
+    """Start from the settings on a command line; does not return, unless it fails."""
+    control = socket.socket(fileno=_CONTROL)
+    try:
+        _die_with(_LIFE)
+        program = _program()
+        facts = _prepare(msgspec.json.decode(text, type=Settings))
+    except Exception as error:
+        control.send(msgspec.json.encode(Facts(failure=f"{type(error).__name__}: {error}")))
+        return
+    control.send(msgspec.json.encode(Facts(facts)))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sandboxes leave no zombies
+    os.closerange(2, program)
+    try:
+        os.execve(program, ["dandelion-native"], {})
+    except OSError as error:
+        control.send(msgspec.json.encode(Facts(failure=f"no program from memory: {error}")))
+
+
+def _die_with(life: int) -> None:
+    """Have the kernel kill this process when the last writer of a pipe is gone."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(life, select.POLLIN)
+    if poll.poll(0):  # it had gone before
+        os._exit(0)
+
+
+def _prepare(settings: Settings) -> dict[str, str]:
+    if settings.core >= 0:
+        os.sched_setaffinity(0, {settings.core})
+    lockdown.allow_descriptors()
+    facts = {"namespaces": lockdown.leave_namespaces(), "user": lockdown.drop_identity()}
+    abi = lockdown.restrict_files(reading=False)
+    facts["landlock"] = f"ABI {abi}, no files at all" if abi else "none"
+    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    lockdown.limit_resources()
+    return facts
+
+
+def _program() -> int:
+    content = launcher.executable()
+    try:
+        file = os.memfd_create("dandelion-native", os.MFD_CLOEXEC | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        file = os.memfd_create("dandelion-native", os.MFD_CLOEXEC)  # before Linux 6.3
+    os.write(file, content)
+    return file
