@@ -142,7 +142,7 @@ def report(benchmark: str, question: str, samples: Sequence[Sample], keep: str =
         figures = (f"{s.p50:.1f}", f"{s.p99:.1f}", f"{s.lowest:.1f}", str(s.count))
         table.add_row(s.name, *figures, ratio, s.budget)
     table.caption = f"{found.machine['cpu']}, {found.machine['cores']} cores, {found.commit}"
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     if keep:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{benchmark}-{keep}.json"

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from dandelion.backends.gpu.mps import CONTROL, MpsDaemon, share_by_mps
 
 STAND_IN = """#!/bin/sh
