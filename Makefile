@@ -41,7 +41,6 @@ bench: setup
 	$(BIN)/python -m bench.dispatcher
 	$(BIN)/python -m bench.http_noop
 
-
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
 	find . -name __pycache__ -prune -exec rm -rf {} +

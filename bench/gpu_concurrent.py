@@ -2,8 +2,8 @@
 
 ``python -m bench.gpu_concurrent [--keep MACHINE]``. Nodes with no worker, two and eight are
 compared on the same device, each asked by as many threads as keep its engines busy; throughput is
-counted over a fixed time. Then eight callers at once, one of which touches memory that is not its own: one
-error, seven right results, and the time until the device serves again.
+counted over a fixed time. Then eight callers at once, one of which touches memory that is not its
+own: one error, seven right results, and the time until the device serves again.
 """
 
 from __future__ import annotations
