@@ -221,7 +221,6 @@ composition C(a, b) => (request) {
 ## unknown-parameter | 'token = each a' |
 composition C(a) => () {
   Access(¦a = each token) => ();
-  Old() => (token = b);
 }
 """
 CASES = [case.split("\n", 1) for case in GOLDEN.strip().removeprefix("## ").split("\n## ")]

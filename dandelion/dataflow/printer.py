@@ -103,6 +103,9 @@ def _application(application: Application) -> str:
     line = f"{INDENT}{head} {tail};\n"
     if len(line) <= WIDTH + 1:
         return line
+    first, second = f"{INDENT}{head} => ({', '.join(returns)})", f"{INDENT * 2}{' '.join(clauses)};"
+    if clauses and max(len(first), len(second)) <= WIDTH:
+        return f"{first}\n{second}\n"
     head = f"{application.function}({_broken(bindings)})"
     tail = " ".join([f"=> ({_broken(returns)})", *clauses])
     if application.repeat is not None and max(map(len, f"{tail};".split("\n"))) > WIDTH:

@@ -82,7 +82,7 @@ def check_composition(
         called = signature(application.function)
         yield from bad_names(_names(application), application.place)
         yield from _bindings(application, called, sources)
-        yield from _unknown_sets(application, sources)
+        yield from _unknown_sets(application, called, sources)
         yield from _returns(application, called)
         if application.join is not None:
             yield from join_problems(application, application.join, called)
@@ -147,7 +147,7 @@ def _bindings(
             )
         if binding.parameter in seen:
             message = f"input set '{binding.parameter}' of '{application.function}' is bound twice"
-            yield problem("duplicate-parameter", message, binding.place)
+            yield problem("duplicate-parameter", f"{message}; keep one of them", binding.place)
         seen.add(binding.parameter)
 
 
@@ -168,7 +168,9 @@ def _returns(application: Application, called: Signature | None) -> Iterator[Pro
 
 def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, None]) -> str:
     """Notice a binding that is written the wrong way round."""
-    if binding.source not in called.inputs or binding.parameter not in sources:
+    if binding.parameter in called.inputs or binding.parameter not in sources:
+        return ""
+    if binding.source not in called.inputs or meant(binding.parameter, called.inputs):
         return ""
     right = f"{binding.source} = {binding.sharding.value} {binding.parameter}"
     return f"the input set of the function stands on the left: '{right}'"
@@ -176,15 +178,18 @@ def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, Non
 
 def _swapped_return(returned: Return, called: Signature) -> str:
     """Notice a result that is written the wrong way round."""
-    if returned.target not in called.outputs:
+    if returned.target not in called.outputs or meant(returned.output, called.outputs):
         return ""
     right = f"{returned.output} = {returned.target}"
     return f"the output set of the function stands on the right: '{right}'"
 
 
-def _unknown_sets(application: Application, sources: dict[str, None]) -> Iterator[Problem]:
+def _unknown_sets(
+    application: Application, called: Signature | None, sources: dict[str, None]
+) -> Iterator[Problem]:
     for binding in application.bindings:
-        if binding.source not in sources:
+        is_swapped = called is not None and _swapped_binding(binding, called, sources)
+        if binding.source not in sources and not is_swapped:
             message = (
                 f"set '{binding.source}' is neither an input of the composition nor the result of "
                 "an application"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from dandelion.dataflow.graph import (
     TIMES_LIMIT,
     Application,
@@ -31,10 +33,8 @@ def join_problems(
 ) -> Iterator[Problem]:
     """Report what is wrong with a `by` clause; `called` is None if the function is unknown."""
     if len(join.strategies) != len(join.order) - 1:
-        message = (
-            f"{len(join.order)} sets cannot be joined by {len(join.strategies)} words; "
-            "one stands between two sets"
-        )
+        counts = f"{len(join.strategies)} for {len(join.order)} input sets"
+        message = f"one join word stands between two input sets; here are {counts}"
         yield problem("join-shape", message, join.place)
     for twice in repeated(join.order):
         message = f"'{twice}' is joined twice; an input set occurs once after 'by'"
@@ -87,10 +87,10 @@ def repeat_problems(
 ) -> Iterator[Problem]:
     """Report what is wrong with a `repeat` clause; `called` is None if the function is unknown."""
     if not 1 <= repeat.times <= TIMES_LIMIT:
-        found = str(repeat.times) if abs(repeat.times) < SHOWN_LIMIT else "a number far beyond"
+        said = str(repeat.times) if abs(repeat.times) < SHOWN_LIMIT else "a number far beyond"
         message = f"'{application.function}' cannot be repeated that often"
         rule = f"1 to {TIMES_LIMIT} iterations"
-        yield problem("repeat-range", message, repeat.place, expected=rule, found=found)
+        yield problem("repeat-range", message, repeat.place, expected=rule, found=said)
     if not repeat.feedback:
         message = (
             f"the loop over '{application.function}' feeds nothing, so all iterations would be the "
@@ -99,7 +99,9 @@ def repeat_problems(
         yield problem("feed-missing", message, repeat.place)
     if repeat.until is not None:
         yield from bad_names((repeat.until,), repeat.place)
-        yield from _no_output(repeat.until, called, repeat.place)
+        for found in _no_output(repeat.until, called, repeat.place):
+            rule = "after 'until' stands the output set that ends the loop once it is empty"
+            yield msgspec.structs.replace(found, message=f"{found.message}; {rule}")
     bound = {binding.parameter for binding in application.bindings}
     for feed in repeat.feedback:
         yield from _no_output(feed.output, called, feed.place)

@@ -23,9 +23,10 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dandelion.dataflow.excerpt import excerpt
 from dandelion.dataflow.graph import Place
-from dandelion.dataflow.syntax_advice import advice
+from dandelion.dataflow.syntax_advice import Slip, advice
 from dandelion.dataflow.syntax_words import (
     END,
+    KEYWORDS,
     MEANT,
     expected_words,
     nearest_word,
@@ -35,7 +36,6 @@ from dandelion.dataflow.syntax_words import (
 from dandelion.errors import Problem
 
 LIMIT = 20  # problems reported of one text
-KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})
 _BAD = re.compile(r"->|:|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL)
 _OPEN_BODY = (
     ("COMPOSITION", "composition"),
@@ -113,10 +113,11 @@ class _Reading:
         rule = "names of ASCII letters, digits and '_', or a sign"
         if bad.isdigit():
             rule = "a number of at most 18 digits, without zeros in front"
-        elif meant:
-            rule = f"'{meant}'"
         message = f"cannot read '{printable(bad)}'"
-        self._add(message, line, column, len(bad), expected=rule, nearest=meant)
+        if bad[0] in "\"'":
+            message += ": a composition holds no data, what it works on comes in as a set"
+        expected = "" if meant else rule
+        self._add(message, line, column, len(bad), expected=expected, nearest=meant)
 
     # --- structure --------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class _Reading:
         self._reported.add(offset)
         accepted = self._accepted() if accepted is None else accepted
         found = "the end of the text" if token.type == END else f"'{token}'"
-        tip = advice(token, accepted, self._since)
+        tip = advice(Slip(token, accepted, self._since))
         self._add(
             f"cannot read {self._context()}{tip and f': {tip}'}",
             token.line or 1,

@@ -11,6 +11,7 @@ from lark import Lark
 from dandelion.errors import nearest
 
 END = "$END"
+KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})  # a declaration or composition begins
 # What people write for what, though it looks different.
 MEANT = {
     "->": "=>",

@@ -209,8 +209,9 @@ def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
         for application in composition.applications:
             name = application.function
             if scope.signature(name) is None:
-                message = f"there is nothing called '{name}' to apply: register it first"
                 near = scope.nearest(name)
+                message = f"there is no function or composition '{name}'"
+                message += "" if near else "; register it, or define it in this text"
                 yield problem("unknown-function", message, application.place, nearest=near)
 
 

@@ -163,7 +163,7 @@ def reads_or_refuses(text: str) -> None:
         assert problem.where == f"f.dc:{problem.line}:{problem.column}"
         assert 1 <= problem.line <= len(lines)
         assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
-        assert problem.expected
+        assert problem.expected or problem.nearest
         assert "^" in problem.excerpt.split("\n")[1]
         str(problem).encode()
     if module is None:
