@@ -335,7 +335,7 @@ def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
 def backend_names() -> list[str]:
     """List the names of the backends that are installed, working or not."""
     found = {p.name for p in importlib.metadata.entry_points(group="dandelion.backends")}
-    return sorted(found | {"cuda", "hip", "http", "null", "opencl", "process"})
+    return sorted(found | {"cuda", "hip", "http", "native", "null", "opencl", "process", "wasm"})
 
 
 def load_driver(name: str) -> Driver:

@@ -1,0 +1,71 @@
+"""Ending a call from outside: a thread that advances the epoch of one engine of the library.
+
+A call runs until the epoch changes, and nothing changes it but a deadline that has passed, or
+`stop`. So the thread sleeps through ordinary calls: it is woken only for a deadline that is earlier
+than the one it sleeps for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import wasmtime
+
+
+class Interrupt:
+    """Interrupts the call that runs, at its deadline or on demand.
+
+    Args:
+        engine: runs one call at a time.
+        name: of the thread.
+    """
+
+    def __init__(self, engine: wasmtime.Engine, name: str) -> None:
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._deadline_ns: float = math.inf
+        self._sleeps_until_ns: float = math.inf
+        self._closed = False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def arm(self, store: wasmtime.Store, deadline_ns: int) -> None:
+        """Let a call run until its deadline, on `time.monotonic_ns`."""
+        with self._changed:
+            store.set_epoch_deadline(1)
+            self._deadline_ns = deadline_ns
+            if deadline_ns < self._sleeps_until_ns:
+                self._changed.notify()
+
+    def disarm(self) -> None:
+        """The call has ended."""
+        with self._changed:
+            self._deadline_ns = math.inf
+
+    def stop(self) -> None:
+        """End the call that runs, if there is one."""
+        with self._changed:
+            if self._deadline_ns < math.inf:
+                self._engine.increment_epoch()
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _main(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic_ns()
+                if now >= self._deadline_ns:
+                    self._engine.increment_epoch()
+                    self._deadline_ns = math.inf
+                self._sleeps_until_ns = self._deadline_ns
+                left_s = (self._deadline_ns - now) / 1e9
+                self._changed.wait(None if left_s == math.inf else left_s)
