@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dandelion.data import SetSpec
+from dandelion.dispatcher import CompositionPlan
+from dandelion.function import FunctionSpec
 from dandelion.node.hosts import EngineHost
 
 
@@ -40,6 +42,19 @@ class EngineInfo:
     busy: int
     calls: int
     failures: int
+
+
+def output_specs(plan: CompositionPlan) -> tuple[SetSpec, ...]:
+    """Give the outputs of a plan with the dtype and shape that their producers declare."""
+    found = dict(enumerate(plan.inputs))
+    for application in plan.applications:
+        target = application.target
+        declared = target.outputs if isinstance(target, FunctionSpec) else output_specs(target)
+        for set_id, spec in zip(application.produced, declared, strict=True):
+            if set_id is not None:
+                found[set_id] = spec
+    pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
+    return tuple(SetSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
 
 
 def engine_info(host: EngineHost) -> EngineInfo:

@@ -29,7 +29,7 @@ from dandelion.catalog import (
     kind_of,
     open_catalog,
 )
-from dandelion.data import ItemSet, Sets, SetSpec, Value, item_set
+from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk
 from dandelion.documents import (
@@ -53,7 +53,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
 from dandelion.node.engines import Backend, EngineStarter, load_backends
-from dandelion.node.facts import EngineInfo, Signature, engine_info
+from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
 from dandelion.node.hosts import EngineHost, State
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
@@ -230,11 +230,10 @@ class Node:
         """
         found = self._library.find(name, version)
         plan = self._library.plan(name, version)
-        if isinstance(found, FunctionSpec):
-            outputs, static = found.outputs, tuple(found.static)
-        else:
-            outputs, static = tuple(SetSpec(n) for n in plan.output_names), ()
-        return Signature(name, kind_of(found), found.version, plan.inputs, outputs, static)
+        static = tuple(found.static) if isinstance(found, FunctionSpec) else ()
+        return Signature(
+            name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
+        )
 
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
         """Remove one version of a name, or all.

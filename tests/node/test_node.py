@@ -130,6 +130,24 @@ def test_a_function_can_be_called_by_its_name(node: Node) -> None:
     assert node.invoke("F", a=None).b is None
 
 
+def test_signatures_know_the_types_of_producers(node: Node) -> None:
+    typed = FunctionDocument(
+        "Typed", ("a: int64",), ("b: float32[2]",), code=(CodeDocument("null"),)
+    )
+    text = (
+        "function Typed(a)=>(b); composition UsesTyped(x)=>(y, x) { Typed(a = all x) => (y = b); }"
+    )
+    outer = "composition Outer(x)=>(z) { UsesTyped(x = all x) => (z = y); }"
+    node.register(RegistrationDocument(functions=(typed,), compositions=(text, outer)))
+    signature = node.signature("UsesTyped")
+    assert signature.inputs[0].dtype == "int64"
+    assert [(s.name, s.dtype, s.shape) for s in signature.outputs] == [
+        ("y", "float32", (2,)),
+        ("x", "int64", None),
+    ]
+    assert node.signature("Outer").outputs[0].dtype == "float32"
+
+
 def test_async_from_any_loop(node: Node) -> None:
     async def several() -> list[bytes]:
         results = await asyncio.gather(*(node.invoke_async("F", a=b"%d" % i) for i in range(50)))
