@@ -50,9 +50,8 @@ def output_specs(plan: CompositionPlan) -> tuple[SetSpec, ...]:
     for application in plan.applications:
         target = application.target
         declared = target.outputs if isinstance(target, FunctionSpec) else output_specs(target)
-        for set_id, spec in zip(application.produced, declared, strict=True):
-            if set_id is not None:
-                found[set_id] = spec
+        made = zip(application.produced, declared, strict=True)
+        found.update({set_id: spec for set_id, spec in made if set_id is not None})
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
     return tuple(SetSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
 
