@@ -1,0 +1,182 @@
+"""The HIP backend: AMD devices, through ``hip-python``.
+
+All that CUDA and HIP share is in `.gpu.cudalike`; this file names HIP's functions, in the order of
+``cuda.py``. What differs beyond names: the process's hold on a device is not counted, so nothing is
+released; a kernel's parameters are read from the code object; constants are only kept on the device
+where the setting ``weights`` asks for it, since nobody has shown that AMD's devices obey the
+protection of mapped memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from dandelion.driver import Driver
+from dandelion.errors import BackendUnavailable
+
+from .gpu.calls import Attributes, Calls, Compiler
+from .gpu.cudalike import CudaLikeDevice
+from .gpu.cudalike_driver import CudaLikeDriver
+from .gpu.device import Device, Protection
+from .gpu.source import CodeFormat
+
+_REMEDY = "pip install dandelion-engine[hip], and ROCm"
+
+
+def driver() -> Driver:
+    """Give this backend's driver."""
+    return HipDriver()
+
+
+class HipDevice(CudaLikeDevice):
+    """One AMD device."""
+
+    backend: ClassVar[str] = "hip"
+    formats: ClassVar[tuple[str, ...]] = (
+        CodeFormat.HSACO,
+        CodeFormat.PORTABLE,
+        CodeFormat.HIP,
+    )
+    remedy: ClassVar[str] = _REMEDY
+
+    @classmethod
+    def calls(cls) -> Calls:
+        """Load the binding; see `CudaLikeDevice.calls`."""
+        return _calls(_import("hip.hip"), _import("hip._util.types"))
+
+
+class HipDriver(CudaLikeDriver):
+    """AMD devices."""
+
+    name: ClassVar[str] = "hip"
+    device_class: ClassVar[type[CudaLikeDevice]] = HipDevice
+    default_weights: ClassVar[str] = "0"
+
+    def device(self, resource: str) -> Device:
+        asked_for = "weights" in self._options
+        return HipDevice(self.ordinal(resource), self.cache(), trusts_protection=asked_for)
+
+
+def _import(name: str) -> Any:  # the binding's names are only known once it is loaded
+    package, _, module = name.partition(".")
+    try:
+        found: Any = importlib.import_module(package)
+        for part in module.split("."):  # newer packages hand on modules that lie elsewhere
+            found = getattr(found, part, None) or importlib.import_module(name)
+        return found
+    except ImportError as error:
+        raise BackendUnavailable("hip", f"hip-python: {error}", _REMEDY) from None
+
+
+def _calls(hip: Any, types: Any) -> Calls:
+    device_key = hip.hipDeviceAttribute_t
+    kernel_key = hip.hipFunction_attribute
+
+    def describe(error: Any) -> str:
+        return getattr(error, "name", f"error {int(error)}")
+
+    def archs(ordinal: int) -> tuple[str, ...]:
+        whole = str(hip.hipGetDeviceProperties(ordinal)[1].gcnArchName)
+        return (whole.partition(":")[0], *([whole] if ":" in whole else []))
+
+    def memory_of(ordinal: int) -> Any:
+        wanted = hip.hipMemAllocationProp()
+        wanted.type = hip.hipMemAllocationType.hipMemAllocationTypePinned
+        wanted.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+        wanted.location.id = ordinal
+        return wanted
+
+    protections = {
+        Protection.NONE: hip.hipMemAccessFlags.hipMemAccessFlagsProtNone,
+        Protection.READ: hip.hipMemAccessFlags.hipMemAccessFlagsProtRead,
+        Protection.WRITE: hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite,
+    }
+
+    def protect(address: Any, size: int, ordinal: int, protection: Protection) -> tuple[Any, ...]:
+        wanted = hip.hipMemAccessDesc()
+        wanted.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+        wanted.location.id = ordinal
+        wanted.flags = protections[protection]
+        return hip.hipMemSetAccess(address, size, wanted, 1)  # type: ignore[no-any-return]
+
+    smallest = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+    relaxed = hip.hipStreamCaptureMode.hipStreamCaptureModeRelaxed
+    limit = hip.hipLimit_t
+    return Calls(
+        initialize=hip.hipInit,
+        count=hip.hipGetDeviceCount,
+        device_name=lambda ordinal: str(hip.hipGetDeviceProperties(ordinal)[1].name),
+        total_memory=hip.hipDeviceTotalMem,
+        archs=archs,
+        device_attribute=hip.hipDeviceGetAttribute,
+        memory_info=hip.hipMemGetInfo,
+        attributes=Attributes(
+            compute_units=device_key.hipDeviceAttributeMultiprocessorCount,
+            block_threads=device_key.hipDeviceAttributeMaxThreadsPerBlock,
+            grid=(
+                device_key.hipDeviceAttributeMaxGridDimX,
+                device_key.hipDeviceAttributeMaxGridDimY,
+                device_key.hipDeviceAttributeMaxGridDimZ,
+            ),
+            shared_bytes=device_key.hipDeviceAttributeMaxSharedMemoryPerBlock,
+            shared_most_bytes=device_key.hipDeviceAttributeSharedMemPerBlockOptin,
+            virtual_memory=device_key.hipDeviceAttributeVirtualMemoryManagementSupported,
+            kernel_threads=kernel_key.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            kernel_shared_bytes=kernel_key.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+            kernel_dynamic_bytes=kernel_key.HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        ),
+        describe=describe,
+        version=hip.hipDriverGetVersion,
+        retain=hip.hipSetDevice,
+        release=lambda ordinal: (0,),
+        set_heap_limit=lambda size: hip.hipDeviceSetLimit(limit.hipLimitMallocHeapSize, size),
+        set_print_limit=lambda size: hip.hipDeviceSetLimit(limit.hipLimitPrintfFifoSize, size),
+        pointer=types.Pointer.fromObj,
+        allocate=hip.hipMalloc,
+        free=hip.hipFree,
+        host_register=hip.hipHostRegister,
+        host_unregister=hip.hipHostUnregister,
+        copy_in=hip.hipMemcpyHtoDAsync,
+        copy_out=hip.hipMemcpyDtoHAsync,
+        fill=hip.hipMemsetD8Async,
+        granularity=lambda ordinal: hip.hipMemGetAllocationGranularity(
+            memory_of(ordinal), smallest
+        ),
+        reserve=lambda size: hip.hipMemAddressReserve(size, 0, None, 0),
+        unreserve=hip.hipMemAddressFree,
+        create=lambda size, ordinal: hip.hipMemCreate(size, memory_of(ordinal), 0),
+        destroy=hip.hipMemRelease,
+        map=lambda address, size, memory: hip.hipMemMap(address, size, 0, memory, 0),
+        unmap=hip.hipMemUnmap,
+        protect=protect,
+        load_module=hip.hipModuleLoadData,
+        unload_module=hip.hipModuleUnload,
+        get_kernel=hip.hipModuleGetFunction,
+        kernel_attribute=hip.hipFuncGetAttribute,
+        set_kernel_attribute=hip.hipFuncSetAttribute,
+        parameter=None,
+        create_stream=hip.hipStreamCreateWithFlags,
+        destroy_stream=hip.hipStreamDestroy,
+        synchronize=hip.hipStreamSynchronize,
+        launch=hip.hipModuleLaunchKernel,
+        begin_capture=lambda stream: hip.hipStreamBeginCapture(stream, relaxed),
+        end_capture=hip.hipStreamEndCapture,
+        instantiate=lambda graph: hip.hipGraphInstantiateWithFlags(graph, 0),
+        upload=hip.hipGraphUpload,
+        replay=hip.hipGraphLaunch,
+        destroy_graph=hip.hipGraphDestroy,
+        destroy_executable=hip.hipGraphExecDestroy,
+        create_event=hip.hipEventCreateWithFlags,
+        record=hip.hipEventRecord,
+        wait=hip.hipEventSynchronize,
+        destroy_event=hip.hipEventDestroy,
+        compiler=Compiler(
+            load=lambda: _import("hip.hiprtc"),
+            prefix="hiprtc",
+            code="Code",
+            options=lambda arch: (f"--offload-arch={arch}".encode(), b"-std=c++17"),
+            headers=lambda: (),
+            reference=lambda program: program.createRef(),
+        ),
+    )

@@ -1,0 +1,57 @@
+"""FIXTURE. Build the fake driver libraries with the C compiler of this machine, and load them.
+
+The vendors' bindings ask the system for ``libcuda.so.1`` and so on; a library of that name that is
+in the process already is what they get. So a process that called `load` has a fake device and never
+a real one: tests do that in a process of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_FLAGS = ["-std=gnu11", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+_NAMES = {
+    "cuda": ("libcuda.so.1", ("libnvrtc.so.13", "libnvrtc.so.12")),
+    "hip": ("libamdhip64.so", ("libhiprtc.so",)),
+    "hip_on_cuda": ("libamdhip64.so", ("libhiprtc.so",)),
+}
+
+
+def missing() -> str:
+    """Tell what this machine lacks, or nothing."""
+    return ", ".join(name for name in ("cc", "g++") if shutil.which(name) is None)
+
+
+def build(kind: str, folder: Path) -> list[Path]:
+    """Build the libraries of a kind into a folder; give them in the order of loading."""
+    name, others = _NAMES[kind]
+    sources = [HERE / f"{kind}.c", *([] if kind == "hip_on_cuda" else [HERE / "core.c"])]
+    first = folder / name
+    _cc("-o", first, f"-Wl,-soname,{name}", *sources, "-ldl")
+    made = [first]
+    for other in others:  # these have nothing of their own: what they need has it
+        _cc("-o", folder / other, f"-Wl,-soname,{other}", "-xc", os.devnull, "-xnone",
+            "-Wl,--no-as-needed", first)  # fmt: skip
+        made.append(folder / other)
+    return made
+
+
+def _cc(*arguments: object) -> None:
+    subprocess.run(["cc", *_FLAGS, *map(str, arguments)], check=True)
+
+
+def load(kind: str, folder: Path) -> ctypes.CDLL:
+    """Build and load a kind into this process; give the library with the test's own functions."""
+    os.environ["FAKE_COMPILER"] = f"{sys.executable} {HERE / 'compile.py'}"
+    first, *others = [ctypes.CDLL(str(p), mode=ctypes.RTLD_GLOBAL) for p in build(kind, folder)]
+    _KEPT.extend((first, *others))
+    return first
+
+
+_KEPT: list[ctypes.CDLL] = []

@@ -1,0 +1,135 @@
+"""FIXTURE. Compile a CUDA or HIP source for the fake device: ``compile.py KIND ARCH SOURCE OUT``.
+
+The binary looks like the vendor's ELF file, as far as anybody reads it: machine, architecture, the
+section that tells of variables, AMD's metadata. Inside is a shared library of the host.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+HERE = Path(__file__).parent
+HEADER_BYTES = 64
+IMAGE_BYTES = HEADER_BYTES + 8 + 16 + 16
+_KERNEL = re.compile(r"(?:KERNEL|__global__)\s+void\s+(\w+)\s*\(([^)]*)\)")
+_VARIABLE = re.compile(r"^(?:static\s+)?(?:__device__|DEVICE)\s+\w+\s+\w+\s*(?:=[^;(]*)?;", re.M)
+_ASM = re.compile(r'asm\("(cvt)[^;]*;" : "=[fh]"\((\w+)\) : "[fh]"\((\w+)\)\);')
+_FLAGS = ["-std=c++17", "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-ffp-contract=off"]
+
+
+def compiled(source: str) -> tuple[bytes, dict[str, int]]:
+    """Compile to a shared library; give it and the number of parameters of each kernel."""
+    own = source.partition("#line")[2] or source  # not the definitions of dandelion.h
+    kernels = {
+        name: 0 if parameters.strip() in ("", "void") else parameters.count(",") + 1
+        for name, parameters in _KERNEL.findall(own)
+    }
+    barriers = "BARRIER()" in own or "__syncthreads()" in own
+    source = _ASM.sub(r"\2 = fake_\1(\3);", source)
+    text = f'#include "{HERE}/kernel.h"\n#line 1 "source"\n{source}\n'
+    text += "thread_local __attribute__((aligned(16))) unsigned char dandelion_local[1 << 18];\n"
+    text += f'extern "C" int fake_barriers = {int(barriers)};\n'
+    for name in kernels:
+        text += f'extern "C" void fake_call_{name}(void **a) {{ fake_invoke({name}, a); }}\n'
+        text += f'extern "C" {{ fake_sizes fake_sizes_{name}({name}); }}\n'
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "k.cpp").write_text(text)
+        command = ["g++", *_FLAGS, "-o", f"{folder}/k.so", f"{folder}/k.cpp"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        return (Path(folder) / "k.so").read_bytes(), kernels
+
+
+def image(
+    kind: str,
+    arch: str,
+    library: bytes,
+    variables: bool = False,
+    parameters: dict[str, list[int]] | None = None,
+) -> bytes:
+    """Wrap a library as the vendor's ELF file.
+
+    Args:
+        kind: ``cuda`` or ``hip``.
+        arch: such as ``sm_90`` or ``gfx90a``.
+        library: what runs.
+        variables: tell that there are some.
+        parameters: sizes by kernel, for AMD's metadata.
+    """
+    strings = b"\0.shstrtab\0.nv.global\0.note\0.bss\0"
+    note = _note(arch, parameters or {}) if kind == "hip" else b""
+    body = struct.pack("<8s16sQQ", b"FAKEGPU1", arch.encode(), IMAGE_BYTES, len(library)) + library
+    strings_at = HEADER_BYTES + len(body)
+    note_at = strings_at + len(strings)
+    table_at = note_at + len(note)
+    sections = [
+        (0, 0, 0, 0, 0, 0),
+        (strings.index(b".shstrtab"), 3, 0, 0, strings_at, len(strings)),
+        (strings.index(b".note"), 7, 2, 0, note_at, len(note)),
+    ]
+    if variables:
+        name = b".bss" if kind == "hip" else b".nv.global"
+        sections.append((strings.index(name), 8, 3, 0, table_at, 4))
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *s, 0, 0, 0, 0) for s in sections)
+    flags = int(re.sub(r"\D", "", arch) or 0) << 8 if kind == "cuda" else 0
+    header = struct.pack(
+        "<4s5B7xHHIQQQIHHHHHH",
+        b"\x7fELF", 2, 1, 1, 65, 8, 2, 190 if kind == "cuda" else 224, 1, 0, 0, table_at, flags,
+        HEADER_BYTES, 0, 0, 64, len(sections), 1,
+    )  # fmt: skip
+    return header + body + strings + note + table
+
+
+def _note(arch: str, parameters: dict[str, list[int]]) -> bytes:
+    kernels = [
+        {
+            ".name": name,
+            ".args": [
+                *({".size": size, ".value_kind": "by_value"} for size in sizes),
+                {".size": 8, ".value_kind": "hidden_global_offset_x"},
+            ],
+        }
+        for name, sizes in parameters.items()
+    ]
+    data = msgspec.msgpack.encode(
+        {"amdhsa.target": f"amdgcn-amd-amdhsa--{arch}:xnack-", "amdhsa.kernels": kernels}
+    )
+    padded = data + bytes(-len(data) % 4)
+    return struct.pack("<III8s", 7, len(data), 32, b"AMDGPU\0\0") + padded
+
+
+def sizes_of(library: bytes, kernels: dict[str, int]) -> dict[str, list[int]]:
+    """Read the sizes of parameters out of a library."""
+    import ctypes
+
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(library)
+        file.flush()
+        loaded = ctypes.CDLL(file.name)
+        return {
+            name: list((ctypes.c_uint * (count + 1)).in_dll(loaded, f"fake_sizes_{name}"))[:count]
+            for name, count in kernels.items()
+        }
+
+
+def main(kind: str, arch: str, source: str, out: str) -> None:
+    """Compile a file to a file."""
+    text = Path(source).read_text()
+    library, kernels = compiled(text)
+    own = text.partition("#line")[2] or text
+    parameters = sizes_of(library, kernels) if kind == "hip" else None
+    variables = _VARIABLE.search(own) is not None
+    plain = arch.removesuffix("a") if kind == "cuda" else arch
+    Path(out).write_bytes(image(kind, plain, library, variables, parameters))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
