@@ -210,6 +210,19 @@ def test_shardings_are_told_apart_and_explained() -> None:
     assert len(dashed) == 2  # the optional set, and its line in the legend
 
 
+def test_a_long_line_looks_the_same_all_along() -> None:
+    text = (
+        "F(a = all x) => (b = r); F(a = all b) => (c = r); G(a = optional each x, b = all c) => ();"
+    )
+    root = ET.fromstring(to_svg(read(f"composition C(y, x) => () {{ {text} }}")))
+    assert not [p for p in root.iter(f"{SVG}path") if "dd-each" in p.attrib["class"]
+                and "stroke-dasharray" not in p.attrib]  # fmt: skip
+    lone = text.replace("F(a = all x)", "F(a = all y)")
+    root = ET.fromstring(to_svg(read(f"composition C(y, x) => () {{ {lone} }}")))
+    dashed = [p for p in root.iter(f"{SVG}path") if "stroke-dasharray" in p.attrib]
+    assert ["dd-each" in p.attrib["class"] for p in dashed] == [True, True, True, False]
+
+
 def test_loops_are_drawn_and_explained() -> None:
     root = ET.fromstring(to_svg(LOOPS))
     texts = [t.text or "" for t in root.iter(f"{SVG}text")]

@@ -1,6 +1,7 @@
 """The dispatcher's state machine, driven by hand."""
 
 import random
+import tracemalloc
 import weakref
 from collections.abc import Callable
 
@@ -415,6 +416,18 @@ def test_a_million_iterations_without_instances_neither_recurse_nor_block() -> N
     assert isinstance(done, Complete)
     assert done.outputs[0] is not None
     assert done.outputs[0].bytes() == b"x"
+
+
+def test_a_wide_application_takes_little_more_than_its_data() -> None:
+    count, size_bytes = 3000, 1024
+    application = apply("F", "b=t", a=(Sharding.EACH, "s"))
+    walk = Walk(plan(Composition("C", ("s",), ("t",), (application,)), F), POLICY)
+    tracemalloc.start()
+    given = ItemSet("s", tuple(Item(str(i), i, bytes(size_bytes)) for i in range(count)))
+    drive(walk, [given], lambda run: (ItemSet("b", (Item("b", 0, bytes(size_bytes)),)),))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * (2 * count * size_bytes)
 
 
 @pytest.mark.parametrize("slice_", [1, 2, 7])

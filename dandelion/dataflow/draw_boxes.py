@@ -44,7 +44,10 @@ class Box:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A line between two neighbouring layers; the last of its edge has the binding, if any."""
+    """A line between two neighbouring layers, with the binding it leads to, if that is one.
+
+    The last line of an edge has the label.
+    """
 
     source: Box
     source_port: int

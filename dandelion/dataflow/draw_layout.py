@@ -150,10 +150,12 @@ def _route(
                     end.source, end.source_port = at, port
             if straight:
                 break
-            if any(end.target.layer > number for end in ends):
+            beyond = [end for end in ends if end.target.layer > number]
+            if beyond:
                 slot = Box(f"slot:{name}:{number}", "slot", layer=number)
                 layout.layers[number].append(slot)
-                layout.routes.append(Route(at, port, slot, 0, name))
+                only = beyond[0].binding if len(beyond) == 1 else None
+                layout.routes.append(Route(at, port, slot, 0, name, only))
                 at, port = slot, 0
 
 

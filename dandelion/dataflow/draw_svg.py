@@ -80,7 +80,7 @@ def to_svg(composition: Composition) -> str:
         footers[app_id] = tuple(_footer(application))
     layout = arrange(composition, labels, footers)
     parts = [_path(route, layout) for route in layout.routes]
-    parts += [_label(route) for route in layout.routes if route.binding]
+    parts += [_label(route) for route in layout.routes if route.label]
     parts += [_draw(box) for layer in layout.layers for box in layer if box.kind != "slot"]
     legend, legend_width = _legend(composition, layout.height)
     width = max(layout.width, legend_width)
