@@ -1,0 +1,44 @@
+"""The composition of ``image_archive.dandelion``, described in Python: the same graph."""
+
+from __future__ import annotations
+
+from dandelion.dataflow.dsl import (
+    Returned,
+    SetLike,
+    composition,
+    each,
+    functions,
+    http,
+    join,
+    optional,
+)
+
+classify, notify, lookup, existing, compress, store, report = functions(
+    "classify(picture) -> (kept, rejected)",
+    "notify(rejected, archive) -> (requests)",
+    "lookup(pictures, archive) -> (requests)",
+    "existing(headers, body) -> (archived)",
+    "compress(picture, archived) -> (entry, outcome)",
+    "store(entries, archive) -> (requests)",
+    "report(rejected, outcomes, replies) -> (report)",
+)
+
+
+@composition
+def image_archive(pictures: SetLike) -> Returned:
+    """Archive pictures that are worth it, each together with its former versions."""
+    sorted_ = classify(picture=each(pictures))
+    http(requests=each(notify(rejected=sorted_.rejected)))
+
+    answers = http(requests=each(lookup(pictures=sorted_.kept)))
+    archived = existing(join(headers=answers.headers).inner(body=answers.bodies))
+
+    made = compress(join(picture=sorted_.kept).left(archived=optional(archived)))
+    stored = http(requests=each(store(entries=made.entry)))
+    return {
+        "report": report(
+            rejected=optional(sorted_.rejected),
+            outcomes=optional(made.outcome),
+            replies=optional(stored.headers),
+        )
+    }
