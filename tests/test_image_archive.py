@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import dandelion.compositions as compositions
 import msgspec
 import numpy as np
 import pytest
@@ -189,6 +190,14 @@ def test_text_and_python_describe_the_same_graph() -> None:
     assert declared == used
 
 
+def test_a_node_can_have_all_compositions() -> None:
+    """A function of another composition with the same name would be a conflict."""
+    mine = {function.name for function in bundle.document().functions}
+    for name in set(compositions.names()) - {bundle.NAME}:
+        others = {function.name for function in compositions.load(name).document().functions}
+        assert not mine & others
+
+
 # --- through a node ---------------------------------------------------------------------------
 
 
@@ -301,7 +310,7 @@ def test_a_damaged_entry_fails_the_call_and_stores_nothing(node: Node) -> None:
     archive = Archive(entries={2: b"rubbish"})
     with pytest.raises(ApplicationFailed) as caught:
         archive_pictures(node, archive, [Item("a", 1, grey(50)), Item("b", 2, grey(50))])
-    assert (caught.value.application, caught.value.key) == ("compress", 2)
+    assert (caught.value.application, caught.value.key) == ("compress_versions", 2)
     assert isinstance(caught.value.root, Raised)
     assert "picture 2 is damaged" in caught.value.root.exception
     assert not any(method == "PUT" for method, _ in archive.requests)
@@ -311,7 +320,7 @@ def test_a_file_that_is_no_picture_fails_the_call(node: Node) -> None:
     archive = Archive()
     with pytest.raises(ApplicationFailed) as caught:
         archive_pictures(node, archive, [Item("a", 1, grey(50)), Item("b.png", 2, b"\x89PNG")])
-    assert (caught.value.application, caught.value.key) == ("classify", 2)
+    assert (caught.value.application, caught.value.key) == ("classify_picture", 2)
     assert not archive.requests
 
 

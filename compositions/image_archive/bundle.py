@@ -46,28 +46,35 @@ def document(archive: str = DEFAULT_URL) -> RegistrationDocument:
     Args:
         archive: URL of the archive, without a slash at the end.
     """
+    # Their names are long because functions of all compositions share one space of names.
     functions = (
-        _function("classify", ("picture",), ("kept", "rejected")),
-        _request("notify", "rejected", archive),
-        _request("lookup", "pictures", archive),
-        _function("existing", ("headers", "body"), ("archived",)),
-        _function("compress", ("picture", "archived"), ("entry", "outcome")),
-        _request("store", "entries", archive),
-        _function("report", ("rejected", "outcomes", "replies"), ("report",)),
+        _function("classify_picture", "classify", ("picture",), ("kept", "rejected")),
+        _request("notify_archive", "notify", "rejected", archive),
+        _request("lookup_entries", "lookup", "pictures", archive),
+        _function("existing_entry", "existing", ("headers", "body"), ("archived",)),
+        _function("compress_versions", "compress", ("picture", "archived"), ("entry", "outcome")),
+        _request("store_entries", "store", "entries", archive),
+        _function("report_pictures", "report", ("rejected", "outcomes", "replies"), ("report",)),
     )
     text = (HERE / "image_archive.dandelion").read_text()
     return RegistrationDocument(functions=functions, compositions=(text,))
 
 
-def _function(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> FunctionDocument:
-    return python_function(HERE / f"{name}.py", name=name, inputs=inputs, outputs=outputs)
+def _function(
+    name: str, entry: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> FunctionDocument:
+    """Describe a function of its own file, which has the name of the entry."""
+    return python_function(
+        HERE / f"{entry}.py", name=name, entry=entry, inputs=inputs, outputs=outputs
+    )
 
 
-def _request(name: str, input_set: str, archive: str) -> FunctionDocument:
+def _request(name: str, entry: str, input_set: str, archive: str) -> FunctionDocument:
     """Describe one of the functions that write requests to the archive."""
     return python_function(
         HERE / "requests.py",
         name=name,
+        entry=entry,
         inputs=(input_set, "archive"),
         outputs=("requests",),
         static={"archive": {"archive": archive}},

@@ -1,4 +1,4 @@
-"""Compute function `classify`: is a picture worth keeping? It runs in a sandbox.
+"""Compute function `classify_picture`: is a picture worth keeping? It runs in a sandbox.
 
 A picture is a binary PGM file ("P5") with one byte a pixel.
 

@@ -1,4 +1,4 @@
-"""Compute function `compress`: a picture joins its former versions. It runs in a sandbox.
+"""Compute function `compress_versions`: a picture joins its former versions. It runs in a sandbox.
 
 An entry of the archive is a zlib stream of all versions, oldest first, each after its length
 (4 bytes, big-endian). Versions of a picture are much alike, so together they become small.

@@ -14,13 +14,13 @@ from dandelion.dataflow.dsl import (
 )
 
 classify, notify, lookup, existing, compress, store, report = functions(
-    "classify(picture) -> (kept, rejected)",
-    "notify(rejected, archive) -> (requests)",
-    "lookup(pictures, archive) -> (requests)",
-    "existing(headers, body) -> (archived)",
-    "compress(picture, archived) -> (entry, outcome)",
-    "store(entries, archive) -> (requests)",
-    "report(rejected, outcomes, replies) -> (report)",
+    "classify_picture(picture) -> (kept, rejected)",
+    "notify_archive(rejected, archive) -> (requests)",
+    "lookup_entries(pictures, archive) -> (requests)",
+    "existing_entry(headers, body) -> (archived)",
+    "compress_versions(picture, archived) -> (entry, outcome)",
+    "store_entries(entries, archive) -> (requests)",
+    "report_pictures(rejected, outcomes, replies) -> (report)",
 )
 
 

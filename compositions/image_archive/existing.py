@@ -1,4 +1,4 @@
-"""Compute function `existing`: drop what the archive has not got. It runs in a sandbox."""
+"""Compute function `existing_entry`: drop what the archive has not got. It runs in a sandbox."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Compute function `report`: what became of every picture. It runs in a sandbox."""
+"""Compute function `report_pictures`: what became of every picture. It runs in a sandbox."""
 
 import json
 from typing import Any

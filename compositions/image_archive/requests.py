@@ -1,4 +1,4 @@
-"""Compute functions `notify`, `lookup`, `store`: what is asked of the archive, and who is it.
+"""Compute functions `notify_archive`, `lookup_entries`, `store_entries`: requests to the archive.
 
 They run in sandboxes. The archive keeps the entry of picture KEY at ``ARCHIVE/entries/KEY`` (GET,
 PUT) and takes notices at ``ARCHIVE/rejected/KEY`` (POST). A request has name and key of its
