@@ -41,12 +41,14 @@ class Plan:
 
     Attributes:
         size: end of the addresses.
+        limit_bytes: what the function may use, for errors.
         guard, stack: where guard and stack begin.
         inputs_at: where the inputs begin.
         inputs: what is written there.
     """
 
     size: int
+    limit_bytes: int
     guard: int
     stack: int
     inputs_at: int
@@ -62,13 +64,13 @@ def plan(call: Call, program: Program) -> Plan:
     spec = call.function.spec
     start = align(program.executable.end)
     inputs = lay_out(NATIVE, start, call.inputs, spec.input_names, spec.output_names)
-    size = context_bytes(call.function)
+    size = limit = context_bytes(call.function)
     if "context_bytes" not in call.function.code.options:
         size += page_up(inputs.size_bytes)
     guard, stack = bounds(size)
     if start + inputs.size_bytes > guard:
-        raise OutOfMemory(spec.name, size)
-    return Plan(size, guard, stack, start, inputs)
+        raise OutOfMemory(spec.name, limit)
+    return Plan(size, limit, guard, stack, start, inputs)
 
 
 class Context:

@@ -20,8 +20,10 @@ from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import (
     Cancelled,
     ContextFull,
+    DandelionError,
     EngineDied,
     Exited,
+    Faulted,
     OutOfMemory,
     TimedOut,
 )
@@ -39,6 +41,8 @@ EXIT_OUT_OF_MEMORY = 259
 """Exit code by which the original's runtime says that its heap is used up."""
 
 STDERR_BYTES = 16 * 1024
+
+_STATUS_LIMIT_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -81,7 +85,7 @@ class NativeEngine(Engine):
             EngineDied: they cannot be.
         """
         self._nursery.facts()
-        self._nursery.replace()
+        self._nursery.fill()
 
     def _run(self, call: Call) -> InstanceSets:
         running = _Running(call.id)
@@ -146,11 +150,10 @@ class NativeEngine(Engine):
         used, self._used = self._used, None
         if used is None:
             return False
-        used.close()
+        self._nursery.replace(used)
         if self._context is not None:
             self._context.close()
             self._context = None
-        self._nursery.replace()
         return True
 
     def _begin(self, running: _Running, sandbox: Sandbox) -> None:
@@ -163,19 +166,26 @@ class NativeEngine(Engine):
         spec = call.function.spec
         found = report.read(context.report(report.SIZE_BYTES))
         if found is None:
-            raise EngineDied(
-                self.name, "the sandbox was killed from outside, as the kernel does out of memory"
-            )
+            raise self._unreported(spec.name)
         if not found.exited:
             raise report.error_of(found, spec, context.plan, self._architecture)
         reader = OutputReader(NATIVE, context, spec)
         data = reader.system_data(program.executable.system_data)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
-            raise OutOfMemory(spec.name, context.plan.size)
+            raise OutOfMemory(spec.name, context.plan.limit_bytes)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)
         return reader.outputs(reader.entries(data), call.domain)
+
+    def _unreported(self, function: str) -> DandelionError:
+        """Say why there is no report: somebody killed it, or it went by the launcher's own exit."""
+        assert self._used is not None
+        if self._nursery.killed(self._used, time.monotonic_ns() + _STATUS_LIMIT_NS):
+            return EngineDied(
+                self.name, "the sandbox was killed from outside, as the kernel does out of memory"
+            )
+        return Faulted(function, "it ended without calling exit")
 
     def forget(self, function: Function) -> None:
         self._programs.forget(function.identity)

@@ -30,11 +30,12 @@
         .equ    MAGIC, 0x216e6f6974636e75
 
         /* Offsets in the data pages; `launcher.py` has the same. */
-        .equ    ANSWER, 0x000           /* what is written to the control socket */
-        .equ    ZYGOTE, 0x008           /* process id */
+        .equ    ANSWER, 0x000           /* to the control socket: a process id, a wait status */
         .equ    REQUEST, 0x010          /* struct msghdr of what the zygote receives */
+        .equ    REQUEST_TEXT, 0x058     /* what it says: whom to wait for; 0: nobody */
         .equ    REQUEST_ROOM, 24        /* its msg_controllen */
         .equ    CALL, 0x080             /* struct msghdr of what a sandbox receives */
+        .equ    ZYGOTE, 0x1f8           /* process id */
         .equ    SET_UP, 0x200           /* rows of the zygote */
         .equ    ROWS, 0x1000            /* rows of a sandbox */
 
@@ -44,6 +45,7 @@
         .equ    sys_getpid, 39
         .equ    sys_recvmsg, 47
         .equ    sys_clone, 56
+        .equ    sys_wait4, 61
         .equ    sys_getppid, 110
         .equ    sys_prctl, 157
         .equ    sys_exit_group, 231
@@ -66,7 +68,7 @@ answer:
         mov     eax, sys_write
         xor     edi, edi
         mov     rsi, rbx
-        mov     edx, 8
+        mov     edx, 16
         syscall
         test    rax, rax
         jle     leave
@@ -79,7 +81,20 @@ serve:
         syscall
         test    rax, rax
         jle     leave
-        mov     eax, sys_clone          /* fork: no flags, SIGCHLD at its end, which is ignored */
+        mov     qword ptr [rbx + ANSWER + 8], -1
+        mov     rdi, [rbx + REQUEST_TEXT]
+        test    rdi, rdi
+        jz      fork
+        mov     eax, sys_wait4          /* it was killed, so this does not take long */
+        lea     rsi, [rbx + ANSWER + 8]
+        xor     edx, edx
+        xor     r10d, r10d
+        syscall
+fork:
+        mov     qword ptr [rbx + ANSWER], 0
+        cmp     qword ptr [rbx + REQUEST + 40], 0
+        je      answer                  /* no descriptor came, so no sandbox is wanted */
+        mov     eax, sys_clone          /* no flags, SIGCHLD at its end */
         mov     edi, 17
         xor     esi, esi
         xor     edx, edx

@@ -46,10 +46,10 @@ _STACK, _ACTION, _PROGRAM, _FILTER = 0x600, 0x620, 0x640, 0x680
 
 _SYSTEM_CALLS = {
     "write": 1, "close": 3, "mmap": 9, "munmap": 11, "rt_sigaction": 13, "recvmsg": 47,
-    "clone": 56, "exit": 60, "getppid": 110, "sigaltstack": 131, "prctl": 157, "arch_prctl": 158,
-    "exit_group": 231, "seccomp": 317,
+    "clone": 56, "exit": 60, "wait4": 61, "getppid": 110, "sigaltstack": 131, "prctl": 157,
+    "arch_prctl": 158, "exit_group": 231, "seccomp": 317,
 }  # fmt: skip
-_BEFORE = ("recvmsg", "mmap", "close", "clone", "write", "prctl", "getppid", "exit_group")
+_BEFORE = ("recvmsg", "wait4", "mmap", "close", "clone", "write", "prctl", "getppid", "exit_group")
 _SIGNALS = (
     signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS,
 )  # fmt: skip

@@ -1,15 +1,16 @@
 """The engine's side of a zygote: it asks for sandboxes ahead, so that a call finds one waiting.
 
-An engine sends one end of a socket pair over the control socket; the zygote forks a child that
-keeps it and answers with the process id. The control socket carries, in this order::
+A request names a sandbox that has been killed, to be reaped, and brings one end of a socket pair
+for a new one, which the zygote forks; either may be missing. The control socket carries, in order::
 
-    from it    `Facts` as JSON; once 8 bytes: whether it could clear its address space;
-               then 8 bytes for each request: a process id, or minus an error number
-    to it      one byte and a descriptor for each sandbox
+    from it    `Facts` as JSON; an answer: whether it could clear its address space
+    to it      requests: 8 bytes, a process id or 0, and a descriptor or none
+    from it    an answer to each: process id of the new sandbox, 0, or minus an error number;
+               wait status of the old one, -1 if there was none
 
 A sandbox waits for one message on its channel and never sends one: the channel closes when the
-process has ended and its memory is still. A process id names the sandbox for sure, since its
-channel is still open after its pidfd was opened.
+process has ended and its memory is still. Its process id is nobody else's until it is reaped, and
+only this side says when.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from dandelion.errors import EngineDied
 from .zygote import Facts, Settings
 
 _BOOT = "import sys; from dandelion.backends.native.zygote import run; run(sys.argv[1])"
-_ANSWER = struct.Struct("<q")
+_REQUEST = struct.Struct("<q")
+_ANSWER = struct.Struct("<qi4x")
 _MESSAGE_BYTES = 4096
 _ATTEMPTS = 3
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 _START_LIMIT_S = 30.0
 
 
-class NoSandbox(Exception):
+class NoSandbox(OSError):
     """None became ready in time."""
 
 
@@ -51,7 +53,7 @@ class Sandbox:
     """A process that waits for its one call, or runs it. Owns its descriptors.
 
     Attributes:
-        pid: process id; may be another's once it has ended.
+        pid: process id, its own until it is reaped.
         channel: connection to it.
         pidfd: names the process, whatever becomes of its id.
     """
@@ -115,7 +117,7 @@ class Nursery:
         return self._zygote.process.pid
 
     def take(self, deadline_ns: int) -> Sandbox:
-        """Take a sandbox that waits. Call `replace` soon after.
+        """Take a sandbox that waits. Give it back with `replace` when it is used.
 
         Raises:
             NoSandbox: none was ready before `deadline_ns`.
@@ -126,6 +128,8 @@ class Nursery:
             zygote = self._running(deadline_ns)
             try:
                 sandbox = zygote.take(deadline_ns)
+            except NoSandbox:
+                raise
             except OSError as error:
                 failure = f"its zygote is gone: {error}"
                 self.close()
@@ -134,11 +138,28 @@ class Nursery:
                 return sandbox
         raise EngineDied(self.name, failure)
 
-    def replace(self) -> None:
-        """Have another sandbox made in place of one that was taken."""
+    def replace(self, sandbox: Sandbox) -> None:
+        """End a sandbox, and have another made in its place."""
+        sandbox.close()
+        if self._zygote is not None:
+            self._zygote.bury(sandbox.pid)
+            self.fill()
+
+    def fill(self) -> None:
+        """Have as many made as are to wait."""
         if self._zygote is not None:
             with suppress(OSError):  # the next `take` finds out
                 self._zygote.fill(self._ahead)
+
+    def killed(self, sandbox: Sandbox, deadline_ns: int) -> bool:
+        """Tell whether a sandbox that has ended was killed by a signal, or its zygote is gone."""
+        if self._zygote is None:
+            return True
+        try:
+            status = self._zygote.status(sandbox.pid, deadline_ns)
+        except OSError:
+            return True
+        return status < 0 or os.WIFSIGNALED(status)
 
     def close(self) -> None:
         """End the zygote and with it all its sandboxes. May be called twice."""
@@ -153,6 +174,8 @@ class Nursery:
             try:
                 self._zygote.greet(deadline_ns)
                 return self._zygote
+            except NoSandbox:
+                raise
             except OSError as error:
                 self.close()
                 if attempt == _ATTEMPTS - 1:
@@ -173,7 +196,9 @@ class _Zygote:
     def __init__(self, core: int) -> None:
         self.facts: dict[str, str] = {}
         self._ready = False
-        self._waiting: deque[socket.socket] = deque()
+        self._asked: deque[socket.socket | None] = deque()
+        self._waiting: deque[tuple[socket.socket, int]] = deque()
+        self._dead: deque[int] = deque()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -200,7 +225,7 @@ class _Zygote:
         while not self._ready:
             message = self._receive(deadline_ns)
             if len(message) == _ANSWER.size:
-                (kept,) = _ANSWER.unpack(message)
+                kept, _ = _ANSWER.unpack(message)
                 self.facts["vdso"] = "kept, the kernel seals it" if kept else "unmapped"
                 self._ready = True
                 continue
@@ -211,16 +236,38 @@ class _Zygote:
 
     def fill(self, ahead: int) -> None:
         """Ask for sandboxes until so many wait."""
-        while len(self._waiting) < ahead:
+        while len(self._waiting) + len(self._asked) < ahead:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 rights = array.array("i", [theirs.fileno()])
                 try:
-                    self._control.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    self._ask([(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 except OSError:
                     ours.close()
                     raise
-            self._waiting.append(ours)
+            self._asked.append(ours)
+
+    def _ask(self, rights: list[tuple[int, int, array.array[int]]]) -> None:
+        dead = self._dead.popleft() if self._dead else 0
+        self._control.sendmsg([_REQUEST.pack(dead)], rights)
+
+    def bury(self, pid: int) -> None:
+        """Have a sandbox that was killed reaped with the next request."""
+        self._dead.append(pid)
+
+    def status(self, pid: int, deadline_ns: int) -> int:
+        """Reap a sandbox that has ended; give its wait status, -1 if nobody knows it.
+
+        Raises:
+            OSError: the zygote is gone, or does not answer in time.
+        """
+        self._control.sendmsg([_REQUEST.pack(pid)])
+        self._asked.append(None)
+        while True:
+            channel, born, status = self._answer(deadline_ns)
+            if channel is None:
+                return status
+            self._waiting.append((channel, born))
 
     def take(self, deadline_ns: int) -> Sandbox | None:
         """Take the sandbox that was asked for first; None if it is dead.
@@ -229,22 +276,26 @@ class _Zygote:
             NoSandbox: it is not ready in time.
             OSError: the zygote is gone.
         """
-        if not self._waiting:
-            self.fill(1)
-        (pid,) = _ANSWER.unpack(self._receive(deadline_ns))
-        channel = self._waiting.popleft()
+        self.fill(1)
+        if self._waiting:
+            channel, pid = self._waiting.popleft()
+        else:
+            asked, pid, _ = self._answer(deadline_ns)
+            assert asked is not None, "a status is waited for at once"
+            channel = asked
         if pid < 0:
             channel.close()
             raise OSError(-pid, os.strerror(-pid))
-        try:
-            sandbox = Sandbox(pid, channel, os.pidfd_open(pid))
-        except ProcessLookupError:
-            channel.close()
-            return None
+        sandbox = Sandbox(pid, channel, os.pidfd_open(pid))
         if _closed(channel):
             sandbox.close()
+            self.bury(pid)
             return None
         return sandbox
+
+    def _answer(self, deadline_ns: int) -> tuple[socket.socket | None, int, int]:
+        pid, status = _ANSWER.unpack(self._receive(deadline_ns))
+        return self._asked.popleft(), pid, status
 
     def _receive(self, deadline_ns: int) -> bytes:
         try:
@@ -264,8 +315,9 @@ class _Zygote:
         """End it and reap it."""
         os.close(self._life)
         self._control.close()
-        for channel in self._waiting:
-            channel.close()
+        for channel in (*self._asked, *(channel for channel, _ in self._waiting)):
+            if channel is not None:
+                channel.close()
         self.process.kill()
         self.process.wait()
 

@@ -106,6 +106,6 @@ def _segmentation_fault(report: Report, spec: FunctionSpec, plan: Plan, at: str)
     if plan.guard <= address < plan.stack:
         if plan.guard <= report.stack < plan.stack + _STACK_SLACK_BYTES:
             return Faulted(spec.name, f"stack overflow: segmentation fault at {address:#x}, {at}")
-        return OutOfMemory(spec.name, plan.size)
+        return OutOfMemory(spec.name, plan.limit_bytes)
     reason = {_NOT_MAPPED: ", not mapped", _NOT_PERMITTED: ", not permitted"}.get(report.code, "")
     return Faulted(spec.name, f"segmentation fault at address {address:#x}{reason}, {at}")

@@ -49,7 +49,6 @@ def run(text: str) -> None:
         control.send(msgspec.json.encode(Facts(failure=f"{type(error).__name__}: {error}")))
         return
     control.send(msgspec.json.encode(Facts(facts)))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sandboxes leave no zombies
     os.closerange(2, program)
     try:
         os.execve(program, ["dandelion-native"], {})
