@@ -281,6 +281,16 @@ def test_pictures_are_the_same_each_time() -> None:
             assert draw(composition) == draw(again)
 
 
+def test_lines_that_need_not_cross_do_not() -> None:
+    text = "F(p = all a) => (d = r); F(p = all b) => (e = r); F(p = all c) => (f = r);"
+    text += "G(p = all f) => (z = r); G(p = all d) => (x = r); G(p = all e) => (y = r);"
+    layout = lay_out(read(f"composition C(c, a, b) => (y, z, x) {{ {text} }}"))
+    assert max(route.target.layer for route in layout.routes) == 3
+    for one, other in itertools.combinations(layout.routes, 2):
+        if one.target.layer == other.target.layer:
+            assert (one.start - other.start) * (one.end - other.end) > 0
+
+
 def test_straight_chains_are_drawn_straight() -> None:
     layout = lay_out(
         read("composition C(a) => (c) { F(x = all a) => (b = y); G(x = all b) => (c = y); }")

@@ -279,6 +279,61 @@ def test_says_where_and_what_was_expected(marked: str, expected: str, nearest: s
     assert caret.index("^") - caret.index("|") - 2 == column - 1
 
 
+# What people write, within a composition Logs(token) => (request), and what they are told.
+ADVICE = [
+    ("F(x = token) => ();",
+     "say how its instances share the items; with 'all token' each gets the whole set"),
+    ("F(x = ) => ();", "a binding is 'input = all set', or another sharding than 'all'"),
+    ("F(all token) => ();", "the input set of the function comes first, as in 'input = all token'"),
+    ("F(token) => ();", "say which set 'token' is bound to, as in 'token = all set'"),
+    ("F(x = all token) => (request);",
+     "say which output of the function 'request' is, as in 'request = output'"),
+    ("F(x = all token) => (request = r)\n  G() => ();", "a ';' is missing after ')' in line 2"),
+    ("F(x = all token);",
+     "say what becomes of its outputs, as in '=> (set = output)', or drop them with '=> ()'"),
+    ("request = F(x = all token);",
+     "an application is 'Function(input = all set) => (set = output);'"),
+    ("F(x = all token) => request;", "sets stand in brackets, as in '(request)'"),
+    ("F(x = all token) => () repeat feeding (x = r);",
+     "say how many iterations there may be, as in 'repeat 10 feeding (input = output)'"),
+    ("F(x = all token) => () repeat 10;",
+     "say which input is fed with which output, as in 'feeding (input = output)'"),
+    ("F(x = all token) => () repeat 10 times feeding (x = r);",
+     "say which input is fed with which output, as in 'feeding (input = output)'"),
+    ("F(x = all token) => () repeat 10 feeding (x);",
+     "say which output feeds 'x', as in 'x = output'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "advice"), ADVICE)
+def test_says_what_to_do(statement: str, advice: str) -> None:
+    text = f"composition Logs(token) => (request) {{\n  {statement}\n}}"
+    (problem,) = problems_of(text)
+    name = statement.split("(")[0].split()[0]
+    assert problem.message == f"cannot read the application of '{name}': {advice}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("composition C(a) => b {\n}",
+         "cannot read the head of composition 'C': sets stand in brackets, as in '(b)'"),
+        ("composition C(a) => (b) {\n", "cannot read composition 'C': its '}' is missing"),
+        ("function F(a) => (b)\nfunction G(a) => (b);",
+         "cannot read the declaration of 'F': a ';' is missing after ')' in line 1"),
+        ("function F(a) => (b)",
+         "cannot read the declaration of 'F': a ';' is missing after ')' in line 1"),
+        ('composition C(a) => () { F(x = all a) => (b = "c"); }',
+         "cannot read '\"c\"': a composition holds no data, what it works on comes in as a set"),
+        ("function F(a) -> (b);", "cannot read '->'"),
+        ("composition C(a) => () { F(x = all a y = all a) => (); }",
+         "cannot read the application of 'F'"),
+    ],
+)  # fmt: skip
+def test_says_what_to_do_elsewhere(text: str, message: str) -> None:
+    assert problems_of(text)[0].message == message
+
+
 def test_one_slip_is_one_problem() -> None:
     for marked, _, _ in GOLDEN:
         assert len(problems_of(marked.replace("¦", ""))) == 1, marked
