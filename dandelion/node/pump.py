@@ -22,11 +22,13 @@ from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
 from dandelion.driver import Call, InstanceSets
 from dandelion.errors import (
     DandelionError,
+    DeadlineExceeded,
     DeviceFull,
     EngineDied,
     Faulted,
     InternalError,
     NoEngine,
+    TimedOut,
 )
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
@@ -131,6 +133,8 @@ class Pump:
             if work.cache_key:
                 self._cache.put(work.cache_key, run.function.name, outputs)
             self._step(invocation, invocation.walk.finished, run.instance, outputs)
+        elif isinstance(error, TimedOut) and time.monotonic_ns() >= invocation.deadline_ns:
+            self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
         elif error is not None:
             self._fail(invocation, run, _blamed(work, error))
         self._feed(host)

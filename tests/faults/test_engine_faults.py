@@ -10,7 +10,7 @@ import pytest
 from dandelion.compositions.matmul import bundle as matmul
 
 from dandelion.documents import RegistrationDocument, gpu_function
-from dandelion.errors import Faulted, TimedOut
+from dandelion.errors import DeadlineExceeded, Faulted, TimedOut
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
 
@@ -84,6 +84,12 @@ def test_an_endless_kernel_ends_at_its_limit(node: Node) -> None:
     with pytest.raises(TimedOut) as caught:
         node.invoke("spin", a=np.zeros(1, np.uint64))
     assert (caught.value.what, caught.value.limit_s) == ("wall", 0.5)
+    assert_works(node)
+
+
+def test_a_deadline_of_the_invocation_is_no_limit_of_the_function(node: Node) -> None:
+    with pytest.raises(DeadlineExceeded):
+        node.invoke("spin", a=np.zeros(1, np.uint64), deadline_s=0.2)
     assert_works(node)
 
 
