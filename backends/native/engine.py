@@ -135,7 +135,9 @@ class NativeEngine(Engine):
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:
-            return ready
+            if not ready.ended():
+                return ready
+            self._nursery.replace(ready)
         return self._nursery.take(deadline_ns)
 
     def settle(self) -> None:

@@ -70,6 +70,12 @@ class Sandbox:
         except OSError:
             return 0.0
 
+    def ended(self) -> bool:
+        """Tell whether it has ended: it never sends anything, so its channel is closed then."""
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        return bool(poll.poll(0))
+
     def kill(self) -> None:
         """End it, from any thread."""
         with self._lock:
@@ -287,7 +293,7 @@ class _Zygote:
             channel.close()
             raise OSError(-pid, os.strerror(-pid))
         sandbox = Sandbox(pid, channel, os.pidfd_open(pid))
-        if _closed(channel):
+        if sandbox.ended():
             sandbox.close()
             self.bury(pid)
             return None
@@ -320,12 +326,6 @@ class _Zygote:
                 channel.close()
         self.process.kill()
         self.process.wait()
-
-
-def _closed(channel: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _json(core: int) -> str:

@@ -1,0 +1,257 @@
+"""Native sandboxes killed at every step: the call fails with the right blame, the next one works,
+and nothing is left behind, neither processes nor descriptors nor memory."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dandelion.backends.native.engine import NativeEngine
+from dandelion.backends.native.nursery import Sandbox
+
+from dandelion.driver import Call
+from dandelion.errors import (
+    Cancelled,
+    ContextFull,
+    DandelionError,
+    EngineDied,
+    TimedOut,
+)
+from dandelion.function import Function
+from dandelion.memory import Failing, SharedDomain, Tracked
+from tests.native_functions import MIB, built, call_of, engine_of, first, function, run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def echo() -> Function:
+    return function(built("echo.c"))
+
+
+def attempt() -> Function:
+    return function(built("attempt.c"))
+
+
+@pytest.fixture
+def engine() -> Iterator[NativeEngine]:
+    built("echo.c")
+    with engine_of("native") as engine:
+        assert isinstance(engine, NativeEngine)
+        yield engine
+
+
+def works(engine: NativeEngine) -> bool:
+    return first(run(engine, echo(), b"1")).bytes() == b"1"
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def zygotes() -> list[int]:
+    """Zygotes that any thread of this process started: they have no command line any more."""
+    tasks = Path("/proc/self/task").iterdir()
+    mine = [int(p) for task in tasks for p in (task / "children").read_text().split()]
+    return [p for p in mine if not Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
+    """Wait until all of these processes have ended; closes the descriptors."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        for pidfd in pidfds:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        return True
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+
+class Background:
+    """A call in a thread of its own; `sandbox` is the one that runs it."""
+
+    def __init__(self, engine: NativeEngine, call: Call) -> None:
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(engine, call))
+        self._thread.start()
+        self.sandbox = self._wait_for_sandbox(engine)
+
+    def _run(self, engine: NativeEngine, call: Call) -> None:
+        try:
+            engine.run(call)
+        except DandelionError as error:
+            self.error = error
+        engine.settle()
+
+    def _wait_for_sandbox(self, engine: NativeEngine) -> Sandbox:
+        while self._thread.is_alive():
+            running = engine._running
+            if running is not None and running.sandbox is not None:
+                return running.sandbox
+        raise AssertionError(f"the call ended at once: {self.error}")
+
+    def join(self) -> BaseException | None:
+        self._thread.join()
+        return self.error
+
+
+def test_a_sandbox_killed_during_its_call(engine: NativeEngine) -> None:
+    call = Background(engine, call_of(attempt(), b"loop"))
+    os.kill(call.sandbox.pid, signal.SIGKILL)
+    assert isinstance(call.join(), EngineDied)
+    assert works(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGALRM])
+def test_other_signals_from_outside(engine: NativeEngine, number: signal.Signals) -> None:
+    call = Background(engine, call_of(attempt(), b"loop"))
+    os.kill(call.sandbox.pid, number)
+    assert isinstance(call.join(), EngineDied)
+    assert works(engine)
+
+
+def test_sandboxes_killed_while_they_wait(engine: NativeEngine) -> None:
+    assert works(engine)
+    for _ in range(3):
+        waiting = [os.pidfd_open(pid) for pid in children(engine._nursery.pid())]
+        for pidfd in waiting:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert gone(waiting)
+        assert works(engine)
+
+
+def test_a_zygote_killed_during_a_call(engine: NativeEngine) -> None:
+    call = Background(engine, call_of(attempt(), b"loop"))
+    zygote = engine._nursery.pid()
+    os.kill(zygote, signal.SIGKILL)
+    assert isinstance(call.join(), EngineDied)
+    assert works(engine)
+    assert engine._nursery.pid() != zygote
+
+
+def test_a_zygote_killed_between_calls(engine: NativeEngine) -> None:
+    for _ in range(3):
+        assert works(engine)
+        zygote = engine._nursery.pid()
+        waiting = [os.pidfd_open(pid) for pid in children(zygote)]
+        os.kill(zygote, signal.SIGKILL)
+        assert gone(waiting)
+        assert works(engine)
+
+
+def test_a_stopped_zygote_costs_no_more_than_the_deadline(engine: NativeEngine) -> None:
+    assert works(engine)
+    zygote = engine._nursery.pid()
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimedOut):
+            for _ in range(10):
+                run(engine, echo(), b"", left_s=0.1)
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+    assert works(engine)
+
+
+def test_cancelling_ends_a_call(engine: NativeEngine) -> None:
+    call = call_of(attempt(), b"loop")
+    running = Background(engine, call)
+    assert not engine.cancel(call.id + 1000)
+    assert engine.cancel(call.id)
+    assert isinstance(running.join(), Cancelled)
+    assert not engine.cancel(call.id)
+    assert works(engine)
+
+
+def test_closing_during_a_call_ends_it(engine: NativeEngine) -> None:
+    call = Background(engine, call_of(attempt(), b"loop"))
+    pidfds = [os.pidfd_open(call.sandbox.pid), os.pidfd_open(engine._nursery.pid())]
+    engine.close()
+    assert isinstance(call.join(), DandelionError)
+    assert gone(pidfds)
+    with pytest.raises(EngineDied):
+        run(engine, echo(), b"")
+
+
+def test_a_domain_that_fails_loses_nothing(engine: NativeEngine) -> None:
+    domain = Failing(SharedDomain(4 * MIB), after=1)
+    run(engine, echo(), bytes(1 << 17), domain=domain)
+    for _ in range(3):
+        with pytest.raises(ContextFull):
+            run(engine, echo(), bytes(1 << 17), domain=domain)
+    assert domain.stats().contexts == 0
+    domain.close()
+
+
+def test_nothing_is_left_after_ends_of_all_kinds() -> None:
+    words = ["hello", "loop", "deep", "heap", "alloc", "ud2", "int3", "divide", "silent"]
+    words += ["execute", "call", "items"]
+    built("attempt.c")
+    domain = Tracked(SharedDomain(4 * MIB))
+    with engine_of("native"):  # what Python opens once for all, is open now
+        pass
+    descriptors = os.listdir("/proc/self/fd")
+    threads = threading.active_count()
+    with engine_of("native") as engine:
+        failed = 0
+        hostile = function(built("attempt.c"), wall_s=0.02, memory_bytes=4 * MIB)
+        for word in words * 5:
+            try:
+                run(engine, hostile, word.encode(), domain=domain)
+            except DandelionError:
+                failed += 1
+        assert failed >= 5 * (len(words) - 2)
+        found = zygotes()
+        assert len(found) == 1
+        sandboxes = children(found[0])
+        assert len(sandboxes) <= 6  # those that wait, and one or two that are not reaped yet
+        processes = [os.pidfd_open(p) for p in (*found, *sandboxes)]
+    assert gone(processes)
+    assert zygotes() == []
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert threading.active_count() == threads
+    assert domain.alive == []
+    domain.close()
+
+
+def test_forgetting_a_function_closes_its_file(engine: NativeEngine) -> None:
+    assert works(engine)
+    before = len(os.listdir("/proc/self/fd"))
+    other = function(built("attempt.c"))
+    run(engine, other, b"hello")
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    engine.forget(other)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+_NODE = """
+from tests.native_functions import *
+with engine_of("native") as engine:
+    run(engine, function(built("echo.c")), b"")
+    print("ready", flush=True)
+    run(engine, function(built("attempt.c")), b"loop")
+"""
+
+
+def test_nothing_outlives_a_killed_node() -> None:
+    built("echo.c")
+    node = subprocess.Popen([sys.executable, "-c", _NODE], stdout=subprocess.PIPE, cwd=ROOT)
+    with node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"ready\n"
+        [zygote] = [p for p in children(node.pid) if not Path(f"/proc/{p}/cmdline").read_bytes()]
+        descendants = [zygote, *children(zygote)]
+        assert len(descendants) >= 2
+        pidfds = [os.pidfd_open(pid) for pid in descendants]
+        node.kill()
+        assert gone(pidfds)
