@@ -91,15 +91,18 @@ def _calls(cu: Any) -> Calls:
             return f"error {int(error)}"
         return f"{name[1].decode()} ({text[1].decode()})"
 
-    def archs(ordinal: int) -> tuple[str, ...]:
-        major, minor = (
-            int(cu.cuDeviceGetAttribute(key, ordinal)[1])
-            for key in (
-                device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
-        return _archs(major, minor)
+    def device_name(ordinal: int) -> tuple[Any, ...]:
+        error, name = cu.cuDeviceGetName(256, ordinal)
+        return (error,) if error else (error, name.partition(b"\0")[0].decode())
+
+    def archs(ordinal: int) -> tuple[Any, ...]:
+        key = device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        error, major = cu.cuDeviceGetAttribute(key, ordinal)
+        if error:
+            return (error,)
+        key = device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+        error, minor = cu.cuDeviceGetAttribute(key, ordinal)
+        return (error,) if error else (error, _archs(int(major), int(minor)))
 
     def retain(ordinal: int) -> tuple[Any, ...]:
         error, context = cu.cuDevicePrimaryCtxRetain(ordinal)
@@ -142,9 +145,7 @@ def _calls(cu: Any) -> Calls:
     return Calls(
         initialize=cu.cuInit,
         count=cu.cuDeviceGetCount,
-        device_name=lambda ordinal: (
-            cu.cuDeviceGetName(256, ordinal)[1].partition(b"\0")[0].decode()
-        ),
+        device_name=device_name,
         total_memory=cu.cuDeviceTotalMem,
         archs=archs,
         device_attribute=cu.cuDeviceGetAttribute,

@@ -69,6 +69,10 @@ def _import(name: str) -> Any:  # the binding's names are only known once it is 
         raise BackendUnavailable("hip", f"hip-python: {error}", _REMEDY) from None
 
 
+def _text(found: Any) -> str:
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
 def _calls(hip: Any, types: Any) -> Calls:
     device_key = hip.hipDeviceAttribute_t
     kernel_key = hip.hipFunction_attribute
@@ -76,9 +80,24 @@ def _calls(hip: Any, types: Any) -> Calls:
     def describe(error: Any) -> str:
         return getattr(error, "name", f"error {int(error)}")
 
-    def archs(ordinal: int) -> tuple[str, ...]:
-        whole = str(hip.hipGetDeviceProperties(ordinal)[1].gcnArchName)
-        return (whole.partition(":")[0], *([whole] if ":" in whole else []))
+    def properties(ordinal: int) -> tuple[Any, ...]:
+        found = hip.hipDeviceProp_t()
+        try:
+            (error,) = hip.hipGetDeviceProperties(found, ordinal)
+        except TypeError:  # newer packages give it back
+            return hip.hipGetDeviceProperties(ordinal)  # type: ignore[no-any-return]
+        return error, found
+
+    def device_name(ordinal: int) -> tuple[Any, ...]:
+        error, found = properties(ordinal)
+        return (error,) if error else (error, _text(found.name))
+
+    def archs(ordinal: int) -> tuple[Any, ...]:
+        error, found = properties(ordinal)
+        if error:
+            return (error,)
+        whole = _text(found.gcnArchName)
+        return error, (whole.partition(":")[0], *([whole] if ":" in whole else []))
 
     def memory_of(ordinal: int) -> Any:
         wanted = hip.hipMemAllocationProp()
@@ -106,7 +125,7 @@ def _calls(hip: Any, types: Any) -> Calls:
     return Calls(
         initialize=hip.hipInit,
         count=hip.hipGetDeviceCount,
-        device_name=lambda ordinal: str(hip.hipGetDeviceProperties(ordinal)[1].name),
+        device_name=device_name,
         total_memory=hip.hipDeviceTotalMem,
         archs=archs,
         device_attribute=hip.hipDeviceGetAttribute,
@@ -124,7 +143,7 @@ def _calls(hip: Any, types: Any) -> Calls:
             virtual_memory=device_key.hipDeviceAttributeVirtualMemoryManagementSupported,
             kernel_threads=kernel_key.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
             kernel_shared_bytes=kernel_key.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-            kernel_dynamic_bytes=kernel_key.HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            kernel_dynamic_bytes=hip.hipFuncAttribute.hipFuncAttributeMaxDynamicSharedMemorySize,
         ),
         describe=describe,
         version=hip.hipDriverGetVersion,

@@ -69,9 +69,9 @@ class Calls:
     # what is there
     initialize: Function
     count: Function
-    device_name: Callable[[int], str]
+    device_name: Function  # (ordinal) -> text
     total_memory: Function
-    archs: Callable[[int], tuple[str, ...]]
+    archs: Function  # (ordinal) -> names of architectures, best first
     device_attribute: Function
     memory_info: Function  # () -> free, total
     attributes: Attributes

@@ -73,7 +73,7 @@ def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
             return CodeFacts("", not parts or any(_has_variables(p) for p in parts))
         text = _PTX_POINTER.sub(b"", data)
         return CodeFacts("", b".version" not in text or _PTX_VARIABLE.search(text) is not None)
-    except (struct.error, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+    except (struct.error, ValueError, LookupError, TypeError, msgspec.MsgspecError):
         return CodeFacts()
 
 

@@ -74,6 +74,7 @@ class CudaLikeDevice(Device):
         self._broken: str | None = None
         self._retained = False
         self._stream: Any = None
+        self._archs: tuple[str, ...] = ()
         self._pool = 0
         self._addresses: dict[int, Any] = {}
         self._registered: list[int] = []
@@ -136,6 +137,7 @@ class CudaLikeDevice(Device):
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
             self._limits = self._read_limits()
+            self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
         except (DeviceFault, DeviceFull) as error:
             self.close()
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
@@ -218,9 +220,9 @@ class CudaLikeDevice(Device):
         self._do("properties", answer)
         free, total = int(answer[1]), int(answer[2])
         spare = total // 32 + _SPARE_BYTES
-        archs = calls.archs(self._ordinal)
+        archs = self._archs
         return Properties(
-            calls.device_name(self._ordinal),
+            self._do("properties", calls.device_name(self._ordinal)),
             memory_bytes=max(total - spare, total // 2),
             pool_bytes=max(free - spare, free // 2) // _GRANULE_BYTES * _GRANULE_BYTES,
             compute_units=self._attribute("compute_units"),
@@ -246,7 +248,7 @@ class CudaLikeDevice(Device):
     def _free(self) -> None:
         pool, self._pool = self._pool, 0
         self._addresses.clear()
-        self._do("free", self._calls.free(self._calls.pointer(pool)))
+        self._undo(self._calls.free, self._calls.pointer(pool))
 
     def _register(self, address: int, size_bytes: int) -> None:
         self._do("register", self._calls.host_register(address, size_bytes, 0))
@@ -319,8 +321,7 @@ class CudaLikeDevice(Device):
     # code
 
     def _load(self, code: LoadedCode) -> Handle:
-        archs = self._calls.archs(self._ordinal)
-        module = load_module(self._calls, code, self.backend, archs, self._cache, self._fail)
+        module = load_module(self._calls, code, self.backend, self._archs, self._cache, self._fail)
         self._modules.append(module)
         return Handle(module)
 

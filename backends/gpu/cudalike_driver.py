@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dandelion.driver import Resource
 from dandelion.errors import BackendUnavailable, InvalidInput
@@ -58,16 +58,19 @@ class CudaLikeDriver(GpuDriver):
         return found
 
     def _found(self, calls: Calls) -> list[Resource]:
-        for answer in (calls.initialize(0), count := calls.count()):
+        def do(answer: tuple[Any, ...]) -> Any:
             if answer[0]:
                 text = calls.describe(answer[0])
                 raise BackendUnavailable(self.name, text, self.device_class.remedy)
+            return answer[1] if len(answer) > 1 else None
+
+        do(calls.initialize(0))
         found = []
-        for ordinal in range(int(count[1])):
-            total = int(calls.total_memory(ordinal)[1])
-            archs = calls.archs(ordinal)
+        for ordinal in range(int(do(calls.count()))):
+            archs = do(calls.archs(ordinal))
             details = {"architecture": archs[0] if archs else "unknown"}
-            found.append(Resource(str(ordinal), calls.device_name(ordinal), total, details))
+            total = int(do(calls.total_memory(ordinal)))
+            found.append(Resource(str(ordinal), do(calls.device_name(ordinal)), total, details))
         return found
 
     def ordinal(self, resource: str) -> int:

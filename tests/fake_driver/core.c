@@ -69,6 +69,7 @@ void fake_set_memory(size_t bytes) { total_bytes = bytes; }
 void fake_set_arch(const char *arch) { snprintf(fake_arch, sizeof fake_arch, "%s", arch); }
 void fake_set_virtual_memory(int on) { virtual_memory = on; }
 int fake_virtual_memory(void) { return virtual_memory; }
+int fake_broken(void) { return broken; }
 
 /* ---- ranges of memory -- */
 
@@ -568,7 +569,7 @@ int fake_release(void)
     contexts--;
     fake_gone(CONTEXT);
     clear(&queue);
-    for (int kind = 0; kind < KINDS; kind++)
+    for (int kind = 0; kind < KINDS && !broken; kind++)
         leaked += kind == PROGRAM ? 0 : live[kind];
     return OK;
 }

@@ -1,0 +1,173 @@
+"""FIXTURE. The fake device as scenarios see it: counts, failures on demand, engines on it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from dandelion.backends.cuda import CudaDevice
+from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.cudalike import CudaLikeDevice
+from dandelion.backends.gpu.sequential import SequentialEngine
+from dandelion.backends.gpu.weights import WeightsLimit
+from dandelion.backends.hip import HipDevice
+
+import dandelion.blueprint as bp
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.driver import Call, InstanceSets
+from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.memory import SharedDomain, Tracked
+
+KINDS = (
+    "memory", "module", "stream", "graph", "executable", "event", "registered", "reserved",
+    "physical", "mapped", "context", "program",
+)  # fmt: skip
+POOL_BYTES = 1 << 20
+ARENA_BYTES = 16 << 20
+
+
+class Fake:
+    """A fake device in this process.
+
+    Args:
+        kind: ``cuda`` or ``hip``.
+        library: with the functions of ``core.c``.
+        cache: folder for compiled sources.
+    """
+
+    def __init__(self, kind: str, library: ctypes.CDLL, cache: Path) -> None:
+        self.kind = kind
+        self.library = library
+        self.cache = CodeCache(cache)
+        for name in ("fake_calls", "fake_live", "fake_leaked"):
+            getattr(library, name).restype = ctypes.c_long
+        library.fake_failed.restype = ctypes.c_char_p
+        library.fake_fail.argtypes = [ctypes.c_long, ctypes.c_int]
+        library.fake_set_memory.argtypes = [ctypes.c_size_t]
+        self.reset()
+
+    @property
+    def arch(self) -> str:
+        """The architecture that the device says it is."""
+        return "sm_90" if self.kind == "cuda" else "gfx90a"
+
+    def reset(self) -> None:
+        """Begin anew, as a new process would."""
+        self.library.fake_reset()
+        self.library.fake_set_arch(self.arch.encode())
+        if self.kind == "hip":
+            self.library.fake_retain()  # HIP takes its device once for the life of a process
+
+    def device(self, cache: CodeCache | None = None) -> CudaLikeDevice:
+        """Make the backend's device."""
+        made = CudaDevice if self.kind == "cuda" else HipDevice
+        return made(0, cache or self.cache)
+
+    def calls(self) -> int:
+        """How many calls of the driver there were."""
+        return int(self.library.fake_calls())
+
+    def fail(self, after: int, code: int) -> None:
+        """Let the call after so many fail with a code; -1 lets none fail."""
+        self.library.fake_fail(after, code)
+
+    def failed(self) -> str:
+        """The function that failed on demand."""
+        return str(self.library.fake_failed().decode())
+
+    def live(self) -> dict[str, int]:
+        """What is alive, by kind."""
+        counts = {name: self.library.fake_live(i) for i, name in enumerate(KINDS)}
+        if self.kind == "hip":
+            counts["context"] = 0
+        return {name: count for name, count in counts.items() if count}
+
+    def nothing_left(self) -> None:
+        """Assert that everything was given back, and before the context was.
+
+        A device that broke gives nothing back, as a real one does not; that goes with the process.
+        """
+        if self.library.fake_broken():
+            return
+        assert self.live() == {}, self.live()
+        assert self.library.fake_leaked() == 0
+
+
+class Runner:
+    """An engine on a fake device whose calls' data lies in an arena."""
+
+    def __init__(
+        self,
+        fake: Fake,
+        pool_bytes: int = POOL_BYTES,
+        weights: WeightsLimit | None = None,
+        cache: CodeCache | None = None,
+    ) -> None:
+        self.arena = SharedDomain(ARENA_BYTES)
+        self.domain = Tracked(self.arena)
+        limit = WeightsLimit(64 << 20) if weights is None else weights
+        self.engine = SequentialEngine(
+            fake.device(cache), pool_bytes, self.arena.map, weights=limit
+        )
+        self.number = 0
+
+    def one(self, name: str, value: npt.NDArray[Any] | bytes) -> ItemSet:
+        """A set with one item, in the arena."""
+        data = value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes()
+        view = self.arena.acquire(len(data)).write(0, data) if data else data
+        return ItemSet(name, (Item("item", 0, view),))
+
+    def run(self, function: Function, *inputs: ItemSet | None) -> InstanceSets:
+        """Run a call, and settle."""
+        self.number += 1
+        deadline = time.monotonic_ns() + 60 * 10**9
+        outputs = self.engine.run(Call(self.number, function, inputs, self.domain, deadline))
+        self.engine.settle()
+        return outputs
+
+    def close(self) -> None:
+        """Close the engine; no context of its calls may be alive."""
+        self.engine.close()
+        self.nothing_alive()
+
+    def nothing_alive(self) -> None:
+        """Assert that no context of the calls is alive."""
+        gc.collect()
+        assert self.domain.alive == []
+
+
+def function(
+    blueprint: bp.Blueprint | dict[str, Any],
+    files: Mapping[str, bytes],
+    outputs: tuple[str, ...] = ("y",),
+    static: Mapping[str, bytes] | None = None,
+    name: str = "F",
+) -> Function:
+    """Make a function as a node makes it."""
+    if isinstance(blueprint, bp.Blueprint):
+        main = blueprint.json().encode()
+        config = blueprint.build()
+        inputs = (*config.blueprint.inputs, *config.blueprint.weights)
+    else:
+        main = json.dumps(blueprint).encode()
+        body = blueprint["blueprint"]
+        inputs = (*body["inputs"], *body.get("weights", ()))
+    code = CodeObject("blueprint", digest_of(main), {n: digest_of(d) for n, d in files.items()})
+    fixed = {n: (("w", digest_of(d)),) for n, d in (static or {}).items()}
+    spec = FunctionSpec(
+        name, tuple(map(SetSpec, inputs)), tuple(map(SetSpec, outputs)), fixed, (code,)
+    )
+    return Function(spec, code, main, files)
+
+
+def numbers(outputs: InstanceSets, dtype: npt.DTypeLike = np.int32) -> npt.NDArray[Any]:
+    """The only output as an array of its own."""
+    assert outputs[0] is not None
+    return outputs[0].numpy(dtype).copy()

@@ -1,0 +1,18 @@
+"""FIXTURE. The names of the scenarios, read without running anything: they load the fake device."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def scenario_names() -> list[str]:
+    """List the functions of ``scenarios.py`` that take the fake device alone."""
+    tree = ast.parse((Path(__file__).parent / "scenarios.py").read_text())
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and not node.name.startswith("_")
+        and [a.arg for a in node.args.args] == ["fake"]
+    ]

@@ -1,0 +1,518 @@
+"""FIXTURE. What must hold of the CUDA and HIP backends, played on a fake device.
+
+Each function here is one test, named by the tests and run in a process of its own; see `worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.weights import Block, WeightsLimit
+
+import dandelion.blueprint as bp
+from dandelion.driver import load_driver
+from dandelion.errors import (
+    BackendUnavailable,
+    DandelionError,
+    DeviceFull,
+    EngineDied,
+    Faulted,
+    InvalidBlueprint,
+    InvalidFunction,
+    InvalidInput,
+)
+from dandelion.function import Function
+from tests.fake_driver.compile import compiled, image
+from tests.fake_driver.fake import Fake, Runner, function, numbers
+
+SOURCE = """
+#include "dandelion.h"
+
+KERNEL void accumulate(GLOBAL const i32 *x, GLOBAL i32 *sum, u64 count)
+{
+    if (GLOBAL_ID(0) < count)
+        sum[GLOBAL_ID(0)] += x[GLOBAL_ID(0)];
+}
+
+KERNEL void weigh(GLOBAL const i32 *w, GLOBAL const i32 *x, GLOBAL i32 *y, u64 count)
+{
+    if (GLOBAL_ID(0) < count)
+        y[GLOBAL_ID(0)] = w[GLOBAL_ID(0)] + x[GLOBAL_ID(0)];
+}
+
+KERNEL void spoil(GLOBAL const i32 *w, GLOBAL i32 *y)
+{
+    ((GLOBAL i32 *)w)[0] = 7;
+    y[0] = w[0];
+}
+
+KERNEL void read_at(u64 address, GLOBAL i32 *y)
+{
+    y[0] = *(GLOBAL const i32 *)address;
+}
+
+KERNEL void shared(GLOBAL i32 *y DYNAMIC_LOCAL)
+{
+    USE_DYNAMIC_LOCAL(i32, tile);
+    tile[LOCAL_ID(0)] = (i32)LOCAL_ID(0);
+    BARRIER();
+    y[LOCAL_ID(0)] = tile[LOCAL_SIZE(0) - 1 - LOCAL_ID(0)];
+}
+"""
+FILES = {"k.c": SOURCE.encode()}
+WEIGHTS = np.arange(50_000, dtype=np.int32)
+X = np.arange(1000, dtype=np.int32)
+OUT_OF_MEMORY, OTHER, BROKEN = 2, 304, 719
+COMPILER = 1  # out of memory, to both compilers; invalid value, to both drivers
+
+
+def totals(times: int = 3) -> Function:
+    """y = times * x, through a temporary buffer."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})
+    t = b.buffer("t", like="x", temporary=True)
+    y = b.buffer("y", like="x")
+    count = b.x.elements("i32")
+    shape: dict[str, Any] = {"grid": bp.ceil_div(count, 64), "block": 64}
+    with b.repeat(times):
+        b.launch("accumulate", [b.x, t, bp.scalar("u64", count)], **shape)
+    b.launch("accumulate", [t, y, bp.scalar("u64", count)], **shape)
+    return function(b, FILES)
+
+
+def weighed(weights: npt.NDArray[Any] = WEIGHTS, name: str = "F") -> Function:
+    """y = w + x, with w a static set."""
+    b = bp.Blueprint(inputs=["x"], weights=["w"], outputs=["y"], modules={"k": "k.c"})
+    y = b.buffer("y", like="x")
+    count = b.x.elements("i32")
+    shape: dict[str, Any] = {"grid": bp.ceil_div(count, 64), "block": 64}
+    b.launch("weigh", [b.w, b.x, y, bp.scalar("u64", count)], **shape)
+    return function(b, FILES, static={"w": weights.tobytes()}, name=name)
+
+
+def launching(kernel: str, args: list[Any], size: int = 4096, **launch: Any) -> Function:
+    """One launch of a kernel that writes to y; `args` come before the buffer."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})
+    y = b.buffer("y", size=size)
+    b.launch(kernel, [*args, y], **launch)
+    return function(b, FILES)
+
+
+def run_weighed(
+    runner: Runner, wanted: Function, weights: npt.NDArray[Any] = WEIGHTS
+) -> npt.NDArray[Any]:
+    """Run `weighed` on X."""
+    return numbers(runner.run(wanted, runner.one("x", X), runner.one("w", weights)))
+
+
+def expect(error: type[DandelionError], action: Any) -> DandelionError:
+    """Give the error that an action raises."""
+    try:
+        action()
+    except error as caught:
+        return caught
+    raise AssertionError(f"no {error.__name__}")
+
+
+# --- whole calls ----------------------------------------------------------------------------
+
+
+def calls_are_right_and_leave_nothing(fake: Fake) -> None:
+    runner = Runner(fake)
+    wanted, other = totals(), weighed()
+    for _ in range(4):
+        assert (numbers(runner.run(wanted, runner.one("x", X))) == 3 * X).all()
+        assert (run_weighed(runner, other) == X + WEIGHTS[: X.size]).all()
+    assert fake.live()["executable"] == 2, "each runs as a graph from its second call on"
+    runner.engine.forget(wanted)
+    assert fake.live()["executable"] == 1
+    runner.engine.forget(other)
+    assert {"module", "executable", "graph", "mapped"}.isdisjoint(fake.live())
+    assert (numbers(runner.run(wanted, runner.one("x", X))) == 3 * X).all()
+    runner.close()
+    runner.close()
+    fake.nothing_left()
+
+
+def hot_calls_ask_for_little(fake: Fake) -> None:
+    """A hot call is its copies, one graph, one wait, one zeroing."""
+    runner = Runner(fake)
+    for _ in range(3):
+        runner.run(totals(50), runner.one("x", X))
+    before = fake.calls()
+    runner.run(totals(50), runner.one("x", X))
+    assert fake.calls() - before == 5
+    runner.close()
+
+
+def _whole_life(fake: Fake, made: list[Runner]) -> None:
+    """From opening to closing, with graphs, constants, two tenants and a function that goes."""
+    runner = Runner(fake)
+    made.append(runner)
+    try:
+        for _ in range(2):
+            assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
+            assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
+        runner.engine.forget(totals())
+    finally:
+        runner.engine.close()
+
+
+def _fail_each(fake: Fake, code: int) -> None:
+    fake.reset()
+    _whole_life(fake, [])
+    total = fake.calls()
+    assert total > 60
+    seen = set()
+    raised = 0
+    for number in range(total):
+        fake.reset()
+        fake.fail(number, code)
+        made: list[Runner] = []
+        try:
+            _whole_life(fake, made)
+        except DandelionError:
+            raised += 1
+        seen.add(fake.failed())
+        for runner in made:
+            runner.nothing_alive()
+        if code != BROKEN:
+            assert fake.live() == {}, (number, fake.failed(), fake.live())
+            assert fake.library.fake_leaked() == 0, (number, fake.failed())
+        if number % 7 == 0:  # and a new engine, in a new process, is right
+            fake.reset()
+            _whole_life(fake, [])
+            fake.nothing_left()
+    assert raised > total // 2
+    assert len(seen) > 30, sorted(seen)
+
+
+def every_call_fails_once_out_of_memory(fake: Fake) -> None:
+    _fail_each(fake, OUT_OF_MEMORY)
+
+
+def every_call_fails_once(fake: Fake) -> None:
+    _fail_each(fake, OTHER)
+
+
+def every_call_breaks_the_device_once(fake: Fake) -> None:
+    _fail_each(fake, BROKEN)
+
+
+def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
+    """Nothing is compiled beforehand; a program of the compiler is never left either."""
+    folder = fake.cache.folder.parent / "cold"
+    names = set()
+    for number in range(200):
+        fake.reset()
+        for path in folder.glob("*"):
+            path.unlink()
+        device = fake.device(CodeCache(folder))
+        from dandelion.backends.gpu.conformance import code_for, opened
+
+        with contextlib.suppress(DandelionError), opened(device):
+            code = code_for(device)
+            fake.fail(number, COMPILER)
+            device.load(code)
+        names.add(fake.failed())
+        if not fake.failed():
+            break
+        allowed = "DestroyProgram" in fake.failed()
+        assert fake.live() == ({"program": 1} if allowed else {}), (fake.failed(), fake.live())
+    assert any("Compile" in name for name in names), names
+
+
+# --- faults ---------------------------------------------------------------------------------
+
+
+def a_bad_address_ends_the_call_and_the_engine(fake: Fake) -> None:
+    runner = Runner(fake)
+    wild = launching("read_at", [bp.scalar("u64", 4096)])
+    assert "synchronize" in str(expect(Faulted, lambda: runner.run(wild, runner.one("x", X))))
+    assert runner.engine.lost
+    expect(EngineDied, lambda: runner.run(totals(), runner.one("x", X)))
+    runner.close()
+    fake.nothing_left()
+
+
+def a_write_beyond_the_pool_faults(fake: Fake) -> None:
+    runner = Runner(fake, pool_bytes=8192)
+    beyond = launching("accumulate", [], size=64)
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})
+    y = b.buffer("y", size=64)
+    b.launch("accumulate", [b.x, y, bp.scalar("u64", 100_000)], grid=1000, block=64)
+    beyond = function(b, FILES)
+    expect(Faulted, lambda: runner.run(beyond, runner.one("x", X)))
+    runner.close()
+    fake.nothing_left()
+
+
+# --- constants ------------------------------------------------------------------------------
+
+
+def _block(runner: Runner) -> Block:
+    (block,) = runner.engine.weights._blocks.values()
+    return block
+
+
+def constants_are_brought_once(fake: Fake) -> None:
+    runner = Runner(fake)
+    for _ in range(3):
+        assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
+        runner.run(totals(), runner.one("x", X))
+    assert runner.engine.weights.uploads == 1
+    same = weighed(name="G")
+    assert (run_weighed(runner, same) == X + WEIGHTS[: X.size]).all()
+    assert runner.engine.weights.uploads == 1, "equal content is there already"
+    runner.engine.forget(weighed())
+    assert fake.live()["mapped"] == 1, "the other function needs it"
+    runner.engine.forget(same)
+    assert "mapped" not in fake.live()
+    runner.close()
+    fake.nothing_left()
+
+
+def constants_are_closed_to_others(fake: Fake) -> None:
+    runner = Runner(fake)
+    run_weighed(runner, weighed())
+    address = _block(runner).held.address  # type: ignore[attr-defined]  # a handle of this device
+    spy = launching("read_at", [bp.scalar("u64", address)])
+    expect(Faulted, lambda: runner.run(spy, runner.one("x", X)))
+    runner.close()
+    fake.nothing_left()
+
+
+def constants_cannot_be_written_to(fake: Fake) -> None:
+    runner = Runner(fake)
+    b = bp.Blueprint(inputs=["x"], weights=["w"], outputs=["y"], modules={"k": "k.c"})
+    b.launch("spoil", [b.w, b.buffer("y", size=64)])
+    wanted = function(b, FILES, static={"w": WEIGHTS.tobytes()})
+    sets = (runner.one("x", X), runner.one("w", WEIGHTS))
+    expect(Faulted, lambda: runner.run(wanted, *sets))
+    runner.close()
+    fake.nothing_left()
+
+
+def constants_that_kernels_write_to_are_copied(fake: Fake) -> None:
+    runner = Runner(fake)
+    b = bp.Blueprint(inputs=["x"], weights=["w"], outputs=["w"], modules={"k": "k.c"})
+    count = bp.scalar("u64", 1000)
+    b.launch("accumulate", [b.x, b.w, count], grid=16, block=64)
+    wanted = function(b, FILES, outputs=("w",), static={"w": WEIGHTS.tobytes()})
+    for _ in range(3):
+        sets = (runner.one("x", X), runner.one("w", WEIGHTS))
+        assert (numbers(runner.run(wanted, *sets))[:1000] == X + WEIGHTS[:1000]).all()
+    assert len(runner.engine.weights) == 0
+    runner.close()
+
+
+def small_constants_are_copied(fake: Fake) -> None:
+    runner = Runner(fake)
+    few = WEIGHTS[:1000]
+    for _ in range(2):
+        assert (run_weighed(runner, weighed(few), few) == X + few).all()
+    assert len(runner.engine.weights) == 0
+    runner.close()
+
+
+def constants_keep_to_their_limit(fake: Fake) -> None:
+    """Three functions of 2 MiB each where there is room for two; the most used one stays."""
+    runner = Runner(fake, weights=WeightsLimit(4 << 20))
+    sets = [WEIGHTS + i for i in range(3)]
+    wanted = [weighed(w, f"F{i}") for i, w in enumerate(sets)]
+    for _ in range(20):
+        run_weighed(runner, wanted[0], sets[0])
+    for _ in range(3):
+        for i in (1, 2):
+            assert (run_weighed(runner, wanted[i], sets[i]) == X + sets[i][: X.size]).all()
+            assert runner.engine.weights.used_bytes <= 4 << 20
+    uploads = runner.engine.weights.uploads
+    assert uploads == 1 + 6
+    run_weighed(runner, wanted[0], sets[0])
+    assert runner.engine.weights.uploads == uploads, "it was never evicted"
+    runner.close()
+    fake.nothing_left()
+
+
+def without_room_constants_are_copied(fake: Fake) -> None:
+    fake.library.fake_set_memory(3 << 20)
+    runner = Runner(fake, pool_bytes=2 << 20)
+    for _ in range(3):
+        assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
+    assert len(runner.engine.weights) == 0
+    runner.close()
+    fake.nothing_left()
+
+
+def without_virtual_memory_constants_are_copied(fake: Fake) -> None:
+    fake.library.fake_set_virtual_memory(0)
+    runner = Runner(fake)
+    assert not runner.engine.device.abilities.holds
+    for _ in range(3):
+        assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
+    runner.close()
+    fake.nothing_left()
+
+
+# --- code -----------------------------------------------------------------------------------
+
+
+def variables_do_not_outlive_a_call(fake: Fake) -> None:
+    source = b"""
+#include "dandelion.h"
+DEVICE i32 counter = 5;
+KERNEL void count(GLOBAL i32 *y) { y[0] = counter; counter = counter + 1; }
+"""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "c.c"})
+    y = b.buffer("y", size=4)
+    b.launch("count", [y])
+    b.launch("count", [y])
+    wanted = function(b, {"c.c": source})
+    runner = Runner(fake)
+    for _ in range(3):
+        assert numbers(runner.run(wanted, runner.one("x", X))).tolist() == [6]
+    assert "module" not in fake.live()
+    runner.close()
+    fake.nothing_left()
+
+
+def _binary(kind: str, arch: str) -> bytes:
+    library, _ = compiled('extern "C" __global__ void k(int *y) { y[0] = 1; }')
+    return image(kind, arch, library, parameters={"k": [8]})
+
+
+def _of_binary(fake: Fake, arch: str, declared: str = "") -> Function:
+    name = "k.cubin" if fake.kind == "cuda" else "k.hsaco"
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": name})
+    b.launch("k", [b.buffer("y", size=4)])
+    document = __import__("json").loads(b.json())
+    if declared:
+        document["modules"] = {"k": [{"path": name, "backend": fake.kind, "arch": declared}]}
+    return function(document, {name: _binary(fake.kind, arch)})
+
+
+def binaries_for_this_device_run(fake: Fake) -> None:
+    runner = Runner(fake)
+    for declared in ("", fake.arch):
+        wanted = _of_binary(fake, fake.arch, declared)
+        assert numbers(runner.run(wanted, runner.one("x", X))).tolist() == [1]
+    runner.close()
+    fake.nothing_left()
+
+
+def binaries_for_other_devices_say_so(fake: Fake) -> None:
+    other = "sm_86" if fake.kind == "cuda" else "gfx1100"
+    runner = Runner(fake)
+    for declared, kind in (("", InvalidFunction), (other, InvalidBlueprint)):
+        wanted = _of_binary(fake, other, declared)
+        error = expect(kind, lambda w=wanted: runner.run(w, runner.one("x", X)))
+        assert f"code for {other}, this device is {fake.arch}" in str(error), str(error)
+    runner.close()
+
+
+def what_is_no_binary_is_refused(fake: Fake) -> None:
+    name = "k.cubin" if fake.kind == "cuda" else "k.hsaco"
+    runner = Runner(fake)
+    for data in (b"\x7fELF" + bytes(200), bytes(300), b"text" * 50):
+        b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": name})
+        b.launch("k", [b.buffer("y", size=4)])
+        expect(
+            InvalidFunction,
+            lambda b=b, data=data: runner.run(function(b, {name: data}), runner.one("x", X)),
+        )
+    runner.close()
+    fake.nothing_left()
+
+
+def launches_keep_to_the_limits(fake: Fake) -> None:
+    runner = Runner(fake)
+
+    def run(wanted: Function) -> npt.NDArray[Any]:
+        return numbers(runner.run(wanted, runner.one("x", X)))
+
+    right = run(launching("shared", [], block=64, shared_mem_bytes=60_000))
+    assert (right[:64] == np.arange(64)[::-1]).all(), "more than 48 KiB must be asked for"
+    for bad in (
+        launching("shared", [], block=64, shared_mem_bytes=200_000),
+        launching("missing", []),
+        launching("shared", [bp.scalar("u64", 1)]),
+        launching("read_at", [bp.scalar("u32", 1)]),
+    ):
+        expect(InvalidBlueprint, lambda bad=bad: run(bad))
+    assert (run(totals())[: X.size] == 3 * X).all()
+    runner.close()
+    fake.nothing_left()
+
+
+def too_large_a_pool_says_what_there_is(fake: Fake) -> None:
+    error = expect(DeviceFull, lambda: Runner(fake, pool_bytes=1 << 40))
+    assert isinstance(error, DeviceFull)
+    assert (error.needed_bytes, error.pool_bytes) == (1 << 40, 256 << 20)
+    fake.nothing_left()
+
+
+def the_pool_leaves_room_for_constants(fake: Fake) -> None:
+    fake.library.fake_set_memory(4 << 30)
+    runner = Runner(fake, pool_bytes=0, weights=WeightsLimit(share=0.25))
+    usable = runner.engine.device.properties().memory_bytes
+    assert 0.7 * usable < runner.engine.pool.size_bytes < 0.8 * usable
+    runner.close()
+
+
+# --- the cache of compiled code -------------------------------------------------------------
+
+
+def damaged_code_is_compiled_again(fake: Fake) -> None:
+    folder = fake.cache.folder.parent / "damaged"
+    cache = CodeCache(folder)
+
+    def run() -> None:
+        runner = Runner(fake, cache=cache)
+        assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
+        runner.close()
+
+    run()
+    (path,) = folder.iterdir()
+    assert path.name.endswith(fake.arch)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole[:-1] + b"\0\0", whole[20:]):
+        path.write_bytes(damaged)
+        run()
+        assert path.read_bytes() == whole
+    fake.nothing_left()
+
+
+def code_is_compiled_once(fake: Fake) -> None:
+    import os
+
+    folder = fake.cache.folder.parent / "once"
+    for _ in range(2):
+        runner = Runner(fake, cache=CodeCache(folder))
+        runner.run(totals(), runner.one("x", X))
+        runner.close()
+        compiler = os.environ.pop("FAKE_COMPILER", None) or compiler  # noqa: F821  # none any more
+    os.environ["FAKE_COMPILER"] = compiler
+
+
+# --- the driver -----------------------------------------------------------------------------
+
+
+def the_driver_lists_devices_and_takes_settings(fake: Fake) -> None:
+    driver = load_driver(fake.kind)
+    driver.configure({"pool_bytes": "2M", "cache": str(fake.cache.folder), "weights": "10%"})
+    (resource,) = driver.probe()
+    assert resource.name == "0"
+    assert resource.description == "Fake device (a fixture)"
+    assert resource.memory_bytes == 256 << 20
+    assert resource.details["architecture"] == fake.arch
+    engine = driver.engine("0")
+    engine.close()
+    fake.nothing_left()
+    for name in ("1", "quantum7"):
+        expect(BackendUnavailable, lambda name=name: driver.engine(name))
+    for bad in ({"weights": "much"}, {"weights": "99%"}, {"weights": "x%"}, {"cach": "off"}):
+        expect(InvalidInput, lambda bad=bad: load_driver(fake.kind).configure(bad))
+    fake.nothing_left()
