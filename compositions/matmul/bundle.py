@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dandelion.data import ItemSet, Value
-from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
+from dandelion.documents import (
+    CodeDocument,
+    Content,
+    FunctionDocument,
+    RegistrationDocument,
+    gpu_function,
+)
 
 from .oracle import multiply
 
@@ -37,10 +44,22 @@ def function(blueprint: str = "matmul.json") -> FunctionDocument:
     )
 
 
-def document() -> RegistrationDocument:
-    """Describe the function `multiply` and the composition."""
+def native_code() -> CodeDocument:
+    """Describe a second code object of `multiply`: an executable for the backend `native`."""
+    return CodeDocument("elf", Content(data=(HERE / "native" / "matmul.elf").read_bytes()))
+
+
+def document(*, native: bool = False) -> RegistrationDocument:
+    """Describe the function `multiply` and the composition.
+
+    Args:
+        native: let `multiply` also run on a CPU; the node must have the backend `native`.
+    """
+    made = function()
+    if native:
+        made = msgspec.structs.replace(made, code=(*made.code, native_code()))
     text = (HERE / "matmul.dandelion").read_text()
-    return RegistrationDocument(functions=(function(),), compositions=(text,))
+    return RegistrationDocument(functions=(made,), compositions=(text,))
 
 
 def example_inputs(seed: int) -> dict[str, Value]:
