@@ -22,7 +22,7 @@ import numpy.typing as npt
 from dandelion.blueprint import Code, Module
 from dandelion.errors import DandelionError, DeviceFault, InternalError, InvalidBlueprint
 
-from .device import Device, Handle
+from .device import Device, Handle, Protection
 from .host import HostKernel, Memory
 from .plan import Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode, choose
@@ -333,6 +333,35 @@ def check_graphs(device: Device) -> None:
     device.discard(steps, graph)
 
 
+def check_held_memory(device: Device) -> None:
+    """Held memory begins with zeros, keeps what it was filled with, and kernels can read it."""
+    if not device.abilities.holds:
+        _raises(InternalError, lambda: device.hold(4096))
+        return
+    a = np.arange(500, dtype=np.int32)
+    held = device.hold(3_000_000)
+    device.fill(held, 4096, a.tobytes())
+    out = _put(device, 0, np.full(1000, 7, dtype=np.int32))
+    arguments = (
+        Pointer(4096, 4000, held=True),
+        Pointer(0, 4000, held=True),
+        out,
+        _value("Q", 1000),
+    )
+    module = device.load(code_for(device))
+    launch = device.prepare(module, "add", Launch("add", arguments, (8, 1, 1), (128, 1, 1)), held)
+    device.synchronize()
+    for _ in range(2):
+        device.protect(held, Protection.READ)
+        device.launch([launch])
+        device.zero(0, 0)
+        result = _get(device, 0, 1000, np.int32)
+        assert (result[:500] == a).all()
+        assert not result[500:].any()
+        device.protect(held, Protection.NONE)
+    device.drop(held)
+
+
 def check_unknown_kernel(device: Device) -> None:
     """A kernel that is not in the module is an error when it is prepared."""
     _raises(InvalidBlueprint, lambda: _prepare(device, "filll", (), (1, 1, 1), (1, 1, 1)))
@@ -468,6 +497,7 @@ CHECKS: tuple[Check, ...] = (
     check_again,
     check_marks,
     check_graphs,
+    check_held_memory,
     check_unknown_kernel,
     check_reopening,
 )

@@ -179,6 +179,8 @@ class Device(abc.ABC):
         Raises:
             DeviceFull: there is no room.
         """
+        if not self.abilities.holds:
+            raise InternalError(f"{self.name}: it holds no memory")
         return self._hold(size_bytes)
 
     def fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
@@ -290,16 +292,16 @@ class Device(abc.ABC):
     def _zero(self, offset_bytes: int, size_bytes: int) -> None: ...
 
     def _hold(self, size_bytes: int) -> Handle:
-        raise InternalError(f"{self.name}: it holds no memory")
+        raise NotImplementedError
 
     def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        raise InternalError(f"{self.name}: it holds no memory")
+        raise NotImplementedError
 
     def _protect(self, held: Handle, protection: Protection) -> None:
-        raise InternalError(f"{self.name}: it holds no memory")
+        raise NotImplementedError
 
     def _drop(self, held: Handle) -> None:
-        raise InternalError(f"{self.name}: it holds no memory")
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _load(self, code: LoadedCode) -> Handle: ...

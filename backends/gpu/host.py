@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Problem
 
-from .device import Abilities, Device, Handle, Properties
+from .device import Abilities, Device, Handle, Properties, Protection
 from .plan import Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 
@@ -32,6 +32,20 @@ class _Module:
     kernels: Mapping[str, HostKernel]
 
 
+@dataclass(slots=True, eq=False)
+class _Held:
+    data: Memory
+    protection: Protection = Protection.WRITE
+
+    def view(self, pointer: Pointer) -> Memory:
+        """What a kernel gets now."""
+        if self.protection is Protection.NONE:
+            raise ValueError("this memory is closed")
+        part = self.data[pointer.offset_bytes : pointer.offset_bytes + pointer.size_bytes]
+        part.flags.writeable = self.protection is Protection.WRITE
+        return part
+
+
 class HostDevice(Device):
     """Runs Python functions as kernels.
 
@@ -40,6 +54,7 @@ class HostDevice(Device):
         memory_bytes: how much the pool may have.
         lazy: do nothing until somebody waits.
         graphs: offer graphs.
+        holds: offer memory beside the pool.
     """
 
     backend: ClassVar[str] = "host"
@@ -52,9 +67,10 @@ class HostDevice(Device):
         *,
         lazy: bool = False,
         graphs: bool = False,
+        holds: bool = False,
     ) -> None:
         self.name = "host:0"
-        self.abilities = Abilities(graphs=graphs, asynchronous=lazy, host_visible=True)
+        self.abilities = Abilities(graphs=graphs, asynchronous=lazy, host_visible=True, holds=holds)
         self._kernels = kernels
         self._memory_bytes = memory_bytes
         self._lazy = lazy
@@ -64,6 +80,7 @@ class HostDevice(Device):
         self.is_open = False
         self.modules = 0
         self.graphs = 0
+        self.held = 0
 
     def open(self) -> None:
         self.is_open = True
@@ -121,6 +138,24 @@ class HostDevice(Device):
     def _zero(self, offset_bytes: int, size_bytes: int) -> None:
         self._launch([self._prepare_zero(Zero(offset_bytes, size_bytes))])
 
+    def _hold(self, size_bytes: int) -> Handle:
+        self.held += 1
+        return Handle(_Held(np.zeros(size_bytes, dtype=np.uint8)))
+
+    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+        assert isinstance(held, _Held)
+        source = np.frombuffer(data, dtype=np.uint8)
+        target = held.data[offset_bytes : offset_bytes + source.size]
+        self._do(lambda: np.copyto(target, source))
+
+    def _protect(self, held: Handle, protection: Protection) -> None:
+        assert isinstance(held, _Held)
+        self._synchronize()
+        held.protection = protection
+
+    def _drop(self, held: Handle) -> None:
+        self.held -= 1
+
     def _load(self, code: LoadedCode) -> Handle:
         names = code.text.split()
         missing = [n for n in names if n not in self._kernels]
@@ -140,11 +175,16 @@ class HostDevice(Device):
             problem = Problem("unknown-kernel", f"no kernel '{symbol}'", f"kernels.{symbol}")
             raise InvalidBlueprint((problem,))
         memory = self._memory()
-        args: list[Any] = [
-            memory[a.offset_bytes : a.offset_bytes + a.size_bytes] if isinstance(a, Pointer) else a
-            for a in launch.args
-        ]
-        return Handle(lambda: kernel(launch, *args))
+
+        def value(argument: Pointer | bytes) -> Any:
+            if not isinstance(argument, Pointer):
+                return argument
+            if argument.held:
+                assert isinstance(held, _Held)
+                return held.view(argument)
+            return memory[argument.offset_bytes : argument.offset_bytes + argument.size_bytes]
+
+        return Handle(lambda: kernel(launch, *map(value, launch.args)))
 
     def _prepare_zero(self, step: Zero) -> Handle:
         part = self._memory()[step.offset_bytes : step.offset_bytes + step.size_bytes]

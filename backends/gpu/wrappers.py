@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault
 
-from .device import Device, Handle, Properties
+from .device import Device, Handle, Properties, Protection
 from .plan import Launch, Zero
 from .source import LoadedCode
 
@@ -71,6 +71,21 @@ class FailingDevice(Device):
     def _zero(self, offset_bytes: int, size_bytes: int) -> None:
         self._count("zero")
         self.inner.zero(offset_bytes, size_bytes)
+
+    def _hold(self, size_bytes: int) -> Handle:
+        self._count("hold")
+        return self.inner.hold(size_bytes)
+
+    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+        self._count("fill")
+        self.inner.fill(held, offset_bytes, data)
+
+    def _protect(self, held: Handle, protection: Protection) -> None:
+        self._count("protect")
+        self.inner.protect(held, protection)
+
+    def _drop(self, held: Handle) -> None:
+        self.inner.drop(held)
 
     def _load(self, code: LoadedCode) -> Handle:
         self._count("load")

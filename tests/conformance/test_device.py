@@ -35,7 +35,7 @@ def of_driver(name: str) -> Make:
 
 DEVICES: dict[str, Make] = {
     "host": lambda: HostDevice(HOST_KERNELS, POOL_BYTES),
-    "host-lazy": lambda: HostDevice(HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True),
+    "host-lazy": lambda: HostDevice(HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True, holds=True),
     "opencl": OpenClDevice,
     "opencl-buffers": lambda: OpenClDevice(shared=False),
     "cuda": of_driver("cuda"),

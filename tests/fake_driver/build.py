@@ -8,6 +8,7 @@ a real one: tests do that in a process of their own.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import shutil
 import subprocess
@@ -49,6 +50,9 @@ def _cc(*arguments: object) -> None:
 def load(kind: str, folder: Path) -> ctypes.CDLL:
     """Build and load a kind into this process; give the library with the test's own functions."""
     os.environ["FAKE_COMPILER"] = f"{sys.executable} {HERE / 'compile.py'}"
+    if kind == "hip_on_cuda":
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        os.environ["NVRTC_LIBRARY"] = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
     first, *others = [ctypes.CDLL(str(p), mode=ctypes.RTLD_GLOBAL) for p in build(kind, folder)]
     _KEPT.extend((first, *others))
     return first

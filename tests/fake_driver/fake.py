@@ -40,7 +40,12 @@ class Fake:
         kind: ``cuda`` or ``hip``.
         library: with the functions of ``core.c``.
         cache: folder for compiled sources.
+
+    Attributes:
+        counts: the device tells what is alive, and fails on demand.
     """
+
+    counts = True
 
     def __init__(self, kind: str, library: ctypes.CDLL, cache: Path) -> None:
         self.kind = kind
@@ -100,8 +105,41 @@ class Fake:
         assert self.library.fake_leaked() == 0
 
 
+class Real(Fake):
+    """A real device, on which scenarios run that ask for no counts and no failures.
+
+    Args:
+        kind: ``cuda`` or ``hip``; HIP over NVIDIA's driver, see ``hip_on_cuda.c``.
+        cache: folder for compiled sources.
+    """
+
+    counts = False
+
+    def __init__(self, kind: str, cache: Path) -> None:
+        self.kind = kind
+        self.cache = CodeCache(cache)
+
+    @property
+    def arch(self) -> str:
+        device = self.device()
+        device.open()
+        try:
+            return device.properties().archs[0]
+        finally:
+            device.close()
+
+    def reset(self) -> None:
+        """Nothing: each scenario has a process of its own."""
+
+    def live(self) -> dict[str, int]:
+        return {}
+
+    def nothing_left(self) -> None:
+        """Nothing is known of a real device."""
+
+
 class Runner:
-    """An engine on a fake device whose calls' data lies in an arena."""
+    """An engine on a device whose calls' data lies in an arena."""
 
     def __init__(
         self,

@@ -16,3 +16,15 @@ def scenario_names() -> list[str]:
         and not node.name.startswith("_")
         and [a.arg for a in node.args.args] == ["fake"]
     ]
+
+
+def real_scenario_names() -> list[str]:
+    """List those that hold on any device."""
+    tree = ast.parse((Path(__file__).parent / "scenarios.py").read_text())
+    return [
+        element.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "ON_REAL_DEVICES"
+        for element in ast.walk(node.value)
+        if isinstance(element, ast.Name)
+    ]

@@ -126,9 +126,11 @@ def calls_are_right_and_leave_nothing(fake: Fake) -> None:
     for _ in range(4):
         assert (numbers(runner.run(wanted, runner.one("x", X))) == 3 * X).all()
         assert (run_weighed(runner, other) == X + WEIGHTS[: X.size]).all()
-    assert fake.live()["executable"] == 2, "each runs as a graph from its second call on"
+    if fake.counts:
+        assert fake.live()["executable"] == 2, "each runs as a graph from its second call on"
     runner.engine.forget(wanted)
-    assert fake.live()["executable"] == 1
+    if fake.counts:
+        assert fake.live()["executable"] == 1
     runner.engine.forget(other)
     assert {"module", "executable", "graph", "mapped"}.isdisjoint(fake.live())
     assert (numbers(runner.run(wanted, runner.one("x", X))) == 3 * X).all()
@@ -268,8 +270,9 @@ def constants_are_brought_once(fake: Fake) -> None:
     assert (run_weighed(runner, same) == X + WEIGHTS[: X.size]).all()
     assert runner.engine.weights.uploads == 1, "equal content is there already"
     runner.engine.forget(weighed())
-    assert fake.live()["mapped"] == 1, "the other function needs it"
+    assert len(runner.engine.weights) == 1, "the other function needs it"
     runner.engine.forget(same)
+    assert len(runner.engine.weights) == 0
     assert "mapped" not in fake.live()
     runner.close()
     fake.nothing_left()
@@ -436,7 +439,7 @@ def launches_keep_to_the_limits(fake: Fake) -> None:
     right = run(launching("shared", [], block=64, shared_mem_bytes=60_000))
     assert (right[:64] == np.arange(64)[::-1]).all(), "more than 48 KiB must be asked for"
     for bad in (
-        launching("shared", [], block=64, shared_mem_bytes=200_000),
+        launching("shared", [], block=64, shared_mem_bytes=300_000),
         launching("missing", []),
         launching("shared", [bp.scalar("u64", 1)]),
         launching("read_at", [bp.scalar("u32", 1)]),
@@ -455,7 +458,7 @@ def too_large_a_pool_says_what_there_is(fake: Fake) -> None:
 
 
 def the_pool_leaves_room_for_constants(fake: Fake) -> None:
-    fake.library.fake_set_memory(4 << 30)
+    fake.library.fake_set_memory(1 << 30)
     runner = Runner(fake, pool_bytes=0, weights=WeightsLimit(share=0.25))
     usable = runner.engine.device.properties().memory_bytes
     assert 0.7 * usable < runner.engine.pool.size_bytes < 0.8 * usable
@@ -516,3 +519,20 @@ def the_driver_lists_devices_and_takes_settings(fake: Fake) -> None:
     for bad in ({"weights": "much"}, {"weights": "99%"}, {"weights": "x%"}, {"cach": "off"}):
         expect(InvalidInput, lambda bad=bad: load_driver(fake.kind).configure(bad))
     fake.nothing_left()
+
+
+ON_REAL_DEVICES = (
+    calls_are_right_and_leave_nothing,
+    a_bad_address_ends_the_call_and_the_engine,
+    constants_are_brought_once,
+    constants_are_closed_to_others,
+    constants_cannot_be_written_to,
+    constants_that_kernels_write_to_are_copied,
+    small_constants_are_copied,
+    constants_keep_to_their_limit,
+    variables_do_not_outlive_a_call,
+    what_is_no_binary_is_refused,
+    launches_keep_to_the_limits,
+    damaged_code_is_compiled_again,
+)
+"""Scenarios that hold on any device; each in a process of its own, since some break theirs."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from dandelion.backends.gpu.conformance import CHECKS, LANGUAGE_CHECKS, opened
 
 from tests.fake_driver import build
-from tests.fake_driver.fake import Fake
+from tests.fake_driver.fake import Fake, Real
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -40,9 +40,19 @@ def run(fake: Fake, name: str) -> str:
     return "ok"
 
 
+def device(kind: str, folder: Path) -> Fake:
+    """Give the device of a kind: fake, or real where the kind says so."""
+    if kind == "real_cuda":
+        return Real("cuda", folder / "cache")
+    library = build.load(kind, folder)
+    if kind == "hip_on_cuda":
+        return Real("hip", folder / "cache")
+    return Fake(kind, library, folder / "cache")
+
+
 def main(kind: str, folder: str) -> None:
     """Serve until the input ends."""
-    fake = Fake(kind, build.load(kind, Path(folder)), Path(folder) / "cache")
+    fake = device(kind, Path(folder))
     for line in sys.stdin:
         print(json.dumps(run(fake, line.strip())), flush=True)
 
