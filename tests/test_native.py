@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.native import elf, launcher
-from dandelion.backends.native.cores import NativeDriver
+from dandelion.backends.native import elf, launcher, nursery
+from dandelion.backends.native.cores import NativeDriver, enforcement
 from dandelion.backends.native.outputs import HEAP_BYTES, OutputReader
 from dandelion.backends.native.programs import Program
 from dandelion.backends.native.structures import (
@@ -185,6 +185,18 @@ def test_a_node_runs_native_functions() -> None:
         node.register(FunctionDocument("Echo", ("x",), ("y",), code=code), text)
         found = node.invoke("Each", a=[b"1", b"2", b"3"]).b
         assert sorted(item.bytes() for item in found) == [b"1", b"2", b"3"]
+
+
+def test_what_is_enforced_is_told() -> None:
+    facts = enforcement()
+    assert {"landlock", "namespaces", "seccomp", "user", "vdso"} <= facts.keys()
+    assert "no capabilities" in facts["user"]
+
+
+def test_a_zygote_that_cannot_lock_itself_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "_BOOT", "raise SystemExit(1)")
+    with pytest.raises(BackendUnavailable):
+        NativeDriver().engine("0")
 
 
 # --- the launcher -----------------------------------------------------------------------------

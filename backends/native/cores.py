@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from dandelion.driver import Driver, Hosting, Resource
-from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem, nearest
+from dandelion.errors import (
+    BackendUnavailable,
+    EngineDied,
+    InvalidFunction,
+    InvalidInput,
+    Problem,
+    nearest,
+)
 from dandelion.function import Function
 
 from ..process import seccomp
@@ -80,10 +87,32 @@ class NativeDriver(Driver):
         engine = NativeEngine(name, Nursery(name, core, self._ahead), self._programs, architecture)
         try:
             engine.start()
-        except BaseException:
+        except EngineDied as error:
             engine.close()
-            raise
+            raise BackendUnavailable(
+                self.name,
+                f"sandboxes cannot be made: {error.message}",
+                "allow this user seccomp filters, and programs in memory files",
+            ) from None
         return engine
+
+
+def enforcement() -> dict[str, str]:
+    """Tell what confines a function on this machine, by starting a zygote and asking.
+
+    Returns:
+        Words by subject: ``landlock``, ``seccomp``, ``namespaces``, ``user``, ``vdso``.
+
+    Raises:
+        BackendUnavailable: sandboxes cannot be made here.
+        EngineDied: they should be possible, but none came up.
+    """
+    _require()
+    nursery = Nursery("native", ahead=1)
+    try:
+        return nursery.facts() | {"seccomp": "exit and arch_prctl(ARCH_SET_FS) only"}
+    finally:
+        nursery.close()
 
 
 def _problem(option: str, value: str) -> Problem | None:

@@ -114,7 +114,10 @@ class Nursery:
         Raises:
             EngineDied: no zygote comes up.
         """
-        zygote = self._running(time.monotonic_ns() + int(_START_LIMIT_S * 1e9))
+        try:
+            zygote = self._running(time.monotonic_ns() + int(_START_LIMIT_S * 1e9))
+        except NoSandbox as error:
+            raise EngineDied(self.name, str(error)) from None
         return dict(zygote.facts)
 
     def pid(self) -> int:

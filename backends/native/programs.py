@@ -160,8 +160,3 @@ class Programs:
         """Drop the program of a function."""
         with self._lock:
             self._loaded.pop(identity, None)
-
-    def clear(self) -> None:
-        """Drop all."""
-        with self._lock:
-            self._loaded.clear()

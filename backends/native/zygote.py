@@ -50,6 +50,7 @@ def run(text: str) -> None:
         return
     control.send(msgspec.json.encode(Facts(facts)))
     os.closerange(2, program)
+    os.closerange(program + 1, 4096)
     try:
         os.execve(program, ["dandelion-native"], {})
     except OSError as error:

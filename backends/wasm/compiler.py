@@ -83,11 +83,14 @@ class Compiler:
                 return found
             if self._engine is None:
                 self._engine = new_engine()
-            made = _compile(self._engine, bytes(main))
+        made = _compile(self._engine, bytes(main))
+        with self._lock:
             self._keep(digest, made)
-            return made
+        return made
 
     def _keep(self, digest: Digest, made: bytes) -> None:
+        if digest in self._kept:  # another thread was faster
+            return
         self._kept[digest] = made
         self._size_bytes += len(made)
         while self._size_bytes > self._kept_bytes and len(self._kept) > 1:

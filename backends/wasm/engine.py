@@ -43,7 +43,7 @@ EXIT_OUT_OF_MEMORY = 259
 STDERR_BYTES = 16 * 1024
 
 _ADDRESS_LIMIT = 2**32
-_TABLE_LIMIT = 1_000_000
+_TABLE_ELEMENTS, _TABLES = 100_000, 4
 _MODULES = 64
 _FAULTS = {
     "STACK_OVERFLOW": "stack overflow",
@@ -130,7 +130,7 @@ class WasmEngine(Engine):
         loaded = self._load(call.function)
         store = self._used = wasmtime.Store(self._engine)
         limit = _limit_bytes(call, loaded.facts)
-        store.set_limits(limit, _TABLE_LIMIT, 1, -1, 1)
+        store.set_limits(limit, _TABLE_ELEMENTS, instances=1, tables=_TABLES, memories=1)
         store.set_fuel(_fuel(spec.limits))
         self._interrupt.arm(store, deadline)
         try:

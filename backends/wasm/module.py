@@ -23,7 +23,7 @@ from ..native.structures import WASM
 
 PAGE = 65536
 MEMORY, ENTRY, SYSTEM_DATA = "memory", "run", "__dandelion_system_data"
-FILE_LIMIT_BYTES = 32 * 1024 * 1024
+FILE_LIMIT_BYTES = 16 * 1024 * 1024
 
 _TYPES, _IMPORTS, _FUNCTIONS, _MEMORIES, _GLOBALS, _EXPORTS, _START = 1, 2, 3, 5, 6, 7, 8
 _LAST_SECTION = 13
