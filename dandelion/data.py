@@ -329,6 +329,8 @@ def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
 
 def _sound(where: str, item: Item) -> Item:
     """Bring an item that a caller made to the form that the platform counts on."""
+    if not isinstance(item, Item):
+        raise InvalidInput(where, f"a {type(item).__name__} stands where an Item belongs")
     data: object = item.data
     if not isinstance(item.name, str):
         raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")

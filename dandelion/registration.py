@@ -7,6 +7,7 @@ no composition that was registered before is broken by it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import networkx as nx
 import numpy as np
 
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
-from dandelion.data import Bytes, SetSpec
+from dandelion.data import Bytes, Item, SetSpec, checked
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, Declaration, Module
 from dandelion.dataflow.language import parse
@@ -44,6 +45,9 @@ from dandelion.function import CodeObject, Digest, Function, FunctionSpec, diges
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
+_LARGEST = 2**53
+"""Of sizes in bytes, counts and seconds: what every number on the way can express."""
+_DIMENSIONS = 32
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Registrar:
         problems = list(_declaration_problems(where, document))
         if problems:
             raise InvalidFunction(tuple(problems))
+        _check_static(where, document)
         static = {
             name: tuple((item, self._blob(value)) for item, value in items.items())
             for name, items in document.static.items()
@@ -141,8 +146,13 @@ class Registrar:
         return (r.name for r in self.catalog.records() if isinstance(r, LibraryRecord))
 
     def _library(self, name: str, value: ContentLike) -> LibraryRecord:
-        if not name or len(name.encode()) > _LIBRARY_NAME_LIMIT or "\0" in name:
-            raise InvalidInput(f"libraries.{name!r}", "a library's name has 1 to 255 bytes, no NUL")
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            size = 0
+        if not 0 < size <= _LIBRARY_NAME_LIMIT or "\0" in name:
+            message = "a library's name has 1 to 255 bytes of UTF-8, no NUL"
+            raise InvalidInput(f"libraries.{name!r}", message)
         data = content(value).bytes()
         return LibraryRecord(name, self._blob(value), len(data))
 
@@ -307,8 +317,20 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
         yield Problem("no-code", "there is no code object", f"{where}: code")
     limits = document.limits
     for name, value in msgspec.structs.asdict(limits).items():
-        if not value > 0:
-            yield Problem("bad-limit", f"{name} is {value}", f"{where}: limits", expected="> 0")
+        if not 0 < value <= _LARGEST:  # nor is it infinite, or not a number
+            yield Problem("bad-limit", f"{name} is {value}", f"{where}: limits",
+                          expected=f"> 0, at most {_LARGEST}")  # fmt: skip
+
+
+def _check_static(where: str, document: FunctionDocument) -> None:
+    """Hold items that are fixed against the data model and the declaration of their set."""
+    for spec in map(set_spec, document.inputs):
+        fixed = document.static.get(spec.name, {})
+        try:
+            checked(spec.name, (Item(n, 0, content(v).bytes()) for n, v in fixed.items()), spec)
+        except InvalidInput as error:
+            problem = Problem("bad-static", str(error), f"{where}: static")
+            raise InvalidFunction((problem,)) from None
 
 
 def _lenient(given: SetSpec | str) -> SetSpec | None:
@@ -338,7 +360,7 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
         return
     try:
         dtype = np.dtype(spec.dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # numpy reads a small language here
         yield Problem("bad-dtype", f"'{spec.dtype}' is no numpy type", where,
                       expected="int64, float32, ...")  # fmt: skip
         return
@@ -348,3 +370,6 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
     if any(n == 0 or n < -1 for n in sizes) or sum(n == -1 for n in sizes) > 1:
         yield Problem("bad-shape", f"shape {list(sizes)}", where,
                       expected="positive sizes, at most one open (-1)")  # fmt: skip
+    elif len(sizes) > _DIMENSIONS or abs(math.prod(sizes)) * dtype.itemsize > _LARGEST:
+        yield Problem("bad-shape", "the shape is too large", where,
+                      expected=f"at most {_DIMENSIONS} dimensions, {_LARGEST} bytes")  # fmt: skip

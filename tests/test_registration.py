@@ -1,0 +1,65 @@
+"""What registration refuses: declarations and documents that could not be run afterwards."""
+
+from typing import Any
+
+import pytest
+
+from dandelion.catalog import MemoryCatalog
+from dandelion.data import Item, ItemSet, SetSpec, item_set
+from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.driver import load_driver
+from dandelion.errors import InvalidFunction, InvalidInput
+from dandelion.function import Limits
+from dandelion.registration import Registrar
+
+
+def refusal(**fields: Any) -> str:
+    """The code of the only problem of a function with these fields."""
+    function = FunctionDocument(
+        "f", **{"inputs": ("a",), "outputs": ("b",), "code": (CodeDocument("null"),), **fields}
+    )
+    registrar = Registrar(MemoryCatalog(), {}, {"null": load_driver("null")})
+    with pytest.raises(InvalidFunction) as caught:
+        registrar.batch(RegistrationDocument(functions=(function,)))
+    (problem,) = caught.value.problems
+    return problem.code
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"wall_s": float("inf")}, {"wall_s": 1e300}, {"cpu_s": float("nan")}, {"memory_bytes": 2**70}],
+)
+def test_limits_are_finite(limits: dict[str, Any]) -> None:
+    assert refusal(limits=Limits(**limits)) == "bad-limit"
+
+
+@pytest.mark.parametrize("dtype", ["(999999999,)f4", "(2,3)f4,(", "9" * 5000 + "f4"])
+def test_what_numpy_cannot_read_is_no_type(dtype: str) -> None:
+    assert refusal(inputs=(SetSpec("a", dtype),)) == "bad-dtype"
+
+
+@pytest.mark.parametrize("shape", [(2**70,), (2**62, 2**62), (1,) * 100])
+def test_shapes_are_of_this_world(shape: tuple[int, ...]) -> None:
+    assert refusal(inputs=(SetSpec("a", "float32", shape),)) == "bad-shape"
+
+
+@pytest.mark.parametrize("item", ["\0", "n" * 1000, "\ud800"])
+def test_fixed_items_have_names_that_items_may_have(item: str) -> None:
+    assert refusal(static={"a": {item: "x"}}) == "bad-static"
+
+
+def test_fixed_items_fit_their_declaration() -> None:
+    assert refusal(inputs=("a: float32[2]",), static={"a": {"w": "xyz"}}) == "bad-static"
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "a\0", "é" * 128])
+def test_names_of_libraries_are_checked(name: str) -> None:
+    registrar = Registrar(MemoryCatalog(), {}, {})
+    with pytest.raises(InvalidInput):
+        registrar.batch(RegistrationDocument(libraries={name: "code"}))
+
+
+def test_a_set_of_something_else_than_items_is_refused() -> None:
+    impostor: Any = 1
+    with pytest.raises(InvalidInput, match="int"):
+        item_set("a", ItemSet("a", (Item("i"), impostor)))
