@@ -318,6 +318,7 @@ def test_where_the_pool_is_short_buffers_share_it(runner: Runner) -> None:
 
 
 def test_a_source_that_does_not_compile() -> None:
+    pytest.importorskip("pyopencl")
     runner = Runner(OpenClDevice())
     b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=["bad.c"])
     b.launch("k", [b.x])
@@ -633,6 +634,7 @@ def test_missing_files_are_found_at_registration(driver: GpuDriver) -> None:
 
 
 def test_settings(driver: GpuDriver) -> None:
+    pytest.importorskip("pyopencl")
     driver.configure({"pool_bytes": "2M", "exact_stages": "true", "threads": "1"})
     for bad in ({"pool_byte": "1"}, {"pool_bytes": "much"}, {"exact_stages": "perhaps"}):
         with pytest.raises(InvalidInput):

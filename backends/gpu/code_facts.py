@@ -4,6 +4,9 @@ A module's **variables** would keep their values from one call to the next, also
 to another's, so the engine loads such a module afresh for each call (see `.modules`). Where the
 bytes do not tell, variables are assumed.
 
+Memory that kernels **allocate** lies in a heap that nobody zeroes, and outlives them. CUDA's cannot
+be made smaller than 4 MiB, so modules that refer to it are refused.
+
 Read are ELF objects for NVIDIA (cubin) and AMD (code object), bundles of the latter, NVIDIA's
 fat binaries and PTX. Nothing here trusts the bytes: whatever cannot be read is unknown.
 
@@ -29,6 +32,7 @@ _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _FATBIN = 0xBA55ED50
 _FATBIN_ELF = 2
 _PTX_POINTER = re.compile(rb"\.ptr\s+\.global")  # says of a parameter where it points to
+_PTX_MALLOC = re.compile(rb"\.func\b[^;{]*\bmalloc\b")
 _PTX_VARIABLE = re.compile(rb"(?<![\w.])\.global\b")
 
 
@@ -39,11 +43,13 @@ class CodeFacts:
     Attributes:
         arch: which it was built for, empty if unknown or not one alone.
         variables: it has, or may have, variables that outlive a launch.
+        allocates: its kernels ask for memory of the device's heap.
         parameters: sizes of kernels' parameters in bytes, by symbol, as far as they are known.
     """
 
     arch: str = ""
     variables: bool = True
+    allocates: bool = False
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -69,10 +75,12 @@ def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
         if data.startswith(_BUNDLE):
             return _bundle_facts(data, archs)
         if len(data) >= 16 and struct.unpack_from("<I", data)[0] == _FATBIN:
-            parts = list(_fatbin_parts(data))
-            return CodeFacts("", not parts or any(_has_variables(p) for p in parts))
+            parts = [_elf_facts(p) if p else CodeFacts() for p in _fatbin_parts(data)]
+            variables = not parts or any(p.variables for p in parts)
+            return CodeFacts("", variables, any(p.allocates for p in parts))
         text = _PTX_POINTER.sub(b"", data)
-        return CodeFacts("", b".version" not in text or _PTX_VARIABLE.search(text) is not None)
+        variables = b".version" not in text or _PTX_VARIABLE.search(text) is not None
+        return CodeFacts("", variables, _PTX_MALLOC.search(text) is not None)
     except (struct.error, ValueError, LookupError, TypeError, msgspec.MsgspecError):
         return CodeFacts()
 
@@ -83,7 +91,7 @@ def _elf_facts(data: bytes) -> CodeFacts:
     if machine == _NVIDIA:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
-        return CodeFacts(f"sm_{version}", _stateful(sections))
+        return CodeFacts(f"sm_{version}", _stateful(sections), _allocates(sections))
     if machine == _AMD:
         return _amd_facts(sections)
     return CodeFacts("", _stateful(sections))
@@ -111,8 +119,9 @@ def _stateful(sections: Sequence[_Section]) -> bool:
     )
 
 
-def _has_variables(data: bytes) -> bool:
-    return not data.startswith(_ELF) or _stateful(list(_sections(data)))
+def _allocates(sections: Sequence[_Section]) -> bool:
+    """Whether a cubin refers to the heap; the names of what it refers to are among its strings."""
+    return any(s.name == b".strtab" and b"malloc" in s.data.split(b"\0") for s in sections)
 
 
 def _amd_facts(sections: Sequence[_Section]) -> CodeFacts:
@@ -122,7 +131,8 @@ def _amd_facts(sections: Sequence[_Section]) -> CodeFacts:
             metadata = _note(section.data)
             if metadata is not None:
                 arch = str(metadata.get("amdhsa.target", "")).rpartition("--")[2]
-                return CodeFacts(arch.partition(":")[0], variables, _amd_parameters(metadata))
+                parameters = _amd_parameters(metadata)
+                return CodeFacts(arch.partition(":")[0], variables, parameters=parameters)
     return CodeFacts("", variables)
 
 
@@ -175,5 +185,5 @@ def _fatbin_parts(data: bytes) -> Iterator[bytes]:
         if not header:
             return
         content = data[at + header : at + header + size]
-        yield content if kind == _FATBIN_ELF else b""
+        yield content if kind == _FATBIN_ELF and content.startswith(_ELF) else b""
         at += header + size

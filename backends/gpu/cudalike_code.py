@@ -88,6 +88,9 @@ def load_module(
     if code.format in _SOURCES:
         data = compiled(calls.compiler, code, archs[0], cache)
     facts = facts_of(data, archs)
+    if facts.allocates:
+        message = "kernels cannot allocate memory; give the blueprint a buffer"
+        raise InvalidFunction((Problem("allocation", message, code.name, found="malloc"),))
     answer = calls.load_module(data)
     if not answer[0]:
         return LoadedModule(answer[1], code.name, facts)

@@ -234,7 +234,8 @@ static int describe(struct text *text, const char *cubin, const char *arch)
 /* Wrap a cubin: header, cubin, names of sections, note, table of sections. */
 static int wrap(struct text *out, const char *cubin, size_t bytes, const char *arch)
 {
-    static const char names[] = "\0.shstrtab\0.note";
+    static const char names[] = "\0.shstrtab\0.note\0.bss";
+    int variables = memmem(cubin, bytes, ".nv.global", 10) != NULL;
     struct text note = {0};
     char target[64];
     snprintf(target, sizeof target, "amdgcn-amd-amdhsa--%s", arch);
@@ -259,17 +260,18 @@ static int wrap(struct text *out, const char *cubin, size_t bytes, const char *a
     struct { /* of an ELF file */
         uint32_t name, kind;
         uint64_t flags, address, offset, size, more[3];
-    } sections[3] = {
+    } sections[4] = {
         {0},
         {1, 3, 0, 0, names_at, sizeof names, {0}},
         {11, 7, 2, 0, note_at, table_at - note_at, {0}},
+        {17, 8, 3, 0, table_at, variables ? 4 : 0, {0}},
     };
     add(out, sections, sizeof sections);
     *(uint16_t *)(out->bytes + 16) = 3;
     *(uint16_t *)(out->bytes + 18) = 224;
     *(uint64_t *)(out->bytes + 40) = table_at;
     *(uint16_t *)(out->bytes + 58) = 64;
-    *(uint16_t *)(out->bytes + 60) = 3;
+    *(uint16_t *)(out->bytes + 60) = 4;
     *(uint16_t *)(out->bytes + 62) = 1;
     return 0;
 }

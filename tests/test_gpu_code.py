@@ -1,0 +1,214 @@
+"""What the bytes of modules tell, what sources may include, and the cache of compiled code."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+from dandelion.backends.gpu.code_facts import CodeFacts, facts_of
+from dandelion.backends.gpu.compiling import CodeCache, default_folder
+from dandelion.backends.gpu.source import CodeFormat, LoadedCode, checked_includes, choose
+
+from dandelion.blueprint import Code, Module
+from dandelion.errors import InvalidBlueprint, InvalidFunction
+from tests.fake_driver.compile import image
+
+PTX = b""".version 8.0
+.target sm_80
+.visible .entry k(.param .u64 .ptr .global .align 4 k_param_0)
+{
+    ld.global.u32 %r1, [%rd1];
+    cvta.to.global.u64 %rd2, %rd1;
+}
+"""
+
+
+# --- facts ----------------------------------------------------------------------------------
+
+
+def test_facts_of_cubins() -> None:
+    assert facts_of(image("cuda", "sm_86", b"")) == CodeFacts("sm_86", variables=False)
+    assert facts_of(image("cuda", "sm_90", b"", variables=True)).variables
+
+
+def test_cubins_of_older_compilers_have_their_number_elsewhere() -> None:
+    data = bytearray(image("cuda", "sm_86", b""))
+    data[8] = 7
+    data[48:52] = struct.pack("<I", 0x560056)
+    assert facts_of(bytes(data)).arch == "sm_86"
+
+
+def test_facts_of_amds_code_objects() -> None:
+    data = image("hip", "gfx90a", b"", parameters={"k": [8, 4], "n": []})
+    assert facts_of(data) == CodeFacts("gfx90a", False, parameters={"k": (8, 4), "n": ()})
+    assert facts_of(image("hip", "gfx90a", b"", variables=True)).variables
+
+
+def test_the_device_takes_its_own_object_of_a_bundle() -> None:
+    objects = [
+        (b"host-x86_64-unknown-linux--", b""),
+        (b"hipv4-amdgcn-amd-amdhsa--gfx1100", image("hip", "gfx1100", b"", parameters={"k": [4]})),
+        (b"hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-", image("hip", "gfx90a", b"", variables=True)),
+    ]
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(objects))
+    start = len(head) + sum(24 + len(name) for name, _ in objects)
+    table, body = b"", b""
+    for name, data in objects:
+        table += struct.pack("<QQQ", start + len(body), len(data), len(name)) + name
+        body += data
+    bundle = head + table + body
+    assert facts_of(bundle, ("gfx1100",)).parameters == {"k": (4,)}
+    assert facts_of(bundle, ("gfx90a",)).variables
+    assert facts_of(bundle, ("gfx906",)).arch == "gfx1100 gfx90a"
+
+
+def fatbin(*parts: tuple[int, bytes]) -> bytes:
+    body = b"".join(struct.pack("<HHIQ", kind, 1, 16, len(d)) + d for kind, d in parts)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_facts_of_fat_binaries() -> None:
+    clean, stateful = (image("cuda", "sm_90", b"", variables=v) for v in (False, True))
+    assert not facts_of(fatbin((2, clean), (2, clean))).variables
+    assert facts_of(fatbin((2, clean), (2, stateful))).variables
+    assert facts_of(fatbin((2, clean), (1, b"compressed"))).variables, "nobody knows"
+    assert facts_of(fatbin((2, b"compressed"))).variables
+
+
+def test_facts_of_ptx() -> None:
+    assert facts_of(PTX) == CodeFacts("", variables=False)
+    for variable in (
+        b".global .align 4 .u32 counter;",
+        b".visible .global .u32 x = 7;",
+        b"\t.global\t.b8 a[4];",
+    ):
+        assert facts_of(PTX + variable).variables, variable
+    assert facts_of(PTX + b".extern .func (.param .b64 r) malloc\n(\n.param .b64 p\n);").allocates
+
+
+@pytest.mark.parametrize("cut", range(0, 400, 7))
+def test_bytes_that_are_cut_off_are_unknown(cut: int) -> None:
+    whole = image("hip", "gfx90a", b"payload" * 9, variables=True, parameters={"k": [8]})
+    facts_of(whole[:cut])
+    facts_of(fatbin((2, whole))[:cut])
+    facts_of(b"__CLANG_OFFLOAD_BUNDLE__" + whole[:cut])
+
+
+# --- choosing and including -----------------------------------------------------------------
+
+
+def test_what_there_is_and_what_is_wanted_are_named() -> None:
+    module = Module("linear", (Code("a.cubin", "cuda", "sm_80"), Code("b.cubin", "cuda", "sm_86")))
+    files = {"a.cubin": b"", "b.cubin": b""}
+    chosen = choose(module, files, "cuda", (CodeFormat.CUBIN,), ("sm_86", "sm_80"))
+    assert chosen.name == "b.cubin"
+    with pytest.raises(
+        InvalidBlueprint, match="it has code for sm_80, sm_86, this device is sm_90"
+    ):
+        choose(module, files, "cuda", (CodeFormat.CUBIN,), ("sm_90",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#include <cuda_fp16.h>",
+        "#include <cooperative_groups/reduce.h>",
+        "int include = 1; // #1 include",
+        '/* #include "dandelion.h" */',
+    ],
+)
+def test_headers_of_the_compiler_may_be_included(text: str) -> None:
+    checked_includes(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "/etc/passwd"',
+        "#include </etc/passwd>",
+        "#include <../secret>",
+        "#include <a/../../secret>",
+        '#inc\\\nlude "/etc/passwd"',
+        '#inc??/\nlude "/etc/passwd"',
+        '??=include "/etc/passwd"',
+        '%:include "/etc/passwd"',
+        '# /* */ include "/etc/passwd"',
+        '#include_next "x"',
+        '#define X "/etc/passwd"\n#include X',
+        '#embed "/etc/passwd"',
+        '#if __has_include("/etc/passwd")',
+    ],
+)
+def test_other_files_may_not(text: str) -> None:
+    with pytest.raises(InvalidFunction, match="headers"):
+        checked_includes(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+# --- the cache ------------------------------------------------------------------------------
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    cache = CodeCache(tmp_path / "a" / "b")
+    assert cache.get("k") is None
+    cache.put("k", b"code")
+    assert cache.get("k") == b"code"
+    cache.put("k", b"")
+    assert cache.get("k") == b""
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+
+
+def test_damage_is_seen(tmp_path: Path) -> None:
+    cache = CodeCache(tmp_path)
+    cache.put("k", b"code" * 100)
+    whole = (tmp_path / "k").read_bytes()
+    for length in range(0, len(whole), 9):
+        (tmp_path / "k").write_bytes(whole[:length])
+        assert cache.get("k") is None
+    for at in range(0, len(whole), 9):
+        (tmp_path / "k").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert cache.get("k") is None
+
+
+def test_many_writers_and_readers(tmp_path: Path) -> None:
+    seen = set()
+
+    def work(number: int) -> None:
+        cache = CodeCache(tmp_path)
+        for _ in range(30):
+            cache.put("k", bytes([number]) * 50_000)
+            data = cache.get("k")
+            seen.add(None if data is None else (len(data), len(set(data))))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {(50_000, 1)}
+    assert [p.name for p in tmp_path.iterdir()] == ["k"]
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = CodeCache(tmp_path / "file" / "below")
+    cache.put("k", b"code")
+    assert cache.get("k") is None
+
+
+def test_the_folder_keeps_to_its_limit(tmp_path: Path) -> None:
+    cache = CodeCache(tmp_path, limit_bytes=5000)
+    for number in range(20):
+        cache.put(f"k{number}", bytes(1000))
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 5000
+    assert cache.get("k19") is not None
+    assert cache.get("k0") is None
+
+
+def test_the_users_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/tmp/cache-of-a-test")
+    assert default_folder() == Path("/tmp/cache-of-a-test/dandelion/code")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert default_folder() == Path("/home/somebody/.cache/dandelion/code")
