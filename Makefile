@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := opencl,compositions,test,lint,bench
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench gpu clean
 
 help:
 	@echo "make demo    run the flagship composition (digits) end to end"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
 	@echo "make bench   measure the dispatcher and the frontend on this machine"
+	@echo "make gpu     test and measure on an NVIDIA device"
 	@echo "make setup   make $(VENV) with everything these need"
 	@echo "make clean   remove what these words made"
 
@@ -40,6 +41,12 @@ check: setup
 bench: setup
 	$(BIN)/python -m bench.dispatcher
 	$(BIN)/python -m bench.http_noop
+
+gpu: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'
+	$(BIN)/python -m pytest -k 'cuda or gpu' tests/gpu tests/conformance/test_device.py \
+		tests/test_gpu_engine.py
+	$(BIN)/python -m bench.gpu_engine
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
