@@ -286,6 +286,9 @@ def test_what_is_wrong_with_a_file_is_named() -> None:
     }
     for changed, expected in cases.items():
         assert expected in problems_of(changed), expected
+    address, _, size = struct.unpack_from("<QQQ", data, code + 16)
+    shared_page = patched(data, writable + 16, "<Q", address + size + 16)
+    assert "writable-code" in problems_of(shared_page)
     (address,) = struct.unpack_from("<Q", data, writable + 16)
     overlapping = patched(data, code + 16, "<Q", address)
     assert "overlap" in problems_of(overlapping)
@@ -430,6 +433,51 @@ def test_what_is_laid_out_can_be_read_back(structures: Structures) -> None:
     assert b is None
     assert c is not None
     assert c.only().bytes() == np.arange(40).tobytes()
+
+
+def forge(structures: Structures, sets: list[tuple[int, int, int]], *row: int) -> None:
+    """Read outputs with these sets and this one buffer; memory begins with the name ``y``."""
+    base = 0x10000
+    content = b"y\xff".ljust(0x400, b"n") + b"".join(structures.set.pack(*s) for s in sets)
+    buffers = base + len(content)
+    content += structures.buffer.pack(*row)
+    reader = OutputReader(structures, Bytes(content, base), spec_of("y", "z", output_bytes=500))
+    reader.entries(SystemData(0, 0, 0, 0, 0, 2, base + 0x400, 0, buffers))
+
+
+SETS = [(0x10000, 1, 0), (0, 0, 1), (0, 0, 1)]
+ROW = (0x10000, 1, 0x10000, 4, 2**32 - 1)
+
+
+@pytest.mark.parametrize("structures", [NATIVE, WASM], ids=["native", "wasm"])
+@pytest.mark.parametrize(
+    ("sets", "row", "expected"),
+    [
+        ([(0x10000, 1, 1), (0, 0, 0), (0, 0, 1)], ROW, "overlap"),
+        ([(0x10000, 1, 0), (0, 0, 2), (0, 0, 1)], ROW, "overlap"),
+        ([(0x10000, 1, 0), (0x10000, 1, 1), (0, 0, 1)], ROW, "'z' was declared"),
+        ([(0x10001, 1, 0), (0, 0, 1), (0, 0, 1)], ROW, "UTF-8"),
+        (SETS, (0x10000, 256, 0x10000, 4, 0), "256 bytes"),
+        (SETS, (0x10001, 1, 0x10000, 4, 0), "UTF-8"),
+        (SETS, (0x1, 1, 0x10000, 4, 0), "outside"),
+        (SETS, (0x10000, 1, 0x1FFFF, 4, 0), "outside"),
+        (SETS, (0x10000, 1, 0xFFFF, 4, 0), "outside"),
+        (SETS, (0x10000, 1, 0x10000, 2**32 - 1, 0), "outside"),
+        (SETS, (0x10000, 1, 0x10000, 501, 0), "500 bytes"),
+    ],
+)
+def test_outputs_that_are_refused(
+    structures: Structures, sets: list[tuple[int, int, int]], row: tuple[int, ...], expected: str
+) -> None:
+    forge(structures, SETS, *ROW)
+    with pytest.raises(BadOutput, match=expected):
+        forge(structures, sets, *row)
+
+
+@pytest.mark.parametrize("key", [2**32, 2**63, 2**64 - 1])
+def test_keys_have_32_bits(key: int) -> None:
+    with pytest.raises(BadOutput, match="key"):
+        forge(NATIVE, SETS, *ROW[:4], key)
 
 
 LOWEST, SIZE = 0x10000, 4096

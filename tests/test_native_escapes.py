@@ -91,9 +91,9 @@ def test_high_bits_of_a_number_do_not_hide_it(engine: Engine) -> None:
     assert isinstance(attempt(engine, f"call {0x1_0000_0000 + 39}"), Unauthorized)
 
 
-@pytest.mark.parametrize("number", [1, 5, 11, 20, 37])
+@pytest.mark.parametrize("number", [1, 5, 11, 20, 37, 158, 231])
 def test_the_32_bit_interface_is_denied(engine: Engine, number: int) -> None:
-    error = attempt(engine, f"int80 {number}")
+    error = attempt(engine, f"int80 {number} {0x1002}")  # 158 is arch_prctl in the other interface
     assert isinstance(error, Unauthorized)
     assert f"32-bit system calls (number {number})" in error.what
 
@@ -187,6 +187,12 @@ def test_jumping_into_the_page_that_stays_leads_nowhere(engine: Engine, offset: 
     error = attempt(engine, f"jump {launcher.RESIDENT + offset}")
     # It may fault, return (77), or reach `exit_group`: an end, but not by an exit of its own.
     assert isinstance(error, Faulted | Unauthorized) or _code(error) == 77, error
+
+
+def test_its_munmap_is_of_no_use(engine: Engine) -> None:
+    error = attempt(engine, f"jump {launcher.RESIDENT}")
+    assert isinstance(error, Unauthorized)
+    assert "munmap" in error.what
 
 
 def test_leaving_by_the_exit_of_the_launcher_is_the_functions_fault(engine: Engine) -> None:

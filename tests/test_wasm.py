@@ -227,6 +227,12 @@ def test_faults(engine: Engine, name: str) -> None:
     assert "offset 0x" in caught.value.fault
 
 
+def test_an_exit_code_does_not_excuse_a_fault(engine: Engine) -> None:
+    body = PASS_ON + "(drop (i32.div_u (i32.const 1) (i32.const 0)))"
+    with pytest.raises(Faulted):
+        run(engine, made(body), b"")
+
+
 def test_an_endless_loop_ends_at_the_wall_clock(engine: Engine) -> None:
     with pytest.raises(TimedOut) as caught:
         run(engine, made("(loop (br 0))", wall_s=0.05), b"")

@@ -243,7 +243,8 @@ with engine_of("native") as engine:
 """
 
 
-def test_nothing_outlives_a_killed_node() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_outlives_a_killed_node(stopped: bool) -> None:
     built("echo.c")
     node = subprocess.Popen([sys.executable, "-c", _NODE], stdout=subprocess.PIPE, cwd=ROOT)
     with node:
@@ -253,5 +254,7 @@ def test_nothing_outlives_a_killed_node() -> None:
         descendants = [zygote, *children(zygote)]
         assert len(descendants) >= 2
         pidfds = [os.pidfd_open(pid) for pid in descendants]
+        if stopped:  # it cannot notice that its control socket closes
+            os.kill(zygote, signal.SIGSTOP)
         node.kill()
         assert gone(pidfds)

@@ -82,7 +82,7 @@ static int32_t dandelion_main(void)
     } else if (is("jump")) {
         ((void (*)(void))n[0])();
     } else if (is("int80")) {
-        __asm__ volatile("int $0x80" : : "a"(n[0]), "b"(0), "c"(0), "d"(0) : "memory");
+        __asm__ volatile("int $0x80" : : "a"(n[0]), "b"(n[1]), "c"(0), "d"(0) : "memory");
     } else if (is("sysenter")) {
         __asm__ volatile("sysenter" : : "a"(n[0]) : "memory", "rcx", "rdx");
     } else if (is("int3")) {
