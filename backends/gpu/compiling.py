@@ -67,7 +67,11 @@ class CodeCache:
             self._trim()
 
     def _trim(self) -> None:
-        found = [(entry.stat(), entry.path) for entry in os.scandir(self.folder)]
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another writer was done with it
+                    found.append((entry.stat(), entry.path))
         total = sum(stat.st_size for stat, _ in found)
         for stat, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
             if total <= self._limit_bytes:
