@@ -77,6 +77,7 @@ class NativeEngine(Engine):
         self._used: Sandbox | None = None
         self._ready: Sandbox | None = None
         self._context: Context | None = None
+        programs.join()
 
     def start(self) -> None:
         """Have the first sandboxes made.
@@ -221,6 +222,7 @@ class NativeEngine(Engine):
         if ready is not None:
             ready.close()
         self._nursery.close()
+        self._programs.part()
 
 
 def _context(call: Call, program: Program) -> Context:

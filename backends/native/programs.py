@@ -123,7 +123,7 @@ def bounds(size_bytes: int) -> tuple[int, int]:
 
 
 class Programs:
-    """Keeps the most recently used programs. Safe from any thread.
+    """Keeps the most recently used programs, until the last engine parts. Safe from any thread.
 
     Args:
         limit: how many.
@@ -132,7 +132,20 @@ class Programs:
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
         self._loaded: OrderedDict[Digest, Program] = OrderedDict()
+        self._engines = 0
         self._lock = threading.Lock()
+
+    def join(self) -> None:
+        """Count an engine in."""
+        with self._lock:
+            self._engines += 1
+
+    def part(self) -> None:
+        """Count an engine out."""
+        with self._lock:
+            self._engines -= 1
+            if not self._engines:
+                self._loaded.clear()
 
     def load(self, function: Function) -> Program:
         """Give the program of a function.
