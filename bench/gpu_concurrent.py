@@ -59,7 +59,7 @@ DOCUMENTS = (
     matmul.document(),
     inference.document(),
     RegistrationDocument(
-        functions=(function("spin", ', {"Constant": 200000}'), function("stray", ""))
+        functions=(function("spin", ', {"Constant": 2000000}'), function("stray", ""))
     ),
 )
 ONE = np.ones(1, np.uint64)
@@ -123,7 +123,7 @@ def measure(workers: int) -> dict[str, float]:
             call = partial(node.invoke, load.function, **load.inputs)
             for _ in range(4 * (workers + 1)):
                 call()
-            found[load.name] = throughput(call, max(2, workers + 1))
+            found[load.name] = throughput(call, max(2, 2 * workers))
         for engine in node.engines():
             if engine.name:
                 print(

@@ -39,7 +39,7 @@ def chosen(p: FifoPlacement[str], needs: Needs) -> str | None:
 GPU = Needs(("x",), Demand(device_bytes=10, blocks=1))
 
 
-def device(*, busy: str = "") -> FifoPlacement[str]:
+def device(*, busy: str = "", down: str = "") -> FifoPlacement[str]:
     """A device with a sequential engine and two workers that share their fate."""
     hosts = [
         host("sequential", room=100, blocks=50),
@@ -48,14 +48,21 @@ def device(*, busy: str = "") -> FifoPlacement[str]:
     ]
     for one in hosts:
         one.busy = one.facts.name in busy.split()
+        if one.facts.name in down.split():
+            one.state = State.STARTING
     return placement(*hosts)
 
 
-def test_small_calls_go_to_workers_and_overflow_to_the_sequential_engine() -> None:
+def test_small_calls_go_to_workers_and_wait_for_them() -> None:
     assert chosen(device(), GPU) == "worker0"
     assert chosen(device(busy="worker0"), GPU) == "worker1"
-    assert chosen(device(busy="worker0 worker1"), GPU) == "sequential"
-    assert chosen(device(busy="worker0 worker1 sequential"), GPU) is None
+    assert chosen(device(busy="worker0 worker1"), GPU) is None
+
+
+def test_the_other_kind_takes_what_its_own_kind_cannot() -> None:
+    assert chosen(device(down="worker0 worker1"), GPU) == "sequential"
+    filling = Needs(("x",), Demand(device_bytes=1, blocks=50))
+    assert chosen(device(down="sequential"), filling) == "worker0"
 
 
 def test_calls_that_need_more_memory_than_a_worker_has_are_sequential() -> None:
