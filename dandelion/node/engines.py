@@ -95,6 +95,8 @@ class EngineStarter:
             self._start_process(backend, "", self._settings.engines.get(backend.entry))
             return
         resources = driver.probe()
+        if not resources:
+            raise BackendUnavailable(driver.name, "it finds nothing to run on")
         wanted = self._settings.engines.get(driver.name, len(resources))
         for index in range(wanted):
             resource = resources[index % len(resources)]
@@ -168,18 +170,22 @@ class EngineStarter:
     ) -> EngineHost:
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
 
-        def make() -> Engine:
-            return RemoteEngine(
-                backend.names,
-                facts.resource,
-                {name: {**given, "role": role} for name, given in options.items()},
-                environment,
-                backend.driver,
-                self._arena,
-                self._transfers,
-            )
+        remote = RemoteEngine(
+            backend.names,
+            facts.resource,
+            {name: {**given, "role": role} for name, given in options.items()},
+            environment,
+            backend.driver,
+            self._arena,
+            self._transfers,
+        )
 
-        return ThreadHost(facts, backend.driver.formats, self._changed, make, describe)
+        def make() -> Engine:
+            remote.start()
+            return remote
+
+        formats = backend.driver.formats
+        return ThreadHost(facts, formats, self._changed, make, describe, remote.abandon)
 
 
 def _ready(engine: Engine) -> Ready:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +19,11 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from dandelion.driver import AsyncEngine, Call, Capacity, Demand, Engine, InstanceSets
-from dandelion.errors import Cancelled, DandelionError, InternalError, TimedOut
+from dandelion.errors import Cancelled, DandelionError, EngineDied, TimedOut
 from dandelion.function import Function
+from dandelion.node.failures import typed
+
+log = logging.getLogger("dandelion.node")
 
 Done: TypeAlias = "Callable[[Work, InstanceSets | None, DandelionError | None], None]"
 
@@ -126,7 +130,11 @@ class EngineHost(abc.ABC):
         assert self.free > 0, "the node hands out free places only"
         self.busy += 1
         work.host = self
-        self._submit(work)
+        try:
+            self._submit(work)
+        except BaseException:
+            self.busy -= 1
+            raise
 
     def vacate(self) -> None:
         """Free the place of a call whose ``done`` was called."""
@@ -139,6 +147,10 @@ class EngineHost(abc.ABC):
         """Stop a call that was submitted, if that is easy. ``done`` is called all the same."""
         work.cancelled = True
 
+    def leave(self) -> None:
+        """Begin to close, without waiting; calls under way may end with an error."""
+        self.state = State.CLOSED
+
     @abc.abstractmethod
     def close(self) -> None:
         """Stop the engine and wait until everything of it is gone."""
@@ -147,7 +159,8 @@ class EngineHost(abc.ABC):
         """Drop what the engine keeps of a function that is no longer registered."""
 
     def _settle_state(self, state: State, error: DandelionError | None = None) -> None:
-        self.state = state
+        if self.state is not State.CLOSED:
+            self.state = state
         self.error = error
         self._changed(self)
 
@@ -169,8 +182,9 @@ def run_call(engine: Engine, work: Work) -> tuple[InstanceSets | None, Dandelion
     try:
         return engine.run(work.call), None
     except DandelionError as error:
-        # The traceback holds frames, and these hold the call's memory: an error must not.
-        return None, error.with_traceback(None)
+        return None, typed(error)
+    except (Exception, SystemExit) as error:  # an engine that overrides `run`, or that leaves
+        return None, typed(error, engine.name)
 
 
 class InlineHost(EngineHost):
@@ -202,6 +216,7 @@ class ThreadHost(EngineHost):
     Args:
         make: makes the engine; may take seconds, may raise `BackendUnavailable`.
         describe: completes `HostFacts` from the finished engine.
+        abandon: makes an engine that is starting or runs a call end soon; from another thread.
     """
 
     def __init__(
@@ -211,67 +226,99 @@ class ThreadHost(EngineHost):
         changed: Callable[[EngineHost], None],
         make: Callable[[], Engine],
         describe: Callable[[Engine, HostFacts], None],
+        abandon: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(facts, formats, 1, changed)
         self._inbox: SimpleQueue[Work | Function | None] = SimpleQueue()
         self._make = make
         self._describe = describe
+        self._abandon = abandon
         self._engine: Engine | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._main, name=f"engine-{facts.backend}")
         self._thread.start()
 
     def _main(self) -> None:
-        try:
-            engine = self._make()
-        except DandelionError as error:
-            self._settle_state(State.UNAVAILABLE, error.with_traceback(None))
+        engine = self._started()
+        if engine is None:
             return
-        except Exception as error:
-            reason = InternalError(f"{self.facts.backend}: {type(error).__name__}: {error}")
-            self._settle_state(State.UNAVAILABLE, reason)
-            return
-        self._engine = engine
-        self.facts.name = engine.name
-        self.facts.capacity = engine.capacity
-        self._describe(engine, self.facts)
         self._settle_state(State.READY)
         try:
             self._serve(engine)
         finally:
+            self._shut(engine)
+
+    def _started(self) -> Engine | None:
+        """Make the engine; without one the host is unavailable."""
+        engine: Engine | None = None
+        try:
+            engine = self._make()
+            self._engine = engine
+            self.facts.name = engine.name
+            self.facts.capacity = engine.capacity
+            self._describe(engine, self.facts)
+            return engine
+        except Exception as error:
+            if engine is not None:
+                self._shut(engine)
+            self._settle_state(State.UNAVAILABLE, typed(error, self.facts.backend))
+            return None
+
+    def _shut(self, engine: Engine) -> None:
+        try:
             engine.close()
+        except Exception:
+            log.exception("engine %s could not be closed", self.facts.name)
 
     def _serve(self, engine: Engine) -> None:
+        """Run what comes, until the order to leave. An engine beyond recovery refuses it all."""
+        works = True
         while True:
             work = self._inbox.get()
             if work is None:
                 return
             if isinstance(work, Function):
-                engine.forget(work)
-            elif work.cancelled:
+                works = works and self._forgotten(engine, work)
+            elif work.cancelled or not works:
                 work.started_ns = time.monotonic_ns()
-                self._finish(work, None, Cancelled("before it began"))
+                died = EngineDied(self.facts.name, "it cannot be used any more")
+                self._finish(work, None, died if not works else Cancelled("before it began"))
             else:
                 outputs, error = run_call(engine, work)
-                if engine.lost:
+                if engine.lost and not self._closing:
                     self.state = State.STARTING  # before its place is free again
                 self._finish(work, outputs, error)
                 del outputs, error
-                if not self._ready_again(engine):
-                    return
+                works = self._ready_again(engine)
             del work  # the loop's next wait must not keep the last call's memory
+
+    def _forgotten(self, engine: Engine, function: Function) -> bool:
+        try:
+            engine.forget(function)
+        except Exception as error:
+            return self._recovered(engine, error)
+        return True
 
     def _ready_again(self, engine: Engine) -> bool:
         """Let the engine tidy up, or bring it back if it was lost. False if that failed."""
-        if not engine.lost:
+        if engine.lost:
+            return self._closing or self._recovered(engine)
+        try:
             engine.settle()
-            return True
-        if self._closing:
-            return True
+        except Exception as error:
+            return self._recovered(engine, error)
+        return True
+
+    def _recovered(self, engine: Engine, reason: Exception | None = None) -> bool:
+        """Bring an engine back; one that could not tidy up must not run anything before that."""
+        if reason is not None:
+            typed(reason, self.facts.name)  # for the log
+        if not self._closing:
+            self._settle_state(State.STARTING)
         try:
             engine.recover()
-        except DandelionError as error:
-            self._settle_state(State.UNAVAILABLE, error.with_traceback(None))
+        except Exception as error:
+            self._settle_state(State.UNAVAILABLE, typed(error, self.facts.name))
             return False
         self._settle_state(State.READY)
         return True
@@ -288,10 +335,15 @@ class ThreadHost(EngineHost):
         if self.state is State.READY:
             self._inbox.put(function)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self._closing = True
-        self.state = State.CLOSED
+        super().leave()
         self._inbox.put(None)
+        self._abandon()
+
+    def close(self) -> None:
+        if not self._closing:
+            self.leave()
         self._thread.join()
 
 
@@ -347,8 +399,8 @@ class LoopHost(EngineHost):
             failure = TimedOut(work.call.function.spec.name, "wall", work.call.limit_s)
         except asyncio.CancelledError:
             failure = Cancelled("its invocation ended")
-        except DandelionError as error:
-            failure = error.with_traceback(None)
+        except Exception as error:
+            failure = typed(error, self.facts.name)
         self._finish(work, outputs, failure)
 
     def cancel(self, work: Work) -> None:

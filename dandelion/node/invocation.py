@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dandelion.data import ItemSet, Sets
-from dandelion.dispatcher import DirectWalk, Walk
+from dandelion.dispatcher import DirectWalk, Run, Walk
 from dandelion.errors import DandelionError, InternalError
 from dandelion.node.hosts import Work
+from dandelion.node.placement import Needs
 from dandelion.node.traces import Trace
 
 
@@ -37,7 +38,8 @@ class Invocation:
         trace: its id is the invocation's.
         deadline_ns: on `time.monotonic_ns`.
         deadline_s: the same as the caller gave it, in seconds from the start.
-        calls: what is out or waits for an engine, by instance.
+        calls: what is out, by instance.
+        resuming: its walk will be resumed; see `Walk.unsettled`.
         on_done: called once, from the pump, when `outputs` or `error` is there.
     """
 
@@ -49,6 +51,7 @@ class Invocation:
     outputs: tuple[ItemSet | None, ...] | None = None
     error: DandelionError | None = None
     done: bool = False
+    resuming: bool = False
     on_done: Callable[[], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -83,3 +86,24 @@ class Invocation:
             raise InternalError("an invocation ended without a result")
         names = self.walk.plan.output_names
         return Outcome(self.trace.id, Sets(dict(zip(names, self.outputs, strict=True))), self.trace)
+
+
+@dataclass(slots=True, eq=False)
+class WaitingCall:
+    """A call on its way to an engine.
+
+    Attributes:
+        attempt: 1, and more if engines died under it.
+        alone: it may not run where others share its fate.
+        cache_key: under which its result is kept, if it is.
+        needs: what placement must know.
+        since_ns: when it began to wait for an engine, 0 if it did not.
+    """
+
+    invocation: Invocation
+    run: Run
+    attempt: int = 1
+    alone: bool = False
+    cache_key: bytes = b""
+    needs: Needs = field(default_factory=lambda: Needs(()))
+    since_ns: int = 0

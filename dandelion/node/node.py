@@ -54,12 +54,13 @@ from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
 from dandelion.node.engines import Backend, EngineStarter, load_backends
 from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
+from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import NodeFacts, exposition
-from dandelion.node.pump import Pump
+from dandelion.node.pump import SLICE, Pump
 from dandelion.node.traces import Trace, TraceStore
 from dandelion.registration import Registrar
 from dandelion.settings import Settings
@@ -92,6 +93,7 @@ class Node:
         self._cache = ResultCache(self.settings.cache_bytes)
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)
         self._registering = threading.Lock()
+        self._closing = threading.Lock()
         self._changed = threading.Condition()
         self._loop = NodeLoop(self._arena)
         self._starter: EngineStarter | None = None
@@ -121,6 +123,9 @@ class Node:
                 starter.start(backend)
             except BackendUnavailable as error:
                 self._missing.append(error)
+            except Exception as error:  # a backend's bug is no reason for the node not to start
+                reason = str(typed(error, backend.entry))
+                self._missing.append(BackendUnavailable(backend.entry, reason))
         self._state = State.READY
 
     def _host_changed(self, host: EngineHost) -> None:
@@ -130,18 +135,38 @@ class Node:
 
     def close(self) -> None:
         """End all invocations and engines and wait for them. Not from the node's own loop."""
-        if self._state is State.CLOSED:
-            return
-        self._state = State.CLOSED
-        for invocation in list(self._pump.running):
-            self._end(invocation, Cancelled("the node is shutting down"))
-        for host in self._pump.hosts:
-            host.close()
-        for sharing in self._starter.sharings if self._starter is not None else ():
-            sharing.close()
-        self._loop.stop()
-        self.catalog.close()
-        self._arena.close()
+        with self._closing:
+            if self._state is State.CLOSED:
+                return
+            self._state = State.CLOSED
+            self._settle(self._pump.shut)
+            self._close_hosts()
+            for sharing in self._starter.sharings if self._starter is not None else ():
+                _closed(sharing.close)
+            _closed(self._loop.stop)
+            with self._registering:
+                _closed(self.catalog.close)
+            self._arena.close()
+
+    def _close_hosts(self) -> None:
+        """Close all hosts, also those that an engine brought along as it came up just now."""
+        hosts = self._pump.hosts
+        closed = 0
+        while closed < len(hosts):
+            batch = hosts[closed:]
+            for host in batch:
+                _closed(host.leave)
+            for host in batch:
+                _closed(host.close)
+            closed += len(batch)
+            self._settle(lambda: None)
+
+    def _settle(self, event: Callable[[], None]) -> None:
+        """Have an event carried out, and wait until it and all before it are."""
+        settled = threading.Event()
+        self._pump.post(event)
+        self._pump.post(settled.set)
+        settled.wait()
 
     def __enter__(self) -> Self:
         self.start()
@@ -395,7 +420,7 @@ class Node:
         inputs = _positional(plan, sets)
         now = time.monotonic_ns()
         invocation = Invocation(
-            DirectWalk(plan) if plan.is_direct else Walk(plan, self._partitioning),
+            DirectWalk(plan) if plan.is_direct else Walk(plan, self._partitioning, slice_=SLICE),
             Trace(f"{self._prefix}-{next(self._ids):x}", plan.name, now),
             now + int(deadline_s * 1e9),
             deadline_s,
@@ -474,6 +499,14 @@ def _partitioning(text: str) -> Partitioning:
     if mode in ("max", "auto") or (mode == "fixed" and number.isdigit() and int(number) > 0):
         return Partitioning(mode, int(number) if mode == "fixed" else 1, cores)
     raise InvalidInput("partitioning", f"'{text}'", "use max, auto or fixed:N")
+
+
+def _closed(close: Callable[[], None]) -> None:
+    """Close something; what fails must not keep the rest from being closed."""
+    try:
+        close()
+    except Exception as error:
+        typed(error, "closing")
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

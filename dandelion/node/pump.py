@@ -5,15 +5,21 @@ ended a call, the event loop. Each is put into a queue, and **whoever finds nobo
 until the queue is empty. So walks, placement and counts are touched by one thread at a time without
 a thread of their own, and an invocation of functions that answer at once runs to its end in its
 caller's thread. Hosts call back by posting an event, so nothing recurses, however long a chain is.
+
+A caller's thread, or the event loop, must not be kept by the work of others, nor by a composition
+that goes on for ever: after `TURN_NS` it leaves what there is to a thread that lives until the
+queue is empty. Walks settle in slices, so everybody has a turn, and a deadline, which is an event
+too, gets through.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import ParamSpec
 
@@ -21,20 +27,21 @@ from dandelion.data import ItemSet
 from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
 from dandelion.driver import Call, InstanceSets
 from dandelion.errors import (
+    Cancelled,
     DandelionError,
     DeadlineExceeded,
     DeviceFull,
     EngineDied,
     Faulted,
-    InternalError,
     NoEngine,
     TimedOut,
 )
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
 from dandelion.node.cache import ResultCache, content_key
+from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State, Work
-from dandelion.node.invocation import Invocation
+from dandelion.node.invocation import Invocation, WaitingCall
 from dandelion.node.library import Library
 from dandelion.node.metrics import InvocationCounts
 from dandelion.node.placement import FifoPlacement, Needs
@@ -43,6 +50,14 @@ from dandelion.node.traces import Span, TraceStore
 P = ParamSpec("P")
 ATTEMPTS = 2
 """How often a call is run in all, if engines die under it."""
+TURN_NS = 20_000_000
+"""How long a thread that only came to post an event pumps, in nanoseconds."""
+LOOK_EVERY = 64
+"""After how many events a pumping thread looks at the clock."""
+SLICE = 1024
+"""How many sets a walk settles before others have their turn."""
+
+log = logging.getLogger("dandelion.node")
 
 
 class Pump:
@@ -64,8 +79,10 @@ class Pump:
         self._cache = cache
         self._events: deque[Callable[[], None]] = deque()
         self._pumping = threading.Lock()
-        self._placement: FifoPlacement[_Waiting] = FifoPlacement()
+        self._placement: FifoPlacement[WaitingCall] = FifoPlacement()
+        self._waiting: dict[Invocation, set[WaitingCall]] = {}
         self._next_call = 0
+        self._closed = False
         self.hosts: list[EngineHost] = []
         self.running: set[Invocation] = set()
         self.counts = InvocationCounts()
@@ -78,23 +95,51 @@ class Pump:
     def post(self, event: Callable[[], None]) -> None:
         """Have `event` carried out, one at a time with all others; soon, or before this returns."""
         self._events.append(event)
-        while self._events and self._pumping.acquire(blocking=False):
+        if not self._pump(TURN_NS):
+            threading.Thread(target=self._pump, name="dandelion-pump", daemon=True).start()
+
+    def _pump(self, turn_ns: int | None = None) -> bool:
+        """Carry out events until there are none, or somebody else does. False if a turn ended."""
+        events = self._events
+        done = end_ns = 0
+        while events and self._pumping.acquire(blocking=False):
             try:
-                while self._events:
-                    self._events.popleft()()
+                while events:
+                    event = events.popleft()
+                    try:
+                        event()
+                    except Exception:  # a bug; all else goes on
+                        log.exception("an event of the pump failed")
+                    done += 1
+                    if done % LOOK_EVERY or turn_ns is None:
+                        continue
+                    now_ns = time.monotonic_ns()
+                    end_ns = end_ns or now_ns + turn_ns
+                    if now_ns >= end_ns:
+                        return False
             finally:
                 self._pumping.release()
+        return True
 
     # --- events; each runs inside the pump ----------------------------------------------------
 
     def start(self, invocation: Invocation, inputs: tuple[ItemSet | None, ...]) -> None:
         """Begin an invocation."""
         self.running.add(invocation)
+        if self._closed:
+            self._finish(invocation, None, Cancelled("the node is shutting down"))
+            return
         self._step(invocation, invocation.walk.start, inputs)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation before its time."""
         self._step(invocation, invocation.walk.cancel, error)
+
+    def shut(self) -> None:
+        """End all invocations, and from now on every one that begins."""
+        self._closed = True
+        for invocation in list(self.running):
+            self.cancel(invocation, Cancelled("the node is shutting down"))
 
     def add_host(self, host: EngineHost) -> None:
         """Use a host; it may be starting still."""
@@ -111,6 +156,7 @@ class Pump:
             for waiting in list(self._placement.waiting()):
                 if not self._placement.possible(waiting.needs):
                     self._placement.drop(waiting)
+                    self._waiting[waiting.invocation].discard(waiting)
                     self._fail(waiting.invocation, waiting.run, self._no_engine(waiting))
 
     def _ended(
@@ -128,7 +174,7 @@ class Pump:
         wanted = invocation.calls.pop(run.instance, None) is not None
         if wanted and work.attempt < ATTEMPTS and _may_run_again(work, error):
             alone = isinstance(error, Faulted)
-            self._place(_Waiting(invocation, run, work.attempt + 1, alone, work.cache_key))
+            self._place(WaitingCall(invocation, run, work.attempt + 1, alone, work.cache_key))
         elif outputs is not None:
             if work.cache_key:
                 self._cache.put(work.cache_key, run.function.name, outputs)
@@ -156,9 +202,15 @@ class Pump:
             for instruction in step(*event, **_):
                 self._carry_out(invocation, instruction)
         except Exception as error:
-            failure = error if isinstance(error, DandelionError) else _bug(error)
-            for instruction in invocation.walk.cancel(failure):
+            for instruction in invocation.walk.cancel(typed(error)):
                 self._carry_out(invocation, instruction)
+        if invocation.walk.unsettled and not invocation.resuming:
+            invocation.resuming = True
+            self._events.append(partial(self._resume, invocation))
+
+    def _resume(self, invocation: Invocation) -> None:
+        invocation.resuming = False
+        self._step(invocation, invocation.walk.resume)
 
     def _carry_out(self, invocation: Invocation, instruction: Instruction) -> None:
         if isinstance(instruction, Run):
@@ -171,27 +223,28 @@ class Pump:
             self._stop(invocation, instruction)
 
     def _run(self, invocation: Invocation, run: Run) -> None:
-        waiting = _Waiting(invocation, run)
+        waiting = WaitingCall(invocation, run)
         if not (run.function.cache and self._answered(waiting)):
             self._place(waiting)
 
-    def _place(self, waiting: _Waiting) -> None:
+    def _place(self, waiting: WaitingCall) -> None:
         """Give a call to a free host, or let it wait for one."""
         try:
             waiting.needs = self._needs(waiting)
             placed = self._placement.place(waiting.needs)
             if placed is None and not self._placement.possible(waiting.needs):
                 raise self._no_engine(waiting)
-        except DandelionError as error:
-            self._events.append(partial(self._fail, waiting.invocation, waiting.run, error))
+        except Exception as error:
+            self._fail_later(waiting, error)
             return
         if placed is not None:
             self._submit(waiting, *placed)
         else:
             waiting.since_ns = time.monotonic_ns()
+            self._waiting.setdefault(waiting.invocation, set()).add(waiting)
             self._placement.wait(waiting.needs, waiting)
 
-    def _needs(self, waiting: _Waiting) -> Needs:
+    def _needs(self, waiting: WaitingCall) -> Needs:
         """Find out what a call will need, where hosts differ in what they have."""
         run = waiting.run
         formats = run.application.formats
@@ -203,7 +256,7 @@ class Pump:
         demand = ask(function, _with_static(function, run.inputs))
         return Needs(formats, demand, waiting.alone)
 
-    def _answered(self, waiting: _Waiting) -> bool:
+    def _answered(self, waiting: WaitingCall) -> bool:
         """Answer a call from the cache, if its result is there."""
         invocation, run = waiting.invocation, waiting.run
         waiting.cache_key = content_key(run.function, run.inputs)
@@ -220,33 +273,40 @@ class Pump:
         """A function was removed: its results are not given any more."""
         self._cache.drop(function)
 
-    def _submit(self, waiting: _Waiting, host: EngineHost, code_format: str) -> None:
+    def _submit(self, waiting: WaitingCall, host: EngineHost, code_format: str) -> None:
         invocation, run = waiting.invocation, waiting.run
-        try:
-            function = self._library.function(run.function, code_format)
-        except DandelionError as error:
-            self._events.append(partial(self._fail, invocation, run, error))
-            return
-        limit_s = run.function.limits.wall_s
-        deadline_ns = min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9))
-        inputs = _with_static(function, run.inputs) if function.static else run.inputs
-        self._next_call += 1
-        call = Call(
-            self._next_call,
-            function,
-            inputs,
-            self._domain,
-            deadline_ns,
-            min(limit_s, invocation.deadline_s),
-            demand=waiting.needs.demand if host.facts.demand is not None else None,
-        )
 
         def done(work: Work, outputs: InstanceSets | None, error: DandelionError | None) -> None:
             self.post(partial(self._ended, invocation, run, work, outputs, error))
 
-        work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
-        invocation.calls[run.instance] = work
-        host.submit(work)
+        try:
+            call = self._call(waiting, host, code_format)
+            work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
+            invocation.calls[run.instance] = work
+            host.submit(work)
+        except Exception as error:
+            invocation.calls.pop(run.instance, None)
+            self._fail_later(waiting, error)
+
+    def _call(self, waiting: WaitingCall, host: EngineHost, code_format: str) -> Call:
+        invocation, run = waiting.invocation, waiting.run
+        function = self._library.function(run.function, code_format)
+        limit_s = run.function.limits.wall_s
+        self._next_call += 1
+        return Call(
+            self._next_call,
+            function,
+            _with_static(function, run.inputs) if function.static else run.inputs,
+            self._domain,
+            min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
+            min(limit_s, invocation.deadline_s),
+            demand=waiting.needs.demand if host.facts.demand is not None else None,
+        )
+
+    def _fail_later(self, waiting: WaitingCall, error: Exception) -> None:
+        """Have a call fail, in an event of its own: its walk may be in the middle of a step."""
+        failed = partial(self._fail, waiting.invocation, waiting.run, typed(error))
+        self._events.append(failed)
 
     def _feed(self, host: EngineHost) -> None:
         """Give a host what waits for it."""
@@ -255,12 +315,17 @@ class Pump:
             if found is None:
                 return
             waiting, code_format = found
+            self._waiting[waiting.invocation].discard(waiting)
             self._submit(waiting, host, code_format)
 
     def _stop(self, invocation: Invocation, instruction: Cancel) -> None:
         work = invocation.calls.pop(instruction.instance, None)
-        if work is not None and work.host is not None:
+        if work is None or work.host is None:
+            return
+        try:
             work.host.cancel(work)
+        except Exception:  # it may end when it likes; the invocation ends now
+            log.exception("engine %s could not cancel a call", work.host.facts.name)
 
     def _finish(
         self,
@@ -268,9 +333,8 @@ class Pump:
         outputs: tuple[ItemSet | None, ...] | None,
         error: DandelionError | None,
     ) -> None:
-        if error is not None:
-            for waiting in [w for w in self._placement.waiting() if w.invocation is invocation]:
-                self._placement.drop(waiting)
+        for waiting in self._waiting.pop(invocation, ()):
+            self._placement.drop(waiting)
         self.running.discard(invocation)
         trace = invocation.trace
         trace.end_ns = time.monotonic_ns()
@@ -279,7 +343,7 @@ class Pump:
         self._traces.add(trace)
         invocation.finish(outputs, error)
 
-    def _no_engine(self, waiting: _Waiting) -> DandelionError:
+    def _no_engine(self, waiting: WaitingCall) -> DandelionError:
         """Say why nothing here runs a call: it is too large, or the reason of a backend."""
         run = waiting.run
         formats = run.application.formats
@@ -294,27 +358,6 @@ class Pump:
                 return replace(host.error)  # raised by many: each its own traceback
         ready = {f for h in self.hosts if h.state is State.READY for f in h.formats}
         return NoEngine(run.function.name, formats, tuple(sorted(ready)))
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A call on its way to an engine.
-
-    Attributes:
-        attempt: 1, and more if engines died under it.
-        alone: it may not run where others share its fate.
-        cache_key: under which its result is kept, if it is.
-        needs: what placement must know.
-        since_ns: when it began to wait for an engine, 0 if it did not.
-    """
-
-    invocation: Invocation
-    run: Run
-    attempt: int = 1
-    alone: bool = False
-    cache_key: bytes = b""
-    needs: Needs = field(default_factory=lambda: Needs(()))
-    since_ns: int = 0
 
 
 def _may_run_again(work: Work, error: DandelionError | None) -> bool:
@@ -354,9 +397,3 @@ def _record(invocation: Invocation, run: Run, work: Work, host: EngineHost) -> N
         track = f"{host.facts.name} stages"
         trace.add(Span(stage, track, start_ns, start_ns + duration_ns, run.number))
         start_ns += duration_ns
-
-
-def _bug(error: Exception) -> InternalError:
-    failure = InternalError(f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

@@ -1,13 +1,14 @@
 """The node's side of an engine process: an `Engine` whose `run` happens elsewhere.
 
 The process is started and replaced by the thread that calls `run`, so there is one owner and no
-race. A process that dies, or does not answer until the deadline and a grace after it, is killed and
-replaced; the call that was running gets `EngineDied` or `TimedOut`. Calls are pure, so the node may
-run others again.
+race; others may only `abandon` it. A process that dies, answers what nobody understands, or does
+not answer until the deadline and a grace after it, is killed and replaced; the call that was out
+gets `EngineDied` or `TimedOut`. Calls are pure, so the node may run others again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -42,6 +43,8 @@ from dandelion.memory import Context, SharedDomain, Transfers
 START_LIMIT_S = 60.0
 GRACE_S = 0.25
 """How long after a call's deadline its process may still answer before it is killed."""
+FORGET_LIMIT_S = 5.0
+"""How long a process that is not in a call may take to read that it may forget a function."""
 LOADED_LIMIT = 64
 """How many functions a process keeps; the one not used for longest is forgotten."""
 
@@ -57,9 +60,6 @@ class RemoteEngine(Engine):
         driver: tells the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
-
-    Raises:
-        BackendUnavailable: no backend of the list works.
     """
 
     def __init__(
@@ -80,11 +80,30 @@ class RemoteEngine(Engine):
         self._loaded: OrderedDict[str, None] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: socket.socket | None = None
+        self._leaving = False
         self.starts = 0
+        self.name = "|".join(backends)
+        self.ready: Ready
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready.
+
+        Raises:
+            BackendUnavailable: no backend of the list works.
+            EngineDied: the process ended.
+        """
         self.ready = self._start()
         self.name = self.ready.engine
         self.capacity = Capacity(self.ready.device_bytes, self.ready.blocks)
         self.workers = self.ready.workers
+
+    def abandon(self) -> None:
+        """Have the process end soon, whatever it is at; from any thread, when the node closes."""
+        self._leaving = True
+        peer = self._peer
+        if peer is not None:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -110,32 +129,36 @@ class RemoteEngine(Engine):
                 env=_environment(self._environment),
             )
         self._peer = ours
+        if self._leaving:
+            self.abandon()
         self.starts += 1
         self._loaded.clear()
         ours.settimeout(START_LIMIT_S)
         reply = self._receive()
         if isinstance(reply, Ready):
             return reply
-        self.close()
+        code = self._end()
         if isinstance(reply, Failed):
             raise from_record(reply.error)
-        raise EngineDied("|".join(backends), "its process ended before it was ready")
+        raise EngineDied(self.name, f"{_death(code)} before it was ready")
 
     def _receive(self) -> Reply | None:
         assert self._peer is not None
         try:
             return receive_reply(self._peer)
-        except (TimeoutError, ConnectionError):
+        except (OSError, msgspec.DecodeError):
             return None
 
     def recover(self) -> None:
         self.ready = self._start()
 
     def _run(self, call: Call) -> InstanceSets:
+        assert self._peer is not None
+        self._peer.settimeout(call.left_s() + GRACE_S)
         demand = call.demand or self._driver.demand(call.function, call.inputs)
         inputs = self._transfers.place(call.inputs, self._arena)
         result = self._arena.acquire(max(1, _result_bytes(demand, call.function)))
-        self._load(call.function)
+        self._load(call)
         wire = tuple(None if s is None else wire_set(s, self._arena.map) for s in inputs)
         request = Run(
             call.id,
@@ -162,17 +185,22 @@ class RemoteEngine(Engine):
         except OSError:
             reply = None
         if isinstance(reply, Ready) or reply is None:
-            code = self._end()
-            if call.left_s() <= 0:
-                limit_s = min(call.function.spec.limits.wall_s, call.limit_s)
-                raise TimedOut(call.function.spec.name, "wall", limit_s)
-            raise EngineDied(self.name, _death(code))
+            raise self._lost(call)
         if reply.call != call.id:
-            self.close()
+            self._end()
             raise InternalError(f"{self.name} answered call {reply.call}, not {call.id}")
         return reply
 
-    def _load(self, function: Function) -> None:
+    def _lost(self, call: Call) -> TimedOut | EngineDied:
+        """End a process that did not answer a call, or not in time."""
+        code = self._end()
+        if call.left_s() <= 0:
+            limit_s = min(call.function.spec.limits.wall_s, call.limit_s)
+            return TimedOut(call.function.spec.name, "wall", limit_s)
+        return EngineDied(self.name, _death(code))
+
+    def _load(self, call: Call) -> None:
+        function = call.function
         if function.identity in self._loaded:
             self._loaded.move_to_end(function.identity)
             return
@@ -188,11 +216,12 @@ class RemoteEngine(Engine):
             if len(self._loaded) > LOADED_LIMIT:
                 send(self._peer, Forget(self._loaded.popitem(last=False)[0]))
         except OSError:
-            raise EngineDied(self.name, _death(self._end())) from None
+            raise self._lost(call) from None
 
     def forget(self, function: Function) -> None:
         if function.identity in self._loaded and self._peer is not None:
             del self._loaded[function.identity]
+            self._peer.settimeout(FORGET_LIMIT_S)
             try:
                 send(self._peer, Forget(function.identity))
             except OSError:

@@ -1,0 +1,321 @@
+"""A node among enemies: engines with bugs, compositions without end, everything at once.
+
+After each test nothing may run, wait, be busy or lie in the arena.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import pytest
+
+from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.driver import Call, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.errors import (
+    Cancelled,
+    DandelionError,
+    DeadlineExceeded,
+    EngineDied,
+    InternalError,
+    NoEngine,
+)
+from dandelion.function import FunctionSpec
+from dandelion.node import Node, Settings
+
+ENDLESS = """
+function F(a) => (b);
+composition Million(a) => (b) { F(a = all a) => (b = b) repeat 1000000 feeding (a = b); }
+composition Calls(x) => (y) { Million(a = all x) => (y = b) repeat 1000000 feeding (a = b); }
+"""
+HOLLOW = """
+composition Swap(a, c) => (c, a) { }
+composition Million(a, c) => (x, y) {
+    Swap(a = all a, c = all c) => (x = c, y = a) repeat 1000000 feeding (a = c, c = a);
+}
+composition Calls(x) => (p, q) {
+    Million(a = all x, c = all x) => (p = x, q = y) repeat 1000000 feeding (a = x, c = y);
+}
+"""
+
+
+class Bug(Exception):
+    """Nothing that anybody expects."""
+
+
+class ActedEngine(Engine):
+    """Does as its driver says."""
+
+    def __init__(self, driver: "ActedDriver") -> None:
+        self._driver = driver
+        self.name = "acted:0"
+        self.lost = False
+
+    def _run(self, call: Call) -> InstanceSets:
+        self._driver.run(self)
+        return call.inputs
+
+    def cancel(self, call_id: int) -> bool:
+        self._driver.cancel()
+        return True
+
+    def settle(self) -> None:
+        self._driver.settle()
+
+    def recover(self) -> None:
+        self._driver.recover()
+        self.lost = False
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+class ActedDriver(Driver):
+    """A backend whose every step can be replaced by a test."""
+
+    name = "acted"
+    formats = frozenset({"acted"})
+
+    def __init__(self, hosting: Hosting = Hosting.THREAD, engines: int = 1) -> None:
+        self.hosting = hosting  # type: ignore[misc]  # of the class for drivers, of one for a test
+        self.engines = engines
+        self.run: Callable[[Engine], None] = lambda engine: None
+        self.settle: Callable[[], None] = lambda: None
+        self.recover: Callable[[], None] = lambda: None
+        self.cancel: Callable[[], None] = lambda: None
+        self.close: Callable[[], None] = lambda: None
+        self.make: Callable[[], None] = lambda: None
+
+    def probe(self) -> list[Resource]:
+        return [Resource(str(number), "acted") for number in range(self.engines)]
+
+    def engine(self, resource: str) -> Engine:
+        self.make()
+        return ActedEngine(self)
+
+
+def function(name: str, code_format: str = "null") -> FunctionDocument:
+    return FunctionDocument(name, ("a",), ("b",), code=(CodeDocument(code_format),))
+
+
+def fail() -> None:
+    raise Bug("of a backend")
+
+
+@contextmanager
+def started(*drivers: Driver, deadline_s: float = 30.0) -> Iterator[Node]:
+    settings = Settings(
+        backends=("null",), arena_bytes=1 << 22, default_deadline_s=deadline_s, max_waiting=100_000
+    )
+    with Node(settings, drivers) as node:
+        node.register(function("F"))
+        if drivers:
+            node.register(function("A", "acted"))
+        assert node.wait_ready()
+        yield node
+        assert_idle(node)
+
+
+def assert_idle(node: Node) -> None:
+    """Engines may be a moment behind the invocations that they worked for."""
+    end = time.monotonic() + 10
+    while any(e.busy for e in node.engines()) and time.monotonic() < end:
+        time.sleep(0.001)
+    gc.collect()
+    facts = node.facts()
+    assert (facts.running, facts.waiting, facts.arena.contexts) == (0, 0, 0)
+    assert [e.busy for e in node.engines()] == [0] * len(node.engines())
+
+
+@pytest.mark.parametrize("text", [ENDLESS, HOLLOW])
+def test_a_composition_without_end_keeps_its_deadline_and_nobody_else(text: str) -> None:
+    with started() as node, ThreadPoolExecutor(1) as pool:
+        node.register(text)
+        endless = pool.submit(node.invoke, "Calls", x=b"1", deadline_s=0.5)
+        answers = 0
+        while not endless.done():
+            assert node.invoke("F", a=b"2", deadline_s=10).b.text() == "2"
+            answers += 1
+        assert isinstance(endless.exception(), DeadlineExceeded)
+        assert answers > 3
+
+
+@pytest.mark.parametrize("step", ["settle", "close"])
+def test_a_bug_of_an_engine_outside_of_calls_costs_no_call(step: str) -> None:
+    driver = ActedDriver()
+    setattr(driver, step, fail)
+    with started(driver) as node:
+        for number in range(3):
+            assert node.invoke("A", a=str(number)).b.text() == str(number)
+
+
+def test_an_engine_that_cannot_be_brought_back_refuses_what_comes() -> None:
+    def die(engine: Engine) -> None:
+        engine.lost = True
+        raise EngineDied("acted:0", "it was killed")
+
+    driver = ActedDriver()
+    driver.run = die
+    driver.recover = fail
+    with started(driver) as node:
+        for _ in range(3):
+            with pytest.raises((InternalError, NoEngine)):
+                node.invoke("A", a=b"")
+        assert node.ready()
+
+
+@pytest.mark.parametrize("error", [Bug("no"), SystemExit(3), MemoryError()])
+def test_whatever_an_engine_raises_is_an_error_of_one_call(error: BaseException) -> None:
+    def leave(engine: Engine) -> None:
+        raise error
+
+    driver = ActedDriver()
+    driver.run = leave
+    with started(driver) as node:
+        for _ in range(2):
+            with pytest.raises(InternalError, match=type(error).__name__) as caught:
+                node.invoke("A", a=b"")
+            assert caught.value.__cause__ is None or not caught.value.__cause__.__traceback__
+
+
+def test_an_engine_that_cannot_cancel_holds_nobody_up() -> None:
+    gate = threading.Event()
+    driver = ActedDriver()
+    driver.run = lambda engine: None if gate.wait(10) else fail()
+    driver.cancel = fail
+    with started(driver) as node:
+        with pytest.raises(DeadlineExceeded):
+            node.invoke("A", a=b"", deadline_s=0.05)
+        gate.set()
+        assert node.invoke("A", a=b"1").b.text() == "1"
+
+
+@pytest.mark.parametrize("hosting", [Hosting.THREAD, Hosting.INLINE])
+def test_a_backend_that_cannot_start_is_named_and_the_node_runs(hosting: Hosting) -> None:
+    driver = ActedDriver(hosting)
+    driver.make = fail
+    with started(driver) as node:
+        assert "Bug" in next(e.reason for e in node.engines() if e.backend == "acted")
+        assert node.invoke("F", a=b"1").b.text() == "1"
+
+
+def test_a_backend_without_resources_is_named() -> None:
+    settings = Settings(backends=(), engines={"acted": 2}, arena_bytes=1 << 20)
+    with Node(settings, [ActedDriver(engines=0)]) as node:
+        assert [e.backend for e in node.engines()] == ["acted"]
+
+
+@pytest.mark.parametrize("hosting", [Hosting.THREAD, Hosting.INLINE])
+def test_a_node_closes_whatever_its_engines_do(hosting: Hosting) -> None:
+    driver = ActedDriver(hosting)
+    driver.close = fail
+    before = threading.active_count()
+    with started(driver):
+        pass
+    assert threading.active_count() == before
+
+
+def test_closing_from_many_threads_ends_every_invocation_once() -> None:
+    gate = threading.Event()
+    begun = threading.Semaphore(0)
+
+    def wait(engine: Engine) -> None:
+        begun.release()
+        gate.wait(10)
+
+    driver = ActedDriver()
+    driver.run = wait
+    driver.cancel = gate.set
+    node = Node(Settings(backends=("null",), arena_bytes=1 << 20), [driver])
+    node.start()
+    node.register(function("A", "acted"))
+    with ThreadPoolExecutor(12) as pool:
+        calls = [pool.submit(node.invoke, "A", a=b"") for _ in range(8)]
+        begun.acquire()
+        closing = [pool.submit(node.close) for _ in range(4)]
+        for one in closing:
+            one.result()
+        assert all(isinstance(c.exception(), Cancelled) for c in calls)
+    with pytest.raises(Cancelled):
+        node.invoke("A", a=b"")
+
+
+def test_thousands_of_waiting_calls_go_at_once_when_their_time_is_over() -> None:
+    gate = threading.Event()
+    driver = ActedDriver()
+    driver.run = lambda engine: None if gate.wait(30) else fail()
+    text = "function A(a) => (b); composition Wide(x) => (y) { A(a = each x) => (y = b); }"
+    with started(driver) as node:
+        node.register(text)
+        threads = [threading.Thread(target=_wide, args=(node,)) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        while node.facts().waiting < 6000:
+            time.sleep(0.01)
+        begin = time.monotonic()
+        for invocation in list(node._pump.running):
+            node._end(invocation, Cancelled("over"))
+        took_s = time.monotonic() - begin
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert took_s < 2
+
+
+def _wide(node: Node) -> None:
+    with suppress(DandelionError):
+        node.invoke("Wide", x=[b"1"] * 64)
+
+
+def test_everything_at_once() -> None:
+    """Invoke, register, remove, miss deadlines and lose engines from many threads."""
+    lock = threading.Lock()
+    count = 0
+
+    def run(engine: Engine) -> None:
+        nonlocal count
+        with lock:
+            count += 1
+            number = count
+        if number % 7 == 0:
+            engine.lost = True
+            raise EngineDied("acted:0", "it was killed")
+        if number % 11 == 0:
+            raise Bug("now and then")
+
+    driver = ActedDriver(engines=3)
+    driver.run = run
+    text = "function A(a) => (b); composition Wide(x) => (y) { A(a = each x) => (y = b); }"
+    unforeseen: list[BaseException] = []
+
+    def torment(node: Node, seed: int) -> None:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            name = f"G{seed % 3}"
+            steps: list[Callable[[], object]] = [
+                partial(node.invoke, "A", a=bytes(5000)),
+                partial(node.invoke, "Wide", x=[bytes(3000)] * 20),
+                partial(node.invoke, "Wide", x=[b"2"] * 50, deadline_s=0.002),
+                partial(node.register, function(name, "acted")),
+                partial(node.invoke, name, a=b"3"),
+                partial(node.remove, FunctionSpec, name),
+            ]
+            try:
+                for step in steps:
+                    with suppress(DandelionError):
+                        step()
+            except BaseException as error:
+                unforeseen.append(error)
+                raise
+
+    with started(driver) as node:
+        node.register(text)
+        threads = [threading.Thread(target=torment, args=(node, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not unforeseen
