@@ -15,7 +15,6 @@ is unmade, and `close` unmakes the rest, each step whether or not another one fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dandelion.data import Bytes
@@ -24,6 +23,7 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Function
 from .compiling import CodeCache
 from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
+from .cudalike_held import Held, HeldMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .plan import Launch, Zero
 from .source import LoadedCode
@@ -33,23 +33,6 @@ _SPARE_BYTES = 256 * 2**20
 _GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
 """How many device addresses are kept ready."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """Memory in a mapping of its own.
-
-    Attributes:
-        address: where it is mapped.
-        size_bytes: of the mapping.
-        memory: the physical memory.
-        mapped: whether it is mapped.
-    """
-
-    address: int
-    size_bytes: int
-    memory: Any = None
-    mapped: bool = False
 
 
 class CudaLikeDevice(Device):
@@ -82,7 +65,7 @@ class CudaLikeDevice(Device):
         self._graphs: list[Any] = []
         self._events: list[Any] = []
         self._idle_events: list[Any] = []
-        self._held: list[Held] = []
+        self._held: HeldMemory
 
     @classmethod
     def calls(cls) -> Calls:
@@ -131,7 +114,9 @@ class CudaLikeDevice(Device):
                 raise BackendUnavailable(self.backend, missing, f"there are {known}")
             self._do("open", calls.retain(self._ordinal))
             self._retained = True
+            self._held = HeldMemory(calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
+            self._held.stream = self._stream
             holds = self._trusts_protection and bool(self._attribute("virtual_memory"))
             self.abilities = Abilities(graphs=True, asynchronous=True, registers=True, holds=holds)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
@@ -177,8 +162,7 @@ class CudaLikeDevice(Device):
             self._undo(calls.destroy_executable, graph)
         for module in self._modules:
             self._undo(calls.unload_module, module.handle)
-        for held in self._held:
-            self._unmake(held)
+        self._held.close()
         if self._pool:
             self._undo(calls.free, calls.pointer(self._pool))
         for address in self._registered:
@@ -195,21 +179,13 @@ class CudaLikeDevice(Device):
         if call(*arguments)[0]:
             call(*arguments)
 
-    def _unmake(self, held: Held) -> None:
-        address = self._calls.pointer(held.address)
-        if held.mapped:
-            self._undo(self._calls.unmap, address, held.size_bytes)
-        if held.memory is not None:
-            self._undo(self._calls.destroy, held.memory)
-        self._undo(self._calls.unreserve, address, held.size_bytes)
-
     def _forget(self) -> None:
         self._retained = False
         self._stream = None
         self._pool = 0
         self.pool_bytes = 0
         self._addresses.clear()
-        for made in (self._registered, self._modules, self._graphs, self._held):
+        for made in (self._registered, self._modules, self._graphs):
             made.clear()
         self._events.clear()
         self._idle_events.clear()
@@ -284,22 +260,7 @@ class CudaLikeDevice(Device):
     # memory with protection
 
     def _hold(self, size_bytes: int) -> Handle:
-        calls = self._calls
-        step = int(self._do("hold", calls.granularity(self._ordinal)))
-        size = -(-size_bytes // step) * step
-        held = Held(int(self._do("hold", calls.reserve(size))), size)
-        self._held.append(held)
-        try:
-            held.memory = self._do("hold", calls.create(size, self._ordinal))
-            address = calls.pointer(held.address)
-            self._do("hold", calls.map(address, size, held.memory))
-            held.mapped = True
-            self._protect(Handle(held), Protection.WRITE)
-            self._do("hold", calls.fill(address, 0, size, self._stream))
-        except DandelionError:
-            self._drop(Handle(held))
-            raise
-        return Handle(held)
+        return Handle(self._held.hold(size_bytes))
 
     def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
         assert isinstance(held, Held)
@@ -309,14 +270,11 @@ class CudaLikeDevice(Device):
 
     def _protect(self, held: Handle, protection: Protection) -> None:
         assert isinstance(held, Held)
-        address = self._calls.pointer(held.address)
-        answer = self._calls.protect(address, held.size_bytes, self._ordinal, protection)
-        self._do("protect", answer)
+        self._held.protect(held, protection)
 
     def _drop(self, held: Handle) -> None:
         assert isinstance(held, Held)
-        self._held.remove(held)
-        self._unmake(held)
+        self._held.drop(held)
 
     # code
 
