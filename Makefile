@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := opencl,compositions,test,lint,bench
+EXTRAS := opencl,wasm,compositions,test,lint,bench
 
 .PHONY: help setup demo test check bench gpu clean
 
@@ -10,7 +10,7 @@ help:
 	@echo "make demo    run the flagship composition (digits) end to end"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
-	@echo "make bench   measure the dispatcher and the frontend on this machine"
+	@echo "make bench   measure dispatcher, frontend, language and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
 	@echo "make setup   make $(VENV) with everything these need"
 	@echo "make clean   remove what these words made"
@@ -41,6 +41,8 @@ check: setup
 bench: setup
 	$(BIN)/python -m bench.dispatcher
 	$(BIN)/python -m bench.http_noop
+	$(BIN)/python -m bench.dataflow
+	$(BIN)/python -m bench.sandbox
 
 gpu: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'

@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     host: str = "127.0.0.1"
     port: int = 8080
     catalog: str = "memory:"
-    backends: tuple[str, ...] = ("null", "process", "http", "cuda|hip|opencl")
+    backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}
     engines: dict[str, int] = {}
     arena_bytes: int = 1024 * MIB

@@ -8,10 +8,19 @@ node itself never touches one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dandelion.driver import AsyncEngine, Driver, Engine, Hosting, Sharing, load_driver
+from dandelion.driver import (
+    AsyncEngine,
+    Driver,
+    Engine,
+    Hosting,
+    Sharing,
+    backend_names,
+    load_driver,
+)
 from dandelion.engine_process.messages import Ready
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain, Transfers
@@ -51,6 +60,22 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
         if drivers:
             loaded.append(Backend(entry, tuple(d.name for d in drivers), drivers[0]))
     return loaded, reasons
+
+
+def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
+    """Give a driver for every format that any installed backend runs, to check code with.
+
+    A node registers functions that have code for backends which it does not run, as long as one of
+    their alternatives runs here or elsewhere; calling them tells.
+    """
+    checkers: dict[str, Driver] = {}
+    for name in backend_names():
+        with contextlib.suppress(BackendUnavailable):
+            driver = load_driver(name)
+            checkers.update(dict.fromkeys(driver.formats, driver))
+    for backend in backends:
+        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver))
+    return checkers
 
 
 class EngineStarter:

@@ -52,7 +52,7 @@ from dandelion.errors import (
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
-from dandelion.node.engines import Backend, EngineStarter, load_backends
+from dandelion.node.engines import Backend, EngineStarter, load_backends, load_checkers
 from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State
@@ -85,7 +85,7 @@ class Node:
         self.catalog = open_catalog(self.settings.catalog)
         self._arena = SharedDomain(self.settings.arena_bytes)
         self._transfers = Transfers()
-        checkers = {f: b.driver for b in self._backends for f in b.driver.formats}
+        checkers = load_checkers(self._backends)
         platform = {f.name: f for b in self._backends for f in b.driver.functions()}
         self._library = Library(self.catalog, platform, self._arena, self._transfers)
         self._registrar = Registrar(self.catalog, platform, checkers)
