@@ -7,6 +7,7 @@ registered. A loop over these is the least that a Python program can do.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,7 @@ class Bare:
     """CUDA's functions on device 0; every failure ends the benchmark."""
 
     def __init__(self) -> None:
-        from cuda.bindings import driver  # the one benchmark that needs it
-
-        self.cu: Any = driver
+        self.cu: Any = importlib.import_module("cuda.bindings.driver")
         self.do(self.cu.cuInit(0))
         self.context = self.do(self.cu.cuDevicePrimaryCtxRetain(0))
         self.do(self.cu.cuCtxSetCurrent(self.context))

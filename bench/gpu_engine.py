@@ -35,8 +35,8 @@ from bench.measure import (
     summed_up,
 )
 from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.driver import Call, load_driver
-from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.driver import Call, InstanceSets, load_driver
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
 from dandelion.memory import SharedDomain
 
 COUNT = 2000
@@ -80,11 +80,14 @@ class Engine:
             sets.append(ItemSet(name, (Item(name, 0, view),)))
         return tuple(sets)
 
-    def call(self, function: Function, sets: tuple[ItemSet, ...]) -> tuple[ItemSet | None, ...]:
+    def call(self, function: Function, sets: tuple[ItemSet, ...]) -> InstanceSets:
         """Run a call to its outputs."""
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
-        return self.engine.run(Call(self.number, function, sets, self.domain, deadline))
+        outputs: InstanceSets = self.engine.run(
+            Call(self.number, function, sets, self.domain, deadline)
+        )
+        return outputs
 
     def settle(self) -> None:
         """What the node does between calls."""
@@ -102,7 +105,9 @@ def gpu_function(
 ) -> Function:
     """Make a function as a node makes it of what is registered."""
     code = CodeObject("blueprint", digest_of(main), {n: digest_of(d) for n, d in files.items()})
-    fixed = {n: ((n, digest_of(d)),) for n, d in (static or {}).items()}
+    fixed: dict[str, tuple[tuple[str, Digest], ...]] = {
+        n: ((n, digest_of(d)),) for n, d in (static or {}).items()
+    }
     spec = FunctionSpec(
         name, tuple(map(SetSpec, inputs)), tuple(map(SetSpec, outputs)), fixed, (code,)
     )
