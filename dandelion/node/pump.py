@@ -183,6 +183,9 @@ class Pump:
             self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
         elif error is not None:
             self._fail(invocation, run, _blamed(work, error))
+        if host.state is State.STARTING:  # it was lost: what waits for it may suit others now
+            for other in self._placement.hosts(run.application.formats):
+                self._feed(other)
         self._feed(host)
 
     # --- steps --------------------------------------------------------------------------------
