@@ -130,6 +130,8 @@ class Body:
         return view[:end].toreadonly()
 
     async def _next(self) -> Message:
+        if asyncio.current_task() is None:  # begun without a task, so the body is there: no wait
+            return await self._receive()
         try:
             async with asyncio.timeout(self._idle_s):
                 message = await self._receive()

@@ -14,6 +14,7 @@ It reaches into uvicorn: `_start_asgi_task` and the cycle's attributes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -25,6 +26,12 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from dandelion.frontend.asgi import TASK, WHOLE_REPLY
 
+HEAD_LIMIT_BYTES = 64 * 1024
+"""So many bytes may come for a head after its first piece; see `Protocol`."""
+_HEAD_TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
 JOIN_BYTES = 16 * 1024
 """Up to this size a body is joined to its head; above, the chunks are handed over as they are."""
 
@@ -39,7 +46,8 @@ class Cycle(RequestResponseCycle):
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected:
+        if self.disconnected or self.transport.is_closing():
+            self.disconnected = True
             return
         self.response_started = True
         self.keep_alive = self.keep_alive and not message["close"]
@@ -97,31 +105,50 @@ class Protocol(HttpToolsProtocol):
 
     A cycle is begun when everything that came with its head has been parsed. If that is all of the
     request, its first step is taken at once: a request for a function that answers at once is then
-    over, and only one that waits for something becomes a task.
+    over, and only one that waits for something becomes a task. A first step is never taken inside
+    another request's: not in its task, and not deeper in its stack.
+
+    Heads are bounded: uvicorn and httptools are not, and put long ones together in quadratic time.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._parsing = False
-        self._begun: list[tuple[RequestResponseCycle, Any]] = []
+        self._beginning = False
+        self._begun: deque[tuple[RequestResponseCycle, Any]] = deque()
+        self._head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, then begin the requests that were in it."""
-        self._parsing = True
-        try:
-            super().data_received(data)
-            while self._begun:
-                self._first_step(*self._begun.pop(0))
-        finally:
-            self._parsing = False
+        self._beginning = True
+        before = self.scope
+        super().data_received(data)
+        if self.scope is before and before is not None and "method" not in before:
+            self._check_head(len(data))
+        else:
+            self._head_bytes = 0
+        self._begin()
+
+    def _check_head(self, more_bytes: int) -> None:
+        """Look at a head that has neither begun nor ended in the last piece."""
+        self._head_bytes += more_bytes
+        if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
+            self.transport.write(_HEAD_TOO_LONG)
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Cycle
         cycle.scope["extensions"] = {WHOLE_REPLY: {}}
-        if self._parsing:
-            self._begun.append((cycle, app))
-        else:
-            self._first_step(cycle, app)
+        self._begun.append((cycle, app))
+        if not self._beginning:  # the request before it is over only now, in a task of its own
+            self._beginning = True
+            self.loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        try:
+            while self._begun:
+                self._first_step(*self._begun.popleft())
+        finally:
+            self._beginning = False
 
     def _first_step(self, cycle: RequestResponseCycle, app: Any) -> None:
         running = cycle.run_asgi(app)
