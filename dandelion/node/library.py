@@ -72,10 +72,12 @@ class Library:
             self._refresh()
         plan = self._plans.get((name, version))
         if plan is None:
+            generation = self.catalog.generation
             found = self.find(name, version)
+            plan = direct_plan(found) if isinstance(found, FunctionSpec) else self._plan(found)
             with self._lock:
-                plan = direct_plan(found) if isinstance(found, FunctionSpec) else self._plan(found)
-                self._plans[name, version] = plan
+                if generation == self._generation == self.catalog.generation:
+                    self._plans[name, version] = plan
         return plan
 
     def _plan(self, record: CompositionRecord) -> CompositionPlan:
@@ -133,8 +135,8 @@ class Library:
 
     def _refresh(self) -> None:
         with self._lock:
+            self._generation = self.catalog.generation  # first: a plan of before is not kept then
             self._plans.clear()
-            self._generation = self.catalog.generation
 
     def drop(self, name: str, version: int | None) -> list[Function]:
         """Forget the loaded forms of a removed function; give them, so that engines can follow."""
