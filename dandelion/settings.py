@@ -21,7 +21,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         default_deadline_s: deadline of an invocation that names none.
         max_waiting: invocations that may be under way at once; more are refused.
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
-        cache_bytes: memory for results of functions that opted in; it is part of the arena.
+        cache_bytes: memory for results of functions that opted in; part of the arena, of which it
+            takes one half at most.
         keep_traces: how many finished invocations can be looked at.
     """
 

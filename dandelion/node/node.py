@@ -90,7 +90,7 @@ class Node:
         self._library = Library(self.catalog, platform, self._arena, self._transfers)
         self._registrar = Registrar(self.catalog, platform, checkers)
         self._traces = TraceStore(self.settings.keep_traces)
-        self._cache = ResultCache(self.settings.cache_bytes)
+        self._cache = ResultCache(min(self.settings.cache_bytes, self.settings.arena_bytes // 2))
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
@@ -266,7 +266,8 @@ class Node:
         Raises:
             Unknown, Conflict: there is no such thing, or a composition uses it.
         """
-        removed = self.catalog.remove(kind, name, version)
+        with self._registering:  # or a composition may be registered that uses it meanwhile
+            removed = self.catalog.remove(kind, name, version)
         if kind is FunctionSpec:
             self._pump.post(partial(self._pump.forget, name))
             for function in self._library.drop(name, version):

@@ -1,0 +1,98 @@
+"""What a node keeps of its catalogue, while the catalogue changes under it."""
+
+import threading
+from collections.abc import Callable
+
+from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog
+from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.driver import Hosting
+from dandelion.errors import Conflict
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import HeapDomain, Transfers
+from dandelion.node import Node, Settings
+from dandelion.node.library import Library
+from tests.node.test_stress import ActedDriver
+
+
+class ChangingCatalog(MemoryCatalog):
+    """Calls a hook after it found something, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Callable[[], None] = lambda: None
+
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        result = super().find_callable(name, version)
+        hook, self.found = self.found, lambda: None
+        hook()
+        return result
+
+
+def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
+    catalog = ChangingCatalog()
+    catalog.register(Batch([FunctionSpec("F")]))
+    library = Library(catalog, {}, HeapDomain(1), Transfers())
+
+    def replace() -> None:
+        catalog.register(Batch([FunctionSpec("F", cache=True)]))
+        library.plan("F")  # somebody else notices the change first
+
+    catalog.found = replace
+    library.plan("F")
+    target = library.plan("F").applications[0].target
+    assert isinstance(target, FunctionSpec)
+    assert target.version == 2
+
+
+class SlowDriver(ActedDriver):
+    """Does something else while code is checked."""
+
+    def __init__(self) -> None:
+        super().__init__(Hosting.INLINE)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def check(self, function: Function) -> None:
+        self.meanwhile()
+
+
+def test_what_a_registration_counts_on_is_not_removed_meanwhile() -> None:
+    driver = SlowDriver()
+    refused: list[Conflict] = []
+
+    def remove() -> None:
+        try:
+            node.remove(FunctionSpec, "F")
+        except Conflict as conflict:
+            refused.append(conflict)
+
+    def meanwhile() -> None:
+        remover.start()
+        remover.join(0.1)
+
+    remover = threading.Thread(target=remove)
+    code = (CodeDocument("acted"),)
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [driver]) as node:
+        node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+        driver.meanwhile = meanwhile
+        text = """function F(a) => (b); function G(a) => (b);
+            composition Uses(x) => (y) { F(a = all x) => (m = b); G(a = all m) => (y = b); }"""
+        node.register(text, functions=[FunctionDocument("G", ("a",), ("b",), code=code)])
+        remover.join()
+        assert refused
+        assert node.invoke("Uses", x=b"1").y.text() == "1"
+
+
+def test_kept_results_leave_room_to_work() -> None:
+    settings = Settings(backends=("null",), arena_bytes=1 << 20, cache_bytes=64 << 20)
+    with Node(settings) as node:
+        code = (CodeDocument("null"),)
+        node.register(FunctionDocument("F", ("a",), ("b",), code=code, cache=True))
+        for number in range(20):
+            context = node.acquire(100_000)
+            context.view[0] = number
+            data = context.view.toreadonly()
+            del context
+            assert node.invoke("F", a=data).b.numpy()[0] == number
+            del data
