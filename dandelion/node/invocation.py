@@ -74,14 +74,19 @@ class Invocation:
             return not self.done
 
     def outcome(self) -> Outcome:
-        """Give the result.
+        """Give the result, once.
 
         Raises:
             DandelionError: why there is none.
         """
-        if self.error is not None:
-            self.error.invocation = self.trace.id
-            raise self.error
+        # Its traceback will refer to this invocation and its inputs: a cycle would keep them all.
+        error, self.error = self.error, None
+        if error is not None:
+            error.invocation = self.trace.id
+            try:
+                raise error
+            finally:
+                del error
         if self.outputs is None:
             raise InternalError("an invocation ended without a result")
         names = self.walk.plan.output_names

@@ -336,8 +336,9 @@ class Pump:
         outputs: tuple[ItemSet | None, ...] | None,
         error: DandelionError | None,
     ) -> None:
-        for waiting in self._waiting.pop(invocation, ()):
-            self._placement.drop(waiting)
+        if self._waiting:
+            for waiting in self._waiting.pop(invocation, ()):
+                self._placement.drop(waiting)
         self.running.discard(invocation)
         trace = invocation.trace
         trace.end_ns = time.monotonic_ns()
