@@ -1,0 +1,204 @@
+"""Engine processes that talk nonsense, read nothing or say nothing: one call pays, none hangs.
+
+The program of the process is replaced by one that greets as it should, and then does as told.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.driver import Call, Demand, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.errors import DandelionError, EngineDied, InternalError, TimedOut
+from dandelion.function import CodeObject, Function, FunctionSpec, Limits
+from dandelion.memory import SharedDomain, Transfers
+from dandelion.node import Node, Settings, remote
+from dandelion.node.remote import RemoteEngine
+
+PROGRAM = """#!{python}
+import os, socket, struct, sys, time
+sys.path.insert(0, {root!r})
+from dandelion.engine_process.messages import *
+peer = socket.socket(fileno=int(sys.argv[3]))
+
+def greet():
+    send(peer, Ready("told", "told:0", ("0",), "as told"))
+
+def frame(body):
+    peer.sendall(struct.pack("<I", len(body)) + body)
+
+def run():
+    while not isinstance(request := receive_request(peer), Run):
+        if request is None:
+            sys.exit(0)
+    return request
+
+def answer(call):
+    send(peer, Done(call, (None,), {{}}))
+
+{told}
+"""
+SILENT = "greet(); time.sleep(60)"
+
+
+class Told(Driver):
+    """A backend whose engine process is replaced."""
+
+    name = "told"
+    formats = frozenset({"told"})
+    hosting = Hosting.PROCESS
+
+    def probe(self) -> list[Resource]:
+        raise AssertionError("a node leaves that to the process")
+
+    def engine(self, resource: str) -> Engine:
+        raise AssertionError("a node leaves that to the process")
+
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        return Demand(output_bytes=1)
+
+
+Tell = Callable[[str], None]
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Give a function that says what engine processes do from now on."""
+    program = tmp_path / "python"
+    monkeypatch.setattr(remote, "sys", SimpleNamespace(executable=str(program)))
+    root = str(Path(__file__).parents[2])
+
+    def tell(told: str) -> None:
+        program.write_text(PROGRAM.format(python=sys.executable, root=root, told=told))
+        program.chmod(0o700)
+
+    return tell
+
+
+@pytest.fixture
+def engine() -> Iterator[RemoteEngine]:
+    arena = SharedDomain(1 << 20)
+    engine = RemoteEngine(("told",), "", {}, {}, Told(), arena, Transfers())
+    yield engine
+    engine.abandon()
+    engine.close()
+    arena.close()
+
+
+def call(engine: RemoteEngine, number: int = 1, left_s: float = 20, code: bytes = b"") -> Call:
+    spec = FunctionSpec("F", (SetSpec("a"),), (SetSpec("b"),), limits=Limits(wall_s=left_s))
+    function = Function(spec, CodeObject("told"), code)
+    deadline_ns = time.monotonic_ns() + int(left_s * 1e9)
+    inputs = (ItemSet("a", (Item("a", 0, b"1"),)),)
+    return Call(number, function, inputs, engine._arena, deadline_ns, left_s)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "frame(b'rubbish')",
+        "frame(b'\\x81\\xa4type\\xa4what')",
+        "peer.sendall(struct.pack('<I', 2**32 - 1))",
+        "peer.sendall(b'\\x64\\0\\0\\0half of it'); peer.shutdown(socket.SHUT_WR)",
+        "sys.exit(3)",
+        "greet()",
+    ],
+)
+@pytest.mark.parametrize("when", ["greeting", "answer"])
+def test_nonsense_is_the_death_of_the_engine(
+    told: str, when: str, tell: Tell, engine: RemoteEngine
+) -> None:
+    if when == "greeting":
+        tell(told if told != "greet()" else "answer(1)")
+        with pytest.raises(EngineDied):
+            engine.start()
+        return
+    tell(f"greet(); run(); {told}; time.sleep(60)")
+    engine.start()
+    with pytest.raises(EngineDied):
+        engine.run(call(engine))
+    assert engine.lost
+    tell("greet(); answer(run().call); run()")
+    engine.recover()
+    assert engine.run(call(engine, 2)) == (None,)
+
+
+def test_an_answer_to_another_call_is_not_taken(tell: Tell, engine: RemoteEngine) -> None:
+    tell("greet(); answer(run().call + 1); run()")
+    engine.start()
+    with pytest.raises(InternalError, match="answered call 2"):
+        engine.run(call(engine))
+    assert engine.lost
+
+
+@pytest.mark.parametrize(
+    "told", [SILENT, "greet(); peer.sendall(b'\\x64\\0\\0\\0half'); time.sleep(60)"]
+)
+def test_a_process_that_stays_silent_costs_the_time_of_its_call(
+    told: str, tell: Tell, engine: RemoteEngine
+) -> None:
+    tell(told)
+    engine.start()
+    with pytest.raises(TimedOut):
+        engine.run(call(engine, left_s=0.1))
+    assert engine.lost
+
+
+def test_a_process_that_reads_nothing_cannot_hold_up_a_large_function(
+    tell: Tell, engine: RemoteEngine
+) -> None:
+    tell(SILENT)
+    engine.start()
+    with pytest.raises(TimedOut):
+        engine.run(call(engine, left_s=0.1, code=bytes(16 << 20)))
+
+
+def test_a_function_may_be_loaded_for_as_long_as_its_own_call_lasts(
+    tell: Tell, engine: RemoteEngine
+) -> None:
+    tell("greet(); answer(run().call); time.sleep(0.6); answer(run().call); run()")
+    engine.start()
+    assert engine.run(call(engine, 1, left_s=0.2)) == (None,)
+    assert engine.run(call(engine, 2, left_s=20, code=bytes(16 << 20))) == (None,)
+
+
+@pytest.mark.parametrize("told", ["time.sleep(60)", SILENT])
+def test_a_node_closes_while_a_process_starts_or_works(told: str, tell: Tell) -> None:
+    tell(told)
+    node = Node(Settings(backends=(), arena_bytes=1 << 20), [Told()])
+    node.start()
+    begin = time.monotonic()
+    if told == SILENT:
+        assert node.wait_ready()
+    node.close()
+    assert time.monotonic() - begin < 10
+
+
+def test_a_node_closes_while_a_call_is_out(tell: Tell) -> None:
+    tell(SILENT)
+    errors: list[DandelionError] = []
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+        code = (CodeDocument("told"),)
+        node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+
+        def invoke() -> None:
+            try:
+                node.invoke("F", a=b"1")
+            except DandelionError as error:
+                errors.append(error)
+
+        caller = threading.Thread(target=invoke)
+        caller.start()
+        while not any(e.busy for e in node.engines()):
+            os.sched_yield()
+        begin = time.monotonic()
+    caller.join()
+    assert time.monotonic() - begin < 5
+    assert [type(e).__name__ for e in errors] == ["Cancelled"]
