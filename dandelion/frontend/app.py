@@ -20,6 +20,7 @@ from dandelion.frontend.problem import (
     MEDIA_TYPE,
     MethodNotAllowed,
     NoRoute,
+    ShuttingDown,
     encode_problem,
     problem_of,
     root_of,
@@ -75,12 +76,16 @@ class App:
             except Exception as error:
                 log.exception("request failed", extra={"path": clipped(exchange.path)})
                 reply = _problem(exchange, InternalError(f"{type(error).__name__}: {error}"))
+            except asyncio.CancelledError:
+                if exchange.client_left:
+                    raise
+                reply = _problem(exchange, ShuttingDown())
+                exchange.close = True
             reply.close = exchange.close
             await reply.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
-            departure = exchange.departure
-            if departure is None or not departure.seen:
-                raise  # the server is shutting down
+            if not exchange.client_left:
+                raise  # the server is shutting down, and does not wait for slow readers
             log.info("client left", extra={"path": clipped(exchange.path)})
 
     def _handler(self, exchange: Exchange) -> Handler:

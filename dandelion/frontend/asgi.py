@@ -138,6 +138,11 @@ class Exchange:
         self.departure: Departure | None = None
         self.close = False  # whether the connection cannot be used again
 
+    @property
+    def client_left(self) -> bool:
+        """Whether the request was cancelled since its client left."""
+        return self.departure is not None and self.departure.seen
+
     def watch(self) -> None:
         """Cancel the request from now on if its client leaves."""
         self.departure = Departure(self, asyncio.get_running_loop())

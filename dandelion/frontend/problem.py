@@ -84,6 +84,17 @@ class Stalled(RequestError):
 
 
 @dataclass(eq=False)
+class ShuttingDown(DandelionError):
+    """The server stops, and this request did not end in time."""
+
+    status = 503
+    blame = Blame.PLATFORM
+
+    def __str__(self) -> str:
+        return "the server is shutting down"
+
+
+@dataclass(eq=False)
 class UnsupportedMedia(RequestError):
     """The body is in a media type or content encoding that is not understood here."""
 

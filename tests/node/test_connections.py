@@ -109,3 +109,18 @@ def test_rubbish_behind_a_request_ends_the_connection_alone(
     served.gate.gate.release()
     assert served.answers(LAST).startswith(b"HTTP/1.1 200 ")
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_a_server_that_stops_says_so_to_those_who_wait() -> None:
+    gate = GateDriver()
+    with Node(SETTINGS, [gate]) as node:
+        node.register(DOCUMENT)
+        with BackgroundServer(node, drain_s=0) as server:
+            connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            connection.sendall(post("wait", b"1"))
+            assert gate.started.acquire(timeout=10)
+        with contextlib.closing(connection):
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert gate.cancelled.acquire(timeout=10)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"ShuttingDown" in answer
