@@ -95,7 +95,8 @@ class Pump:
     def post(self, event: Callable[[], None]) -> None:
         """Have `event` carried out, one at a time with all others; soon, or before this returns."""
         self._events.append(event)
-        if not self._pump(TURN_NS):
+        # Who pumps looks again after letting go, so nothing is lost where this finds it locked.
+        if not self._pumping.locked() and not self._pump(TURN_NS):
             threading.Thread(target=self._pump, name="dandelion-pump", daemon=True).start()
 
     def _pump(self, turn_ns: int | None = None) -> bool:
@@ -283,28 +284,24 @@ class Pump:
             self.post(partial(self._ended, invocation, run, work, outputs, error))
 
         try:
-            call = self._call(waiting, host, code_format)
+            function = self._library.function(run.function, code_format)
+            limit_s = run.function.limits.wall_s
+            self._next_call += 1
+            call = Call(
+                self._next_call,
+                function,
+                _with_static(function, run.inputs) if function.static else run.inputs,
+                self._domain,
+                min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
+                min(limit_s, invocation.deadline_s),
+                demand=waiting.needs.demand if host.facts.demand is not None else None,
+            )
             work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
             invocation.calls[run.instance] = work
             host.submit(work)
         except Exception as error:
             invocation.calls.pop(run.instance, None)
             self._fail_later(waiting, error)
-
-    def _call(self, waiting: WaitingCall, host: EngineHost, code_format: str) -> Call:
-        invocation, run = waiting.invocation, waiting.run
-        function = self._library.function(run.function, code_format)
-        limit_s = run.function.limits.wall_s
-        self._next_call += 1
-        return Call(
-            self._next_call,
-            function,
-            _with_static(function, run.inputs) if function.static else run.inputs,
-            self._domain,
-            min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
-            min(limit_s, invocation.deadline_s),
-            demand=waiting.needs.demand if host.facts.demand is not None else None,
-        )
 
     def _fail_later(self, waiting: WaitingCall, error: Exception) -> None:
         """Have a call fail, in an event of its own: its walk may be in the middle of a step."""
