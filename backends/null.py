@@ -33,7 +33,8 @@ class NullDriver(Driver):
         return [Resource("null", "answers at once")]
 
     def check(self, function: Function) -> None:
-        problems = [p for item in function.code.options.items() if (p := _problem(*item))]
+        limit = function.spec.limits.output_items
+        problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
         if problems:
             raise InvalidFunction(tuple(problems))
 
@@ -66,13 +67,15 @@ class NullEngine(Engine):
         pass
 
 
-def _problem(option: str, value: str) -> Problem | None:
+def _problem(option: str, value: str, limit: int) -> Problem | None:
     where = f"code.options.{option}"
     if option not in _OPTIONS:
         close = nearest(option, _OPTIONS) or ""
         return Problem("unknown-option", f"no option '{option}'", where, nearest=close)
     if option == "outputs" and not (value.isascii() and value.isdigit()):
         return Problem("bad-option", "not a number of items", where, expected="0 or more")
+    if option == "outputs" and (len(value) > 9 or int(value) > limit):  # they are made at once
+        return Problem("bad-option", f"{value[:12]} items", where, expected=f"at most {limit}")
     return None
 
 

@@ -110,3 +110,9 @@ def test_probe_and_hosting() -> None:
     assert DRIVER.hosting is Hosting.INLINE
     assert DRIVER.formats == {"null"}
     assert DRIVER.demand(a_function("a", "c"), (None,)).output_bytes == 0
+
+
+@pytest.mark.parametrize("count", ["100001", "9" * 5000])
+def test_more_items_than_the_limit_are_refused_before_they_are_made(count: str) -> None:
+    with pytest.raises(InvalidFunction, match="at most 100000"):
+        DRIVER.check(a_function("", "x", outputs=count))

@@ -43,7 +43,8 @@ def run(arguments: Arguments, out: Output) -> int:
             for problem in result.problems:
                 out.line(str(problem))
         bad = sum(bool(result.problems) for result in checked)
-        out.line(f"{len(checked)} files checked, {bad or 'none'} with problems")
+        files = "1 file" if len(checked) == 1 else f"{len(checked)} files"
+        out.line(f"{files} checked, {bad or 'none'} with problems")
     return 1 if any(result.problems for result in checked) else 0
 
 
