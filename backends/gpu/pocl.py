@@ -1,9 +1,9 @@
 """What PoCL, OpenCL on the CPU, needs to be told before and after it is loaded.
 
 PoCL asks the LLVM that it was built with for the name of the CPU. An LLVM that is older than the
-CPU answers ``generic``, which its own compiler then refuses, so that every
-program fails to build. The name is a C string that the device's record points to, directly behind
-the target triple; `repair_cpu` puts a name there that every x86-64 LLVM knows.
+CPU answers ``generic``, which its own compiler then refuses, so that every program fails to build.
+The name is a C string that the device's record points to, directly behind the target triple;
+`repair_cpu` puts a name there that every x86-64 LLVM knows.
 """
 
 from __future__ import annotations

@@ -56,14 +56,6 @@ class Trace:
         else:
             self.left_out += 1
 
-    def totals_s(self) -> dict[str, dict[str, float]]:
-        """Sum up seconds by track and span name."""
-        totals: dict[str, dict[str, float]] = {}
-        for span in self.spans:
-            track = totals.setdefault(span.track, {})
-            track[span.name] = track.get(span.name, 0.0) + (span.end_ns - span.start_ns) / 1e9
-        return totals
-
     def chrome_json(self) -> bytes:
         """Give the trace as JSON in the Chrome trace event format, times in microseconds."""
         whole = Span(self.name, "invocation", self.start_ns, self.end_ns or self.start_ns, 0)
