@@ -39,16 +39,16 @@ check: setup
 	$(BIN)/mypy dandelion backends registry compositions bench
 
 bench: setup
-	$(BIN)/python -m bench.dispatcher
-	$(BIN)/python -m bench.http_noop
-	$(BIN)/python -m bench.dataflow
-	$(BIN)/python -m bench.sandbox
+	$(BIN)/python -m dandelion.bench.dispatcher
+	$(BIN)/python -m dandelion.bench.http_noop
+	$(BIN)/python -m dandelion.bench.dataflow
+	$(BIN)/python -m dandelion.bench.sandbox
 
 gpu: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'
 	$(BIN)/python -m pytest -k 'cuda or gpu' tests/gpu tests/conformance/test_device.py \
 		tests/test_gpu_engine.py
-	$(BIN)/python -m bench.gpu_engine
+	$(BIN)/python -m dandelion.bench.gpu_engine
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
+from dandelion.bench.measure import Sample, keep_name, report, timed
 
-from bench.measure import Sample, keep_name, report, timed
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.draw import to_svg
 from dandelion.dataflow.graph import Sharding, Strategy

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.measure import Sample, keep_name, report, summed_up, timed
+from dandelion.bench.measure import Sample, keep_name, report, summed_up, timed
+
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.node import Node, Settings
 

@@ -1,7 +1,7 @@
 """What do workers that share a device buy, and what does a fault of one of them cost?
 
-``python -m bench.gpu_concurrent [--keep MACHINE]``. Nodes with no worker, two and eight are
-compared on the same device, each asked by as many threads as keep its engines busy; throughput is
+``python -m dandelion.bench.gpu_concurrent [--keep MACHINE]``. Nodes with no worker, two and eight
+are compared on the same device, each asked by as many threads as keep its engines busy; throughput is
 counted over a fixed time. Then eight callers at once, one of which touches memory that is not its
 own: one error, seven right results, and the time until the device serves again.
 """
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from dandelion.bench.measure import Sample, keep_name, report
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.matmul import bundle as matmul
 
-from bench.measure import Sample, keep_name, report
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
 from dandelion.errors import DandelionError
 from dandelion.function import Limits

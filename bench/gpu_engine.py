@@ -1,7 +1,7 @@
 """What does the sequential engine cost over the same work in a bare loop over CUDA's binding?
 
-``python -m bench.gpu_engine [--keep MACHINE]``. Bare and engine take turns, so that both see the
-same clocks. A hot call is timed from making the `Call` to having its outputs; zeroing happens
+``python -m dandelion.bench.gpu_engine [--keep MACHINE]``. Bare and engine take turns, so that both
+see the same clocks. A hot call is timed from making the `Call` to having its outputs; zeroing happens
 between calls, as in a node, and is timed apart.
 """
 
@@ -18,12 +18,8 @@ from dandelion.backends.gpu.plan import Launch
 from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import make_program, plan_call
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.compositions.inference import bundle as inference
-from dandelion.compositions.matmul import bundle as matmul
-
-import dandelion.blueprint as bp
-from bench.gpu_bare import Bare, device_facts
-from bench.measure import (
+from dandelion.bench.gpu_bare import Bare, device_facts
+from dandelion.bench.measure import (
     RESULTS,
     Report,
     Sample,
@@ -34,6 +30,10 @@ from bench.measure import (
     report,
     summed_up,
 )
+from dandelion.compositions.inference import bundle as inference
+from dandelion.compositions.matmul import bundle as matmul
+
+import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets, load_driver
 from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from bench.measure import Sample, against, keep_name, report, summed_up
+from dandelion.bench.measure import Sample, against, keep_name, report, summed_up
+
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.frontend.client import Client
 

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.measure import Sample, keep_name, report, summed_up
+from dandelion.bench.measure import Sample, keep_name, report, summed_up
+
 from dandelion.data import SetSpec, item_set
 from dandelion.driver import Call, Driver, Engine, load_driver
 from dandelion.errors import BackendUnavailable

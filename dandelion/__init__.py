@@ -3,9 +3,10 @@
 The names below are what most programs need; they are loaded on first use, so that a process which
 needs one floor of the engine does not load the others.
 
-A checkout runs without an install: the folders ``backends/``, ``registry/`` and ``compositions/``
-lie beside this package in the tree and inside it in a wheel. In a checkout the parent folder is
-appended to ``__path__``, so that ``dandelion.backends`` is found in both, also in spawned children.
+A checkout runs without an install: the folders ``backends/``, ``registry/``, ``compositions/`` and
+``bench/`` lie beside this package in the tree and inside it in a wheel. In a checkout the parent
+folder is appended to ``__path__``, so that ``dandelion.backends`` is found in both, also in spawned
+children.
 """
 
 import importlib

@@ -59,12 +59,14 @@ def test_imports_run_downwards(path: Path) -> None:
         if parts[0] != "dandelion" or len(parts) < 2 or floor == "__init__":
             continue
         target = parts[1]
-        assert target not in ("backends", "registry", "compositions"), f"{path} imports {name}"
+        assert target not in ("backends", "registry", "compositions", "bench"), (
+            f"{path} imports {name}"
+        )
         assert LEVEL[target] <= LEVEL[floor], f"{path} ({floor}) imports {name}, a floor above"
 
 
-@pytest.mark.parametrize("folder", ["backends", "registry", "compositions"])
+@pytest.mark.parametrize("folder", ["backends", "registry", "compositions", "bench"])
 def test_mapped_folders_have_one_name(folder: str) -> None:
     for path in sorted((ROOT / folder).rglob("*.py")):
         for name in imports(path):
-            assert name.split(".")[0] not in ("backends", "registry", "compositions"), path
+            assert name.split(".")[0] not in ("backends", "registry", "compositions", "bench"), path
