@@ -1,0 +1,197 @@
+"""Bare work on CUDA and HIP, through the same table of functions as the backends.
+
+Contexts belong to threads, so a lane takes hold of the device in the thread that makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from typing import Any
+
+from dandelion.backends.cuda import CudaDevice
+from dandelion.backends.gpu.calls import Calls
+from dandelion.backends.gpu.compiling import CodeCache, compiled, default_folder
+from dandelion.backends.gpu.source import CodeFormat, LoadedCode, with_header
+from dandelion.backends.hip import HipDevice
+from dandelion.bench.systems.bare import BareDevice, Lane, Step, Work
+
+from dandelion.errors import BackendUnavailable, DeviceFault
+from dandelion.function import digest_of
+from dandelion.memory.context import address_of
+
+_DEVICES = {"cuda": CudaDevice, "hip": HipDevice}
+
+
+class Binding:
+    """A table of functions of which every failure is an error."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.calls: Calls = _DEVICES[backend].calls()
+
+    def do(self, operation: str, answer: tuple[Any, ...]) -> Any:
+        """Give the result of a call.
+
+        Raises:
+            DeviceFault: it failed.
+        """
+        if answer[0]:
+            raise DeviceFault(f"bare {self.backend}", operation, self.calls.describe(answer[0]))
+        return answer[1] if len(answer) > 1 else None
+
+
+class Pinned:
+    """Host memory that is registered with the device, in whole pages."""
+
+    def __init__(self, binding: Binding, size_bytes: int) -> None:
+        self._binding = binding
+        self._map = mmap.mmap(-1, size_bytes)
+        whole = memoryview(self._map)
+        self._address = address_of(whole)
+        self.view = whole[:size_bytes]
+        registered = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        binding.do("register", binding.calls.host_register(self._address, registered, 0))
+
+    def close(self) -> None:
+        """Unregister it; the memory goes with its last view."""
+        self._binding.calls.host_unregister(self._address)
+
+
+class BareCudaLike(BareDevice):
+    """Device 0 of CUDA or HIP.
+
+    Args:
+        backend: ``cuda`` or ``hip``.
+
+    Raises:
+        BackendUnavailable: the binding or the device is missing.
+    """
+
+    graphs = True
+
+    def __init__(self, backend: str) -> None:
+        self.binding = Binding(backend)
+        calls = self.binding.calls
+        try:
+            self.binding.do("initialize", calls.initialize(0))
+            self.binding.do("open", calls.retain(0))
+        except (DeviceFault, RuntimeError) as error:  # the binding found no library
+            remedy = _DEVICES[backend].remedy
+            raise BackendUnavailable(backend, str(error), remedy) from None
+        self.arch: str = self.binding.do("open", calls.archs(0))[0]
+        self._open = True
+
+    def lane(self, work: Work, *, graph: bool = False) -> Lane:
+        return CudaLikeLane(self.binding, self.arch, work, graph)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self.binding.calls.release(0)
+
+
+class CudaLikeLane(Lane):
+    """One stream; see `Lane`."""
+
+    def __init__(self, binding: Binding, arch: str, work: Work, graph: bool) -> None:
+        self.work = work
+        self._binding = binding
+        self._calls = calls = binding.calls
+        self._kept: list[Any] = []  # memory that packed arguments lie in
+        self._closing = contextlib.ExitStack()
+        binding.do("open", calls.retain(0))
+        self._closing.callback(calls.release, 0)
+        try:
+            self.stream = binding.do("stream", calls.create_stream(1))
+            self._closing.callback(calls.destroy_stream, self.stream)
+            self._prepare(binding.do("load", calls.load_module(self._binary(arch))))
+            self._graph = self._captured() if graph else None
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, module: Any) -> None:
+        calls, do, work = self._calls, self._binding.do, self.work
+        self._closing.callback(calls.unload_module, module)
+        self._places = {name: self._memory(size) for name, size in work.buffers.items()}
+        self.source = self._pinned(work.buffers[work.entry])
+        self.target = self._pinned(work.buffers[work.result])
+        self.zero()
+        for name, content in work.constants.items():
+            place = self._places[name][1]
+            do("copy", calls.copy_in(place, content, len(content), self.stream))
+        self.wait()
+        self._entry, self._result = self._places[work.entry][1], self._places[work.result][1]
+        self._launches = [self._launch(module, step) for step in work.steps] * work.times
+
+    def _binary(self, arch: str) -> bytes:
+        name = f"{self.work.name}.c"
+        data = with_header(self.work.source, name).encode()
+        code = LoadedCode(name, CodeFormat.PORTABLE, data, digest_of(data))
+        folder = default_folder()
+        cache = None if folder is None else CodeCache(folder)
+        return compiled(self._calls.compiler, code, arch, cache)
+
+    def _memory(self, size_bytes: int) -> tuple[int, Any]:
+        """Allocate device memory; give its address as a number and as the binding wants it."""
+        address = int(self._binding.do("allocate", self._calls.allocate(size_bytes)))
+        place = self._calls.pointer(address)
+        self._closing.callback(self._calls.free, place)
+        return address, place
+
+    def _pinned(self, size_bytes: int) -> memoryview:
+        made = Pinned(self._binding, size_bytes)
+        self._closing.callback(made.close)
+        return made.view
+
+    def _launch(self, module: Any, step: Step) -> tuple[Any, ...]:
+        kernel = self._binding.do("kernel", self._calls.get_kernel(module, step.kernel.encode()))
+        values = [self._places[a][0] if isinstance(a, str) else a for a in step.arguments]
+        slots = [ctypes.c_uint64(value) for value in values]
+        pointers = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(s) for s in slots))
+        self._kept += (slots, pointers)
+        return (kernel, *step.grid, *step.block, 0, self.stream, ctypes.addressof(pointers), 0)
+
+    def _captured(self) -> Any:
+        calls, do = self._calls, self._binding.do
+        do("capture", calls.begin_capture(self.stream))
+        self.launch()
+        graph = do("capture", calls.end_capture(self.stream))
+        made = do("instantiate", calls.instantiate(graph))
+        self._closing.callback(calls.destroy_executable, made)
+        do("capture", calls.destroy_graph(graph))
+        do("upload", calls.upload(made, self.stream))
+        self.wait()
+        return made
+
+    def launch(self) -> None:
+        """Ask for all launches, one by one."""
+        launch = self._calls.launch
+        for arguments in self._launches:
+            error = launch(*arguments)[0]
+            if error:
+                self._binding.do("launch", (error,))
+
+    def enqueue(self) -> None:
+        calls, do, stream = self._calls, self._binding.do, self.stream
+        do("copy in", calls.copy_in(self._entry, self.source, self.source.nbytes, stream))
+        if self._graph is None:
+            self.launch()
+        else:
+            do("replay", calls.replay(self._graph, stream))
+        do("copy out", calls.copy_out(self.target, self._result, self.target.nbytes, stream))
+
+    def wait(self) -> None:
+        self._binding.do("wait", self._calls.synchronize(self.stream))
+
+    def zero(self) -> None:
+        """Ask for what an engine does after a call: zero the memory that it used."""
+        for name, (_, place) in self._places.items():
+            if name not in self.work.constants:
+                size = self.work.buffers[name]
+                self._binding.do("zero", self._calls.fill(place, 0, size, self.stream))
+
+    def close(self) -> None:
+        self._closing.close()
