@@ -12,6 +12,7 @@ A `Work` crosses into the process of the dedicated server as MessagePack, so it 
 from __future__ import annotations
 
 import abc
+import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -26,6 +27,9 @@ from dandelion.compositions.matmul import bundle as matmul
 MATMUL_BYTES = matmul.SIDE * matmul.SIDE * 8
 IMAGE_BYTES = SIDE * SIDE * 4
 POOLED_BYTES = IMAGE_BYTES // 4
+
+_MODULES = {"cuda": "bare_cuda", "hip": "bare_cuda", "opencl": "bare_opencl"}
+"""Modules of this folder that have `device`, by backend; loaded when they are asked for."""
 
 TICK = """
 #include "dandelion.h"
@@ -206,13 +210,9 @@ def bare_device(backend: str) -> BareDevice:
     Raises:
         BackendUnavailable: its binding or its device is missing.
     """
-    if backend == "opencl":
-        from dandelion.bench.systems.bare_opencl import BareOpenCl
-
-        return BareOpenCl()
-    from dandelion.bench.systems.bare_cuda import BareCudaLike
-
-    return BareCudaLike(backend)
+    module = importlib.import_module(f"{__package__}.{_MODULES[backend]}")
+    made: BareDevice = module.device(backend)
+    return made
 
 
 def agrees(work: Work, body: bytes, reply: bytes) -> bool:
@@ -221,10 +221,10 @@ def agrees(work: Work, body: bytes, reply: bytes) -> bool:
         given = {"A": np.frombuffer(body, np.int64).reshape(matmul.SIDE, matmul.SIDE)}
         side = (matmul.SIDE, matmul.SIDE)
         found = {"B": np.frombuffer(reply, np.int64).reshape(side)}
-        return matmul.agrees(found, matmul.expected(given))
+        return bool(matmul.agrees(found, matmul.expected(given)))
     images = {"images": np.frombuffer(body, np.float32).reshape(-1, SIDE, SIDE)}
     pooled = {"pooled": np.frombuffer(reply, np.float32).reshape(-1, SIDE // 2, SIDE // 2)}
-    return inference.agrees(pooled, inference.expected(images))
+    return bool(inference.agrees(pooled, inference.expected(images)))
 
 
 def example_body(work: Work, seed: int = 1) -> bytes:

@@ -15,13 +15,19 @@ from dandelion.backends.gpu.calls import Calls
 from dandelion.backends.gpu.compiling import CodeCache, compiled, default_folder
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode, with_header
 from dandelion.backends.hip import HipDevice
-from dandelion.bench.systems.bare import BareDevice, Lane, Step, Work
 
 from dandelion.errors import BackendUnavailable, DeviceFault
 from dandelion.function import digest_of
 from dandelion.memory.context import address_of
 
+from .bare import BareDevice, Lane, Step, Work
+
 _DEVICES = {"cuda": CudaDevice, "hip": HipDevice}
+
+
+def device(backend: str) -> BareDevice:
+    """Open device 0 of ``cuda`` or ``hip``; see `BareCudaLike`."""
+    return BareCudaLike(backend)
 
 
 class Binding:
@@ -132,7 +138,8 @@ class CudaLikeLane(Lane):
         code = LoadedCode(name, CodeFormat.PORTABLE, data, digest_of(data))
         folder = default_folder()
         cache = None if folder is None else CodeCache(folder)
-        return compiled(self._calls.compiler, code, arch, cache)
+        binary: bytes = compiled(self._calls.compiler, code, arch, cache)
+        return binary
 
     def _memory(self, size_bytes: int) -> tuple[int, Any]:
         """Allocate device memory; give its address as a number and as the binding wants it."""

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 from dandelion.backends.gpu import pocl
 from dandelion.backends.gpu.source import with_header
-from dandelion.bench.systems.bare import BareDevice, Lane, Step, Work
 
 from dandelion.errors import BackendUnavailable
+
+from .bare import BareDevice, Lane, Step, Work
+
+
+def device(backend: str) -> BareDevice:
+    """Open the first OpenCL device; see `BareOpenCl`."""
+    return BareOpenCl()
 
 
 class BareOpenCl(BareDevice):
