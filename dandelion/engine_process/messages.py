@@ -8,19 +8,23 @@ is the order to leave, so an engine process never outlives its node.
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
-from typing import TypeAlias
+import time
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from dandelion.data import ItemSet
+from dandelion.data import Bytes, ItemSet
 from dandelion.errors import ErrorRecord, InternalError
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.memory import ArenaMap
 
 _HEADER = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 1 << 30
+_BUFFER_BYTES = 64 * 1024
 
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True):
@@ -125,44 +129,166 @@ Reply: TypeAlias = Ready | Done | Failed
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Load | Forget | Run)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Done | Failed)
+_Message = TypeVar("_Message")
 
 
-def send(peer: socket.socket, message: Request | Reply) -> None:
-    """Send one message whole."""
-    body = _ENCODER.encode(message)
-    peer.sendall(_HEADER.pack(len(body)) + body)
+class Ended(Exception):
+    """The other side is gone, or says what nobody understands."""
 
 
-def receive_request(peer: socket.socket) -> Request | None:
-    """Wait for a request; None when the node is gone."""
-    body = _receive(peer)
-    return None if body is None else _REQUESTS.decode(body)
+class Channel(Generic[_Message]):
+    """One end of the conversation: whole messages, never half of one.
+
+    Nothing here waits unless it is told to: a reply is looked for by threads that have better to do
+    than to sleep. One thread at a time sends, one at a time takes.
+
+    Args:
+        peer: a stream socket; it becomes non-blocking. The channel closes it.
+        decoder: of what comes in.
+    """
+
+    def __init__(self, peer: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
+        peer.setblocking(False)
+        self.peer = peer
+        self._decoder = decoder
+        self._out = bytearray(_HEADER.size)
+        self._in = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._in)
+        self._held = 0
+
+    def fileno(self) -> int:
+        """Give the descriptor, to wait for it."""
+        return self.peer.fileno()
+
+    def close(self) -> None:
+        """Close the socket; the other side takes that as the end."""
+        self.peer.close()
+
+    def post(self, message: Request | Reply) -> Bytes:
+        """Send without waiting; gives what there was no room for, to be `push`ed before all else.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        out = self._out
+        _ENCODER.encode_into(message, out, _HEADER.size)
+        size = len(out) - _HEADER.size
+        _HEADER.pack_into(out, 0, size)
+        try:
+            sent = self.peer.send(out)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(out):
+            if size > _BUFFER_BYTES:
+                self._out = bytearray(_HEADER.size)
+            return b""
+        rest = memoryview(out)[sent:]
+        self._out = bytearray(_HEADER.size)
+        return rest
+
+    def push(self, data: Bytes, limit_s: float | None = None) -> None:
+        """Send what is left of a message, and wait until it is.
+
+        Raises:
+            OSError: the other side is gone, or takes longer than the limit.
+        """
+        left = memoryview(data)
+        while len(left):
+            if not self._wait(select.POLLOUT, limit_s):
+                raise TimeoutError("the other side does not read")
+            with contextlib.suppress(BlockingIOError):
+                left = left[self.peer.send(left) :]
+
+    def send(self, message: Request | Reply, limit_s: float | None = None) -> None:
+        """Send a message and wait until it is sent; raises as `push`."""
+        rest = self.post(message)
+        if rest:
+            self.push(rest, limit_s)
+
+    def take(self) -> _Message | None:
+        """Give the next message, or None if it is not here yet.
+
+        Raises:
+            Ended: there will be none.
+        """
+        while True:
+            size = _HEADER.size
+            if self._held >= size:
+                size += _HEADER.unpack_from(self._in)[0]
+                if size > MESSAGE_LIMIT_BYTES:
+                    raise Ended("a message beyond all limits")
+                if self._held >= size:
+                    return self._cut(size)
+            self._make_room(size)
+            try:
+                got = self.peer.recv_into(self._view[self._held :])
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise Ended(str(error)) from None
+            if not got:
+                raise Ended("the end of the stream")
+            self._held += got
+
+    def receive(self, limit_s: float | None = None, spin_ns: int = 0) -> _Message | None:
+        """Wait for the next message; None if it takes longer than the limit.
+
+        Args:
+            limit_s: how long in all; None waits for ever.
+            spin_ns: how long to look for it before this thread sleeps.
+
+        Raises:
+            Ended: there will be none.
+        """
+        message = self.take()
+        if message is None and spin_ns:
+            end_ns = time.monotonic_ns() + spin_ns
+            while message is None and time.monotonic_ns() < end_ns:
+                message = self.take()
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while message is None:
+            if not self._wait(select.POLLIN, None if end is None else end - time.monotonic()):
+                return None
+            message = self.take()
+        return message
+
+    def _cut(self, size: int) -> _Message:
+        try:
+            message = self._decoder.decode(self._view[_HEADER.size : size])
+        except msgspec.DecodeError as error:
+            raise Ended(f"a message that cannot be read: {error}") from None
+        rest = self._held - size
+        if rest:
+            self._view[:rest] = self._in[size : self._held]
+        self._held = rest
+        if len(self._in) > _BUFFER_BYTES and rest <= _BUFFER_BYTES:
+            self._resize(_BUFFER_BYTES)
+        return message
+
+    def _make_room(self, size: int) -> None:
+        """Grow with what really comes, not with what a header promises."""
+        if self._held == len(self._in) and size > len(self._in):
+            self._resize(min(size, 4 * len(self._in)))
+
+    def _resize(self, size: int) -> None:
+        grown = bytearray(size)
+        grown[: self._held] = self._view[: self._held]
+        self._in, self._view = grown, memoryview(grown)
+
+    def _wait(self, events: int, limit_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.peer, events)
+        return bool(poll.poll(None if limit_s is None else max(0.0, limit_s) * 1e3))
 
 
-def receive_reply(peer: socket.socket) -> Reply | None:
-    """Wait for a reply, as long as the socket's timeout says; None when the process is gone."""
-    body = _receive(peer)
-    return None if body is None else _REPLIES.decode(body)
+def request_channel(peer: socket.socket) -> Channel[Request]:
+    """Make the engine process's end."""
+    return Channel(peer, _REQUESTS)
 
 
-def _receive(peer: socket.socket) -> bytes | None:
-    header = _exactly(peer, _HEADER.size)
-    if header is None:
-        return None
-    (size,) = _HEADER.unpack(header)
-    return _exactly(peer, size) if size <= MESSAGE_LIMIT_BYTES else None
-
-
-def _exactly(peer: socket.socket, size: int) -> bytes | None:
-    first = peer.recv(size)
-    if len(first) == size:
-        return first
-    parts = [first]
-    missing = size - len(first)
-    while missing and parts[-1]:
-        parts.append(peer.recv(min(missing, 1 << 20)))
-        missing -= len(parts[-1])
-    return b"".join(parts) if not missing else None
+def reply_channel(peer: socket.socket) -> Channel[Reply]:
+    """Make the node's end."""
+    return Channel(peer, _REPLIES)
 
 
 def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:

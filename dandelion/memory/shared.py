@@ -122,6 +122,11 @@ class SharedDomain(MemoryDomain):
             return start
 
     @property
+    def largest_free_bytes(self) -> int:
+        """How large a context is that costs no zeroing of much memory first."""
+        return self._ranges.largest
+
+    @property
     def dirty(self) -> bool:
         """Whether something was returned that is not zeroed yet."""
         return bool(self._returned)

@@ -24,8 +24,12 @@ from dandelion.driver import (
 from dandelion.engine_process.messages import Ready
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.hosts import EngineHost, HostFacts, InlineHost, LoopHost, ThreadHost
+from dandelion.node.hosts import EngineHost, HostFacts, InlineHost
+from dandelion.node.loop_host import LoopHost
+from dandelion.node.process_host import ProcessHost
 from dandelion.node.remote import RemoteEngine
+from dandelion.node.replies import Replies
+from dandelion.node.thread_host import ThreadHost
 from dandelion.settings import Settings
 
 
@@ -85,6 +89,7 @@ class EngineStarter:
         settings: of the node.
         arena, transfers: for engine processes.
         loop: the node's event loop.
+        replies: looks for the answers of engine processes.
         changed: told of every change of a host's state.
         add: told of every new host.
 
@@ -98,6 +103,7 @@ class EngineStarter:
         arena: SharedDomain,
         transfers: Transfers,
         loop: asyncio.AbstractEventLoop,
+        replies: Replies,
         changed: Callable[[EngineHost], None],
         add: Callable[[EngineHost], None],
     ) -> None:
@@ -105,6 +111,7 @@ class EngineStarter:
         self._arena = arena
         self._transfers = transfers
         self._loop = loop
+        self._replies = replies
         self._changed = changed
         self._add = add
         self.sharings: list[Sharing] = []
@@ -194,7 +201,6 @@ class EngineStarter:
         role: str,
     ) -> EngineHost:
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
-
         remote = RemoteEngine(
             backend.names,
             facts.resource,
@@ -203,14 +209,10 @@ class EngineStarter:
             backend.driver,
             self._arena,
             self._transfers,
+            self._settings.spin,
         )
-
-        def make() -> Engine:
-            remote.start()
-            return remote
-
         formats = backend.driver.formats
-        return ThreadHost(facts, formats, self._changed, make, describe, remote.abandon)
+        return ProcessHost(facts, formats, self._changed, remote, describe, self._replies)
 
 
 def _ready(engine: Engine) -> Ready:

@@ -1,4 +1,7 @@
-"""The node's event loop: in a thread of its own, or the caller's. Also keeps the arena clean."""
+"""The node's event loop: in a thread of its own, or the caller's.
+
+It also keeps the arena clean, and looks for the answers of engine processes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import threading
 import uvloop
 
 from dandelion.memory import SharedDomain
+from dandelion.node.replies import Replies
 
-JANITOR_S = 0.25
-"""How often contexts that were returned are zeroed, away from the calls."""
+JANITOR_S = 0.1
+"""How often contexts that were returned are zeroed, away from the calls, and deadlines are kept."""
 
 
 class NodeLoop:
@@ -18,10 +22,12 @@ class NodeLoop:
 
     Args:
         arena: zeroed in the background.
+        replies: looked for on the loop.
     """
 
-    def __init__(self, arena: SharedDomain) -> None:
+    def __init__(self, arena: SharedDomain, replies: Replies) -> None:
         self._arena = arena
+        self._replies = replies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._janitor: asyncio.Future[None] | None = None
@@ -33,15 +39,17 @@ class NodeLoop:
             self._thread = threading.Thread(target=loop.run_forever, name="dandelion-loop")
             self._thread.start()
         self._loop = loop
+        self._replies.start(loop)
         loop.call_soon_threadsafe(self._start_janitor)
         return loop
 
     def _start_janitor(self) -> None:
-        self._janitor = asyncio.ensure_future(self._keep_zeroing())
+        self._janitor = asyncio.ensure_future(self._keep_house())
 
-    async def _keep_zeroing(self) -> None:
+    async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(JANITOR_S)
+            self._replies.check()
             if self._arena.dirty:
                 await asyncio.to_thread(self._arena.recycle)
 
@@ -50,6 +58,7 @@ class NodeLoop:
         if self._loop is None:
             return
         asyncio.run_coroutine_threadsafe(self._stop_janitor(), self._loop).result()
+        self._replies.close()
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -57,6 +66,7 @@ class NodeLoop:
         self._loop = None
 
     async def _stop_janitor(self) -> None:
+        self._replies.stop()
         if self._janitor is not None:
             self._janitor.cancel()
             await asyncio.gather(self._janitor, return_exceptions=True)

@@ -61,6 +61,7 @@ from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import NodeFacts, exposition
 from dandelion.node.pump import SLICE, Pump
+from dandelion.node.replies import Answering, Replies
 from dandelion.node.traces import Trace, TraceStore
 from dandelion.registration import Registrar
 from dandelion.settings import Settings
@@ -95,7 +96,8 @@ class Node:
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
-        self._loop = NodeLoop(self._arena)
+        self._replies = Replies(self.settings.spin)
+        self._loop = NodeLoop(self._arena, self._replies)
         self._starter: EngineStarter | None = None
         self._state = State.STARTING
         self._ids = itertools.count(1)
@@ -115,6 +117,7 @@ class Node:
             self._arena,
             self._transfers,
             running,
+            self._replies,
             self._host_changed,
             lambda host: self._pump.post(partial(self._pump.add_host, host)),
         )
@@ -337,22 +340,26 @@ class Node:
     ) -> Outcome:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
         invocation, inputs = self._admit(name, sets, version, deadline_s)
-        self._pump.post(partial(self._pump.start, invocation, inputs))
-        del inputs
-        if not invocation.done:
-            self._wait(invocation)
+        expected = self._replies.begin()
+        try:
+            self._pump.post(partial(self._pump.start, invocation, inputs))
+            del inputs
+            if not invocation.done:
+                self._wait(invocation, expected)
+        finally:
+            self._replies.end(expected)
         return invocation.outcome()
 
-    def _wait(self, invocation: Invocation) -> None:
-        finished = threading.Lock()
-        finished.acquire()
-        if not invocation.when_done(finished.release):
+    def _wait(self, invocation: Invocation, expected: list[Answering]) -> None:
+        self._replies.spin(expected, invocation)
+        sleeper = self._replies.sleeper(expected)
+        if not invocation.when_done(sleeper.wake):
             return
         left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
         try:
-            if not finished.acquire(timeout=left_s):
+            if not sleeper.sleep(left_s):
                 self._expire(invocation)
-                finished.acquire()
+                sleeper.sleep()
         except BaseException:  # a signal, such as Ctrl-C: the caller leaves
             self._end(invocation, Cancelled("its caller was interrupted"))
             raise

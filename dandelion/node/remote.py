@@ -1,30 +1,47 @@
 """The node's side of an engine process: an `Engine` whose `run` happens elsewhere.
 
-The process is started and replaced by the thread that calls `run`, so there is one owner and no
-race; others may only `abandon` it. A process that dies, answers what nobody understands, or does
-not answer until the deadline and a grace after it, is killed and replaced; the call that was out
-gets `EngineDied` or `TimedOut`. Calls are pure, so the node may run others again.
+A call is sent by `begin` and its answer read by `take`, neither of which ever waits; so any thread
+that has nothing better to do may carry a call there and back. Whatever takes time is done by `run`
+and `finish`, on the thread that starts and replaces the process: functions not loaded yet, large
+copies, a process that dies, answers what nobody understands, or does not answer until the deadline
+and a grace after it. Such a process is killed and replaced; the call that was out gets `EngineDied`
+or `TimedOut`. Calls are pure, so the node may run others again.
+
+One call is out at a time. Its owner sees to it that only one thread at a time takes or finishes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 import dandelion
-from dandelion.data import Item, ItemSet
-from dandelion.driver import Call, Capacity, Demand, Driver, Engine, InstanceSets
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import (
+    Call,
+    Capacity,
+    Demand,
+    Driver,
+    Engine,
+    InstanceSets,
+    check_outputs,
+)
 from dandelion.engine_process.messages import (
+    Channel,
     Done,
+    Ended,
     Failed,
     Forget,
     Load,
@@ -32,8 +49,7 @@ from dandelion.engine_process.messages import (
     Reply,
     Run,
     WireSet,
-    receive_reply,
-    send,
+    reply_channel,
     wire_set,
 )
 from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
@@ -41,12 +57,42 @@ from dandelion.function import Function
 from dandelion.memory import Context, SharedDomain, Transfers
 
 START_LIMIT_S = 60.0
+_LEAVE_LIMIT_S = 2.0
 GRACE_S = 0.25
 """How long after a call's deadline its process may still answer before it is killed."""
 FORGET_LIMIT_S = 5.0
 """How long a process that is not in a call may take to read that it may forget a function."""
 LOADED_LIMIT = 64
 """How many functions a process keeps; the one not used for longest is forgotten."""
+QUICK_BYTES = 256 * 1024
+"""How much may be copied into the arena by a thread that must not be kept."""
+
+
+class NotLoaded(Exception):
+    """The process does not know the function."""
+
+
+class Answer(enum.Enum):
+    """What `RemoteEngine.take` gives where there are no outputs."""
+
+    NOT_YET = "not yet"
+    CARE = "somebody must finish the call"
+
+
+@dataclass(slots=True)
+class _Out:
+    """The call that is out.
+
+    Attributes:
+        result: the context for its outputs.
+        unsent: the end of its request, if there was no room for it.
+        reply: what came, if it was more than `take` could deal with.
+    """
+
+    call: Call
+    result: Context
+    unsent: Bytes = b""
+    reply: Reply | None = None
 
 
 class RemoteEngine(Engine):
@@ -60,6 +106,7 @@ class RemoteEngine(Engine):
         driver: tells the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
+        spin_us: how long the process looks for the next call before it sleeps, in microseconds.
     """
 
     def __init__(
@@ -71,15 +118,19 @@ class RemoteEngine(Engine):
         driver: Driver,
         arena: SharedDomain,
         transfers: Transfers,
+        spin_us: int = 0,
     ) -> None:
         self._arguments = (backends, resource, options)
+        self._spin_us = spin_us
         self._environment = environment
         self._driver = driver
         self._arena = arena
         self._transfers = transfers
         self._loaded: OrderedDict[str, None] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
-        self._peer: socket.socket | None = None
+        self._channel: Channel[Reply] | None = None
+        self._sending = threading.Lock()  # requests, and what the process has loaded
+        self._out: _Out | None = None
         self._leaving = False
         self.starts = 0
         self.name = "|".join(backends)
@@ -100,14 +151,21 @@ class RemoteEngine(Engine):
     def abandon(self) -> None:
         """Have the process end soon, whatever it is at; from any thread, when the node closes."""
         self._leaving = True
-        peer = self._peer
-        if peer is not None:
+        channel = self._channel
+        if channel is not None:
             with contextlib.suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)
+                channel.peer.shutdown(socket.SHUT_RDWR)
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
-        return self._peer is None
+        return self._channel is None
+
+    def fileno(self) -> int:
+        """Give what becomes readable when an answer comes; -1 if there is no process."""
+        channel = self._channel
+        return -1 if channel is None else channel.fileno()
+
+    # the process
 
     def _start(self) -> Ready:
         backends, resource, options = self._arguments
@@ -119,6 +177,7 @@ class RemoteEngine(Engine):
                 str(self._arena.map.fd),
                 str(self._arena.map.size_bytes),
                 resource,
+                str(self._spin_us),
                 msgspec.json.encode(options).decode(),
                 *backends,
             )
@@ -128,13 +187,12 @@ class RemoteEngine(Engine):
                 stdin=subprocess.DEVNULL,
                 env=_environment(self._environment),
             )
-        self._peer = ours
+        self._channel = channel = reply_channel(ours)
         if self._leaving:
             self.abandon()
         self.starts += 1
         self._loaded.clear()
-        ours.settimeout(START_LIMIT_S)
-        reply = self._receive()
+        reply = _received(channel, START_LIMIT_S)
         if isinstance(reply, Ready):
             return reply
         code = self._end()
@@ -142,23 +200,35 @@ class RemoteEngine(Engine):
             raise from_record(reply.error)
         raise EngineDied(self.name, f"{_death(code)} before it was ready")
 
-    def _receive(self) -> Reply | None:
-        assert self._peer is not None
-        try:
-            return receive_reply(self._peer)
-        except (OSError, msgspec.DecodeError):
-            return None
-
     def recover(self) -> None:
         self.ready = self._start()
 
-    def _run(self, call: Call) -> InstanceSets:
-        assert self._peer is not None
-        self._peer.settimeout(call.left_s() + GRACE_S)
+    # a call that must not wait
+
+    def quick(self, call: Call) -> bool:
+        """Tell whether `begin` is a matter of microseconds: no code to send, little to copy."""
+        demand = call.demand
+        if call.function.identity not in self._loaded or demand is None:
+            return False
+        moving = 0
+        for item_set in call.inputs:
+            for item in item_set.items if item_set is not None else ():
+                size = item.size_bytes
+                moving += size if self._arena.locate(item.data) is None else 0
+        if moving > QUICK_BYTES:
+            return False
+        return moving + _result_bytes(demand, call.function) < self._arena.largest_free_bytes
+
+    def begin(self, call: Call) -> bool:
+        """Send a call whose function is loaded. False if somebody must `finish` it.
+
+        Raises:
+            ContextFull, InternalError: nothing was sent.
+            NotLoaded: the function was forgotten just now; nothing was sent.
+        """
         demand = call.demand or self._driver.demand(call.function, call.inputs)
         inputs = self._transfers.place(call.inputs, self._arena)
         result = self._arena.acquire(max(1, _result_bytes(demand, call.function)))
-        self._load(call)
         wire = tuple(None if s is None else wire_set(s, self._arena.map) for s in inputs)
         request = Run(
             call.id,
@@ -168,28 +238,83 @@ class RemoteEngine(Engine):
             result.size_bytes,
             max(0, call.deadline_ns - time.monotonic_ns()),
         )
-        reply = self._ask(request, call)
-        call.stages.update(reply.stages)
-        if isinstance(reply, Failed):
-            if reply.fatal:
-                self.close()
-            raise from_record(reply.error)
-        return tuple(None if s is None else _sets(s, result) for s in reply.outputs)
+        call.inputs = inputs  # the process reads them from the arena until it answers
+        out = _Out(call, result)
+        assert self._channel is not None
+        with self._sending:
+            if call.function.identity not in self._loaded:
+                raise NotLoaded
+            self._loaded.move_to_end(call.function.identity)
+            self._out = out
+            try:
+                out.unsent = self._channel.post(request)
+            except OSError:
+                return False
+        return not out.unsent
 
-    def _ask(self, request: Run, call: Call) -> Done | Failed:
-        assert self._peer is not None
-        self._peer.settimeout(call.left_s() + GRACE_S)
+    def take(self, call: Call) -> InstanceSets | Answer:
+        """Take the outputs of the call that is out, if they are here.
+
+        Raises:
+            DandelionError: the call failed, the engine is well.
+        """
+        out, channel = self._out, self._channel
+        if out is None or channel is None:
+            return Answer.CARE
         try:
-            send(self._peer, request)
-            reply = self._receive()
-        except OSError:
-            reply = None
+            reply = channel.take()
+        except Ended:
+            return Answer.CARE
+        if reply is None:
+            return Answer.NOT_YET
+        out.reply = reply
+        if isinstance(reply, Ready) or reply.call != call.id:
+            return Answer.CARE
+        if isinstance(reply, Failed) and reply.fatal:
+            return Answer.CARE
+        return self._answered(out, reply)
+
+    def _answered(self, out: _Out, reply: Done | Failed) -> InstanceSets:
+        self._out = None
+        out.call.stages.update(reply.stages)
+        if isinstance(reply, Failed):
+            raise from_record(reply.error)
+        sets = tuple(None if s is None else _sets(s, out.result) for s in reply.outputs)
+        return check_outputs(out.call.function.spec, sets)
+
+    # a call that may wait
+
+    def _run(self, call: Call) -> InstanceSets:
+        self._load(call)
+        self.begin(call)
+        return self.finish(call)
+
+    def finish(self, call: Call) -> InstanceSets:
+        """Wait for the outputs of the call that is out, and end the process if it has to be.
+
+        Raises:
+            DandelionError: the call failed; see `lost` for the engine.
+        """
+        out, channel = self._out, self._channel
+        assert out is not None
+        assert channel is not None
+        reply = out.reply
+        if reply is None:
+            try:
+                if out.unsent:
+                    with self._sending:
+                        channel.push(out.unsent, call.left_s() + GRACE_S)
+                reply = _received(channel, call.left_s() + GRACE_S)
+            except OSError:
+                reply = None
         if isinstance(reply, Ready) or reply is None:
             raise self._lost(call)
         if reply.call != call.id:
             self._end()
             raise InternalError(f"{self.name} answered call {reply.call}, not {call.id}")
-        return reply
+        if isinstance(reply, Failed) and reply.fatal:
+            self._end(_LEAVE_LIMIT_S)
+        return self._answered(out, reply)
 
     def _lost(self, call: Call) -> TimedOut | EngineDied:
         """End a process that did not answer a call, or not in time."""
@@ -202,57 +327,58 @@ class RemoteEngine(Engine):
     def _load(self, call: Call) -> None:
         function = call.function
         if function.identity in self._loaded:
-            self._loaded.move_to_end(function.identity)
             return
         files = {name: bytes(data) for name, data in function.files.items()}
-        assert self._peer is not None
-        identity = function.identity
+        load = Load(function.identity, function.spec, function.code, bytes(function.main), files)
+        channel = self._channel
+        assert channel is not None
+        limit_s = call.left_s() + GRACE_S
         try:
-            send(
-                self._peer,
-                Load(identity, function.spec, function.code, bytes(function.main), files),
-            )
-            self._loaded[identity] = None
-            if len(self._loaded) > LOADED_LIMIT:
-                send(self._peer, Forget(self._loaded.popitem(last=False)[0]))
+            with self._sending:
+                channel.send(load, limit_s)
+                self._loaded[function.identity] = None
+                if len(self._loaded) > LOADED_LIMIT:
+                    channel.send(Forget(self._loaded.popitem(last=False)[0]), limit_s)
         except OSError:
             raise self._lost(call) from None
 
     def forget(self, function: Function) -> None:
-        if function.identity in self._loaded and self._peer is not None:
-            del self._loaded[function.identity]
-            self._peer.settimeout(FORGET_LIMIT_S)
-            try:
-                send(self._peer, Forget(function.identity))
-            except OSError:
-                self._end()
+        channel = self._channel
+        if function.identity not in self._loaded or channel is None:
+            return
+        try:
+            with self._sending:
+                self._loaded.pop(function.identity, None)
+                channel.send(Forget(function.identity), FORGET_LIMIT_S)
+        except OSError:
+            self._end()
 
-    def _end(self) -> int:
-        """Kill the process and reap it; the next call starts another. Gives its exit code."""
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
-        if self._process is None:
+    # the end
+
+    def _end(self, limit_s: float = 0.05) -> int:
+        """End the process and reap it; the next call starts another. Gives its exit code."""
+        self._out = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+        process, self._process = self._process, None
+        if process is None:
             return 0
         try:
-            code = self._process.wait(timeout=0.05)
+            return process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        self._process = None
-        return code
+            process.kill()
+            return process.wait()
 
     def close(self) -> None:
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=2.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        self._end(_LEAVE_LIMIT_S)
+
+
+def _received(channel: Channel[Reply], limit_s: float) -> Reply | None:
+    try:
+        return channel.receive(limit_s)
+    except Ended:
+        return None
 
 
 def _environment(further: Mapping[str, str]) -> dict[str, str]:

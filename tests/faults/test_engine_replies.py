@@ -27,21 +27,24 @@ import os, socket, struct, sys, time
 sys.path.insert(0, {root!r})
 from dandelion.engine_process.messages import *
 peer = socket.socket(fileno=int(sys.argv[3]))
+node = request_channel(peer)
 
 def greet():
-    send(peer, Ready("told", "told:0", ("0",), "as told"))
+    node.send(Ready("told", "told:0", ("0",), "as told"))
 
 def frame(body):
     peer.sendall(struct.pack("<I", len(body)) + body)
 
 def run():
-    while not isinstance(request := receive_request(peer), Run):
-        if request is None:
-            sys.exit(0)
+    try:
+        while not isinstance(request := node.receive(), Run):
+            pass
+    except Ended:
+        sys.exit(0)
     return request
 
 def answer(call):
-    send(peer, Done(call, (None,), {{}}))
+    node.send(Done(call, (None,), {{}}))
 
 {told}
 """

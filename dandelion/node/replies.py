@@ -1,0 +1,225 @@
+"""Looking for the answers of engine processes, with as few threads waking up as can be.
+
+A caller that waits for an invocation in its own thread looks for the answers to the calls that it
+sent itself: first without sleeping, for a while, since waking up costs more than a small call; then
+asleep, until an answer comes or the invocation ends otherwise. What it leaves behind, and calls
+that were sent by the event loop, are left to the loop.
+
+A host's socket is *armed* for exactly one answer at a time, and only where nobody looks for it, so
+the loop does not wake up for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+import time
+from typing import Protocol
+
+from dandelion.node.invocation import Invocation
+
+_ARMED = select.EPOLLIN | select.EPOLLONESHOT
+
+
+class Answering(Protocol):
+    """Who expects an answer: a `ProcessHost`."""
+
+    def fileno(self) -> int:
+        """Give what becomes readable when the answer comes; -1 if none will come this way."""
+
+    def receive(self) -> bool:
+        """Take the answer if it is here. True if there is nothing to look for any more."""
+
+    def check(self, now_ns: int) -> None:
+        """Give up what should have been answered long ago."""
+
+
+class Replies:
+    """Who looks for answers.
+
+    Args:
+        spin_us: how long a caller looks for an answer before it sleeps, in microseconds.
+    """
+
+    def __init__(self, spin_us: int) -> None:
+        self._spin_ns = 1000 * spin_us
+        self._epoll = select.epoll()
+        self._armed: dict[int, Answering] = {}
+        self._watched: list[Answering] = []
+        self._thread = _Thread()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # the event loop
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a running loop look for what nobody else looks for."""
+        self._loop = loop
+        loop.call_soon_threadsafe(loop.add_reader, self._epoll.fileno(), self._on_ready)
+
+    def stop(self) -> None:
+        """Take the loop off; on the loop."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._loop = None
+
+    def close(self) -> None:
+        """Close what is open; after `stop`."""
+        self._epoll.close()
+
+    def _on_ready(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            host = self._armed.get(fd)
+            if host is not None and not host.receive():
+                self._arm(host)
+
+    def _arm(self, host: Answering) -> None:
+        fd = host.fileno()
+        self._armed[fd] = host
+        # A process that has just ended has no socket; its host's own thread sees to its call.
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                self._epoll.modify(fd, _ARMED)
+            except FileNotFoundError:
+                self._epoll.register(fd, _ARMED)
+
+    # hosts
+
+    def watch(self, host: Answering) -> None:
+        """Look after a host's deadlines; see `check`."""
+        self._watched.append(host)
+
+    def unwatch(self, host: Answering) -> None:
+        """It is closed."""
+        self._watched.remove(host)
+        for fd in [fd for fd, armed in self._armed.items() if armed is host]:
+            self._armed.pop(fd, None)
+
+    def check(self) -> None:
+        """Have every host give up calls that should have been answered; called now and then."""
+        now_ns = time.monotonic_ns()
+        for host in tuple(self._watched):
+            host.check(now_ns)
+
+    def expect(self, host: Answering) -> None:
+        """A call was sent by this thread. It looks for the answer itself if it has begun to."""
+        mine = self._thread.hosts
+        if mine is None:
+            self._arm(host)
+        else:
+            mine.append(host)
+
+    # callers
+
+    def begin(self) -> list[Answering]:
+        """From now on this thread looks for the answers to the calls that it sends."""
+        hosts: list[Answering] = []
+        self._thread.hosts = hosts
+        return hosts
+
+    def end(self, hosts: list[Answering]) -> None:
+        """This thread has better to do; what it expected is left to the loop."""
+        self._thread.hosts = None
+        for host in hosts:
+            self._arm(host)
+
+    def spin(self, hosts: list[Answering], invocation: Invocation) -> None:
+        """Look for answers without sleeping, until the invocation ended or it takes too long."""
+        if not self._spin_ns:
+            return
+        clock = time.monotonic_ns
+        end_ns = clock() + self._spin_ns
+        while hosts and not invocation.done and clock() < end_ns:
+            for host in tuple(hosts):
+                if host.receive():
+                    hosts.remove(host)
+                    end_ns = clock() + self._spin_ns
+
+    def sleeper(self, hosts: list[Answering]) -> Sleeper:
+        """Make what a caller's thread sleeps with."""
+        return _AnswerSleeper(hosts, self._thread.event()) if hosts else _LockSleeper()
+
+
+class Sleeper(Protocol):
+    """Sleeps until it is woken."""
+
+    def wake(self) -> None:
+        """End the sleep; from any thread, once."""
+
+    def sleep(self, limit_s: float | None = None) -> bool:
+        """Sleep; False if it was not woken within the limit."""
+
+
+class _LockSleeper:
+    """Sleeps, and does nothing else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.wake = self._lock.release
+
+    def sleep(self, limit_s: float | None = None) -> bool:
+        return self._lock.acquire(timeout=-1 if limit_s is None else limit_s)
+
+
+class _AnswerSleeper:
+    """Sleeps, and takes the answers that come meanwhile."""
+
+    def __init__(self, hosts: list[Answering], event: int) -> None:
+        self._hosts = hosts
+        self._event = event
+        self._woken = False
+        self._thread = threading.get_ident()
+
+    def wake(self) -> None:
+        self._woken = True
+        if threading.get_ident() != self._thread:
+            os.eventfd_write(self._event, 1)
+
+    def sleep(self, limit_s: float | None = None) -> bool:
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while not self._woken:
+            left_s = None if end is None else end - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            self._look(left_s)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        return True
+
+    def _look(self, limit_s: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        for host in self._hosts:
+            fd = host.fileno()
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        poll.poll(None if limit_s is None else limit_s * 1e3)
+        for host in tuple(self._hosts):
+            if host.receive():
+                self._hosts.remove(host)
+
+
+class _Thread(threading.local):
+    """What belongs to a thread that calls."""
+
+    hosts: list[Answering] | None = None
+    _event: _Event | None = None
+
+    def event(self) -> int:
+        """Give the event of this thread."""
+        if self._event is None:
+            self._event = _Event()
+        return self._event.fd
+
+
+class _Event:
+    """An event descriptor that ends with its thread."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
