@@ -39,10 +39,7 @@ check: setup
 	$(BIN)/mypy dandelion backends registry compositions bench
 
 bench: setup
-	$(BIN)/python -m dandelion.bench.dispatcher
-	$(BIN)/python -m dandelion.bench.http_noop
-	$(BIN)/python -m dandelion.bench.dataflow
-	$(BIN)/python -m dandelion.bench.sandbox
+	$(BIN)/python -m dandelion bench run dispatcher data sandbox
 
 gpu: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'

@@ -1,0 +1,200 @@
+"""Peers for the question of what a dispatcher costs, each only if it is installed.
+
+Every peer runs the same no-op step, in a chain (each step gets what the one before gave) and as a
+fan-out (independent steps, whose results are all waited for), and is driven by one caller in this
+process, as we are. Each is used as its own documentation says is fastest for tiny steps:
+
+- *Dask threads*: a graph given to the threaded scheduler, one thread for each core.
+- *Ray actors*: references passed from call to call of one actor; a fan-out over one actor for each
+  core.
+- *Ray compiled graph*: the graph compiled once, on one actor, where a value is handed on at once;
+  and across two actors, where every step is a hop through shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from dandelion.bench.records import Skip
+
+Action = Callable[[], object]
+COMPILED_LIMIT = 100
+"""Steps of a compiled graph; beyond it, compiling takes longer than all that is measured."""
+
+
+def no_op(value: bytes) -> bytes:
+    """Give what it got: the step that everybody runs."""
+    return value
+
+
+class Peer(Protocol):
+    """Runs no-op steps."""
+
+    name: str
+
+    def chain(self, length: int) -> Action | None:
+        """Give a call that runs so many steps one after the other; None if it cannot."""
+
+    def fan(self, width: int) -> Action | None:
+        """Give a call that runs so many independent steps; None if it cannot."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class DaskThreads:
+    """Dask's threaded scheduler."""
+
+    name = "Dask"
+
+    def __init__(self) -> None:
+        self._get = importlib.import_module("dask.threaded").get
+        self._workers = len(os.sched_getaffinity(0))
+
+    def chain(self, length: int) -> Action:
+        graph: dict[str, object] = {"s0": b"x"}
+        graph |= {f"s{i + 1}": (no_op, f"s{i}") for i in range(length)}
+        return lambda: self._get(graph, f"s{length}", num_workers=self._workers)
+
+    def fan(self, width: int) -> Action:
+        graph = {f"s{i}": (no_op, b"x") for i in range(width)}
+        return lambda: self._get(graph, list(graph), num_workers=self._workers)
+
+    def close(self) -> None:
+        pass
+
+
+def _actor(ray: Any) -> Any:  # a binding whose names exist once it is loaded
+    class Step:  # local, since Ray then sends the class itself: no worker must import this module
+        def step(self, value: bytes) -> bytes:
+            return value
+
+    return ray.remote(num_cpus=0)(Step).remote()
+
+
+class RayActors:
+    """One actor for each core."""
+
+    name = "Ray actors"
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self.actors = [_actor(ray) for _ in os.sched_getaffinity(0)]
+        ray.get([actor.step.remote(b"x") for actor in self.actors])
+
+    def chain(self, length: int) -> Action:
+        def call() -> object:
+            value: object = b"x"
+            for _ in range(length):
+                value = self.actors[0].step.remote(value)
+            return self._ray.get(value)
+
+        return call
+
+    def fan(self, width: int) -> Action:
+        actors = [self.actors[i % len(self.actors)] for i in range(width)]
+        return lambda: self._ray.get([actor.step.remote(b"x") for actor in actors])
+
+    def close(self) -> None:
+        pass
+
+
+class RayCompiled:
+    """Ray's compiled graphs.
+
+    Args:
+        ray: the library.
+        across: steps lie on two actors in turns, so that each is a hop between processes; else all
+            lie on one, where Ray passes values on without a channel.
+    """
+
+    def __init__(self, ray: Any, across: bool) -> None:
+        self.name = "Ray compiled graph, across actors" if across else "Ray compiled graph"
+        self._ray = ray
+        self._dag = importlib.import_module("ray.dag")
+        self._actors = [_actor(ray) for _ in range(2 if across else 1)]
+        self._compiled: Any = None
+
+    def chain(self, length: int) -> Action | None:
+        if length > COMPILED_LIMIT:
+            return None
+        with self._dag.InputNode() as node:
+            for i in range(length):
+                node = self._step(i).bind(node)
+        return self._call(node)
+
+    def fan(self, width: int) -> Action | None:
+        if width > COMPILED_LIMIT:
+            return None
+        with self._dag.InputNode() as given:
+            nodes = [self._step(i).bind(given) for i in range(width)]
+        return self._call(self._dag.MultiOutputNode(nodes))
+
+    def _step(self, at: int) -> Any:
+        return self._actors[at % len(self._actors)].step
+
+    def _call(self, node: Any) -> Action:
+        self.close()  # an actor is part of one compiled graph at a time
+        self._compiled = compiled = node.experimental_compile()
+        return lambda: self._ray.get(compiled.execute(b"x"))
+
+    def close(self) -> None:
+        if self._compiled is not None:
+            self._compiled.teardown()
+            self._compiled = None
+
+
+@contextlib.contextmanager
+def peers(quick: bool, skips: list[Skip]) -> Iterator[list[Peer]]:
+    """Start the peers that are installed.
+
+    Args:
+        quick: leave out those that take seconds to start.
+        skips: is told why one is missing.
+    """
+    found: list[Peer] = []
+    with contextlib.ExitStack() as stack:
+        if _installed("dask"):
+            found.append(DaskThreads())
+        else:
+            skips.append(Skip("Dask", "not installed: pip install dask"))
+        if not _installed("ray"):
+            skips.append(Skip("Ray", "not installed: pip install ray"))
+        elif quick:
+            skips.append(Skip("Ray", "takes seconds to start: leave out --quick"))
+        else:
+            found += stack.enter_context(_ray(skips))
+        for peer in found:
+            stack.callback(peer.close)
+        yield found
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@contextlib.contextmanager
+def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
+    """Start Ray on this machine alone, with a folder of its own that is removed afterwards."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = importlib.import_module("ray")
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths must be short
+    try:
+        ray.init(num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
+                 log_to_driver=False, logging_level="ERROR", _temp_dir=folder)  # fmt: skip
+        started: list[Peer] = [RayActors(ray), RayCompiled(ray, False), RayCompiled(ray, True)]
+    except Exception as error:  # it needs ports, shared memory and more; whatever it lacks
+        skips.append(Skip("Ray", f"does not start here: {type(error).__name__}: {error}"[:300]))
+        started = []
+    try:
+        yield started
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
