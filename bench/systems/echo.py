@@ -47,6 +47,7 @@ def main() -> None:
         ws="none",
         lifespan="off",
         log_level="error",
+        timeout_keep_alive=75,
         access_log=False,
         server_header=False,
         date_header=False,
