@@ -12,7 +12,7 @@ import math
 import unicodedata
 from collections.abc import Mapping
 
-from dandelion.bench.records import Metric, Row, Unit
+from .records import Metric, Row, Unit
 
 NOTHING = "–"
 """Stands for a value that is not there."""
@@ -45,7 +45,7 @@ def figure(value: float | None, unit: Unit) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     rounded = float(f"{value:.3g}")
-    divisor, name = _rung(abs(rounded), unit)
+    divisor, name = _rung(abs(value if unit is Unit.BYTES else rounded), unit)
     whole = unit in _COUNTED and divisor == 1 and value == int(value)
     return _plain(value if whole else float(f"{value / divisor:.3g}")) + name
 
@@ -56,15 +56,21 @@ def number(value: float | str, unit: Unit) -> str:
 
 
 def spread(row: Row, metric: Metric) -> str:
-    """Write a metric's value, with its spread where the row has one: ``1.64x (1.60x to 1.70x)``.
+    """Write a metric's value, with its spread where the row has one: ``1.64 ms (1.6–1.7)``.
 
     The spread of metric ``KEY`` are the values ``KEY_low`` and ``KEY_high``.
     """
-    text = figure(row.values.get(metric.key), metric.unit)
-    ends = bounds(row.values, metric.key)
-    if ends is None:
+    return with_ends(row.values.get(metric.key), bounds(row.values, metric.key), metric.unit)
+
+
+def with_ends(value: float | None, ends: tuple[float, float] | None, unit: Unit) -> str:
+    """Write a value and the ends of its spread, which are in the unit that is written for it."""
+    text = figure(value, unit)
+    if ends is None or value is None or not math.isfinite(value):
         return text
-    return f"{text} ({figure(ends[0], metric.unit)} to {figure(ends[1], metric.unit)})"
+    divisor, _ = _rung(abs(float(f"{value:.3g}")), unit)
+    low, high = (_plain(float(f"{end / divisor:.3g}")) for end in ends)
+    return f"{text} ({low}–{high})"
 
 
 def bounds(values: Mapping[str, float], key: str) -> tuple[float, float] | None:

@@ -142,7 +142,7 @@ def _apart(style: Style, taken: list[Style], *, may_recolour: bool) -> Style:
     colours = [s.colour for s in taken]
     if may_recolour and style.colour in colours:
         start = _OTHER_COLOURS.index(style.colour)
-        circle = _OTHER_COLOURS[start:] + _OTHER_COLOURS[:start]
+        circle = _OTHER_COLOURS[start:] + _OTHER_COLOURS[:start] + (_BLUE, _ORANGE, _GREY)
         style = replace(style, colour=min(circle, key=colours.count))
     looks = [replace(style, dashes=d, marker=m) for d in _OTHER_DASHES for m in _OTHER_MARKERS]
     return next((look for look in [style, *looks] if look not in taken), style)
