@@ -10,7 +10,7 @@ help:
 	@echo "make demo    run the flagship composition (digits) end to end"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
-	@echo "make bench   measure dispatcher, frontend, language and sandboxes on this machine"
+	@echo "make bench   measure dispatcher, data paths and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
 	@echo "make setup   make $(VENV) with everything these need"
 	@echo "make clean   remove what these words made"

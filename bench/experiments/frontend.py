@@ -17,7 +17,7 @@ from dandelion.bench.columns import ACHIEVED, LATENCIES, P50, P99, P999, row
 from dandelion.bench.connection import Connection, head
 from dandelion.bench.experiment import Bench, experiment
 from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import HttpRequest, Load, open_loop, sweep
+from dandelion.bench.load import HttpRequest, Load, open_loop
 from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
 from dandelion.bench.systems.echoes import NULL, echo
 from dandelion.bench.systems.names import RAW_ASGI
@@ -31,6 +31,7 @@ JSON_BODY = b'{"sets":{"x":"%s"}}' % BODY
 RAW, JSON = "dandelion null", "dandelion null, JSON"
 BUDGET = 1.6
 LATENCY_BOUND_US = 50_000.0
+KEPT_UP = 0.95
 RATIO = Metric("ratio", "over raw ASGI", Unit.RATIO)
 
 
@@ -103,25 +104,30 @@ def http_rates(bench: Bench) -> Found:
             RAW: (node.port, HttpRequest("/v1/invoke/F", BODY, expect=BODY)),
         }
 
-        def measure(name: str, rate: float) -> Load:
-            bench.say(f"{name}, {rate:.0f} rps")
-            port, request = systems[name]
-            return open_loop(port, request, rate_per_s=rate, seconds=seconds,
-                             warm_up_s=warm_up_s, seed=bench.seed)  # fmt: skip
-
-        found = {name: _swept(partial(measure, name), rates) for name in systems}
-    rows = tuple(load_row(name, rate, load) for name in systems for rate, load in found[name])
+        rows: dict[str, list[Row]] = {name: [] for name in systems}
+        alive = dict(systems)
+        for rate in rates:
+            for name, (port, request) in list(alive.items()):
+                bench.say(f"{name}, {rate} rps")
+                load = open_loop(port, request, rate_per_s=rate, seconds=seconds,
+                                 warm_up_s=warm_up_s, seed=bench.seed)  # fmt: skip
+                rows[name].append(load_row(name, rate, load))
+                if not keeps_up(load):
+                    del alive[name]
     panel = Panel(
         "rates", "Independent users: latency from the intended time, by offered load",
-        Axis("offered load", Unit.PER_SECOND, logarithmic=True), (P50, P99, P999, ACHIEVED), rows,
+        Axis("offered load", Unit.PER_SECOND, logarithmic=True), (P50, P99, P999, ACHIEVED),
+        tuple(r for name in systems for r in rows[name]),
         Look.LINES, RAW_ASGI,
     )  # fmt: skip
     return Found((panel,), notes=("Generator and server share the cores of this machine.",))
 
 
-def _swept(measure: Callable[[float], Load], rates: Sequence[float]) -> list[tuple[float, Load]]:
-    found: list[tuple[float, Load]] = sweep(measure, rates, latency_bound_us=LATENCY_BOUND_US)
-    return found
+def keeps_up(load: Load) -> bool:
+    """Whether it makes sense to ask for more."""
+    if not load.count or load.achieved_per_s < KEPT_UP * load.offered_per_s:
+        return False
+    return load.values()["p99"] <= LATENCY_BOUND_US
 
 
 def load_row(system: str, rate: float, load: Load) -> Row:
