@@ -5,8 +5,8 @@ interface; nothing depends on or changes its global state but a context of setti
 outcome gives the same bytes: no dates, and ids that follow from the content.
 
 Colours, markers and dashes are those of `dandelion.bench.systems.names`. Pictures are on white.
-Inside a page, the colours of ink and grid are replaced by those of the page (`inline_svg`), so
-that one drawing is readable on paper and on a dark screen.
+Inside a page, the colours of paper, ink and grid are replaced by variables of the page's style
+(`inline_svg`), so that one drawing is readable on paper and on a dark screen.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from ..records import Look, Outcome, Panel
 from ..units import shortened
 from .bars import draw_bars, draw_stacks
 from .lines import draw_lines
-from .theme import GRID, INK, PAPER, SETTINGS
+from .theme import FAINT, GRID, INK, PAPER, SETTINGS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DRAWN_BY = {Look.LINES: draw_lines, Look.BARS: draw_bars, Look.STACKED: draw_stacks}
+_OF_A_PAGE = {
+    PAPER: "var(--paper)", INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)",
+}  # fmt: skip
 _PNG_DOTS_PER_INCH = 160
 
 
@@ -71,6 +74,8 @@ def inline_svg(panel: Panel, name: str, label: str) -> str:
         name: distinguishes this picture's ids from those of all others in the page.
         label: what the picture shows, for people who do not see it; HTML-escaped already.
 
+    The page's style defines ``--paper``, ``--ink``, ``--faint`` and ``--grid``.
+
     Returns:
         The element; empty for a panel that has no picture.
 
@@ -83,7 +88,8 @@ def inline_svg(panel: Panel, name: str, label: str) -> str:
     text = content.decode()
     text = text[text.index("<svg") :]
     text = _with_own_ids(text, _file_name(name))
-    text = text.replace(PAPER, "none").replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    for colour, variable in _OF_A_PAGE.items():
+        text = text.replace(colour, variable)
     return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 

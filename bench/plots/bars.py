@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _BAR_IN = 0.24
 _GAP = 0.4  # between groups, in bars
 _LEGEND_COLUMNS = 5
-_STAGES = ("#0f73c6", "#e08a1e", "#35a068", "#7440f0", "#d2103f", "#0092a8", "#8f8a45", "#cd74b5")
+_STAGES = ("#0f73c6", "#e9a13b", "#2f9e66", "#7440f0", "#d2103f", "#3fb5c6", "#8f8a45", "#d98cc6")
+_WHITE, _BLACK = "#ffffff", "#0b0d10"
+_ON_STAGES = (_WHITE, _BLACK, _BLACK, _WHITE, _WHITE, _BLACK, _BLACK, _BLACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _draw_stack(axes: Axes, place: _Place, stages: Sequence[Metric], most: float
         if value > 0.11 * most:
             axes.text(
                 start + value / 2, place.y, figure(value, stage.unit), ha="center", va="center",
-                fontsize=8, color="white", fontweight="bold",
+                fontsize=8, color=_ON_STAGES[i % len(_STAGES)],
             )  # fmt: skip
         start += value
     _annotate(axes, place.y, start, figure(start, stages[0].unit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..records import Metric, Unit
 from ..units import clean, figure, shortened
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INK, FAINT, GRID, PAPER = "#1d2126", "#6a727c", "#dfe3e8", "#fefefe"
 """Each is used for nothing else, so that a page may put its own colours in their place."""
 
-SETTINGS = {
+SETTINGS: dict[Any, object] = {  # keys: newer bindings take their literals only, older any text
     "svg.hashsalt": "dandelion",
     "svg.fonttype": "none",
     "font.family": ["DejaVu Sans", "sans-serif"],
