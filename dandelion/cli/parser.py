@@ -13,6 +13,7 @@ from dandelion.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KINDS = ("functions", "compositions", "libraries")
+BENCH_BACKENDS = ("cuda", "hip", "opencl")
 FORMATS = ("svg", "mermaid", "json", "text")
 
 
@@ -37,6 +38,10 @@ class Arguments(argparse.Namespace):
     settings: Path | None
     log_level: str
     drain: int
+    bench_verb: str
+    names: list[str]
+    quick: bool
+    backend: str | None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -78,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     graph.add_argument("-o", "--output", type=Path)
     _version(graph)
     verbs.add_parser("doctor", parents=[local], help="tell what works on this machine")
+    _bench(verbs.add_parser("bench", help="measure this machine, and show what was found"), local)
     return parser
 
 
@@ -125,3 +131,28 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         flag = "--" + field.name.replace("_", "-")
         shown = f"default {field.default!r}" if field.default != msgspec.NODEFAULT else ""
         group.add_argument(flag, dest=f"setting_{field.name}", metavar="VALUE", help=shown)
+
+
+def _bench(parser: argparse.ArgumentParser, local: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", parents=[local], help="list experiments")
+    running = verbs.add_parser("run", parents=[local], help="run experiments")
+    for verb in (listing, running):
+        verb.add_argument("names", nargs="*", metavar="NAME|GROUP", help="default: all")
+    running.add_argument("--quick", action="store_true", help="in seconds; figures are indications")
+    running.add_argument(
+        "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
+    )
+    _out(running, "DIR", "where JSON is kept; default: bench/results, or bench-results if --quick")
+    plot = verbs.add_parser("plot", parents=[local], help="draw kept outcomes as SVG and PNG")
+    _out(plot, "DIR", "default: bench-pictures")
+    report = verbs.add_parser("report", parents=[local], help="write kept outcomes as one page")
+    _out(report, "FILE", "default: bench-report.html")
+    for verb in (plot, report):
+        verb.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
+    compare = verbs.add_parser("compare", parents=[local], help="compare two kept runs")
+    compare.add_argument("paths", nargs=2, type=Path, metavar="PATH", help="old, then new")
+
+
+def _out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("--out", dest="output", type=Path, metavar=metavar, help=text)

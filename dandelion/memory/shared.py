@@ -105,6 +105,15 @@ class SharedDomain(MemoryDomain):
             start = self._take(size)
         if start is None:
             raise ContextFull(self.kind, size, self._ranges.largest)
+        return self._context(start, size, size_bytes)
+
+    def acquire_clean(self, size_bytes: int) -> Context | None:
+        """Give a context without zeroing anything first; None if there is no room for that."""
+        size = _pages(size_bytes)
+        start = self._take(size)
+        return None if start is None else self._context(start, size, size_bytes)
+
+    def _context(self, start: int, size: int, size_bytes: int) -> Context:
         returned = self._returned
 
         def release() -> None:  # may run inside the collector: one atomic append, no lock
@@ -133,6 +142,11 @@ class SharedDomain(MemoryDomain):
 
     def recycle(self) -> int:
         return self._zero(self.map.size_bytes)
+
+    def recycle_some(self) -> None:
+        """Zero as much as costs microseconds; for a thread that waits for something anyway."""
+        if self._returned:
+            self._zero(_EAGER_BYTES)
 
     def _zero(self, budget_bytes: int) -> int:
         """Zero what was returned, up to about a budget, and make it free. Gives the bytes."""

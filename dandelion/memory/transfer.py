@@ -46,6 +46,12 @@ class Transfers:
         with self._lock:
             return replace(self._counts)
 
+    def keep(self, sets: tuple[ItemSet | None, ...]) -> None:
+        """Count items that lie where they are needed already."""
+        kept = sum(1 for s in sets if s is not None for item in s.items if item.size_bytes)
+        with self._lock:
+            self._counts.references += kept
+
     def transfer(
         self, data: Bytes, destination: Context, offset_bytes: int, source_kind: str = "heap"
     ) -> memoryview:

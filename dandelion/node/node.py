@@ -96,7 +96,7 @@ class Node:
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
-        self._replies = Replies(self.settings.spin)
+        self._replies = Replies(self.settings.spin, self._arena.recycle_some)
         self._loop = NodeLoop(self._arena, self._replies)
         self._starter: EngineStarter | None = None
         self._state = State.STARTING

@@ -19,7 +19,7 @@ from dandelion.driver import Engine, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, HostFacts, Work, result_of
-from dandelion.node.remote import GRACE_S, Answer, NotLoaded, RemoteEngine
+from dandelion.node.remote import GRACE_S, Answer, RemoteEngine, Sent
 from dandelion.node.replies import Replies
 from dandelion.node.thread_host import ThreadHost
 
@@ -60,21 +60,13 @@ class ProcessHost(ThreadHost):
         return self._remote.fileno()
 
     def _submit(self, work: Work) -> None:
-        if not self._remote.quick(work.call):
-            super()._submit(work)
-            return
         work.started_ns = time.monotonic_ns()
-        self._out = work
-        try:
-            sent = self._remote.begin(work.call)
-        except NotLoaded:
-            self._out = None
+        sent = self._remote.begin(work.call)
+        if sent is Sent.NOTHING:
             super()._submit(work)
             return
-        except BaseException:
-            self._out = None
-            raise
-        if sent:
+        self._out = work
+        if sent is Sent.ALL:
             self._replies.expect(self)
         else:
             self._inbox.put(self._finish_out)

@@ -48,7 +48,9 @@ from dandelion.engine_process.messages import (
     Ready,
     Reply,
     Run,
+    WireItem,
     WireSet,
+    WireSets,
     reply_channel,
     wire_set,
 )
@@ -68,8 +70,12 @@ QUICK_BYTES = 256 * 1024
 """How much may be copied into the arena by a thread that must not be kept."""
 
 
-class NotLoaded(Exception):
-    """The process does not know the function."""
+class Sent(enum.Enum):
+    """How much of a call `RemoteEngine.begin` sent."""
+
+    ALL = "all"
+    PART = "not all; somebody must finish the call"
+    NOTHING = "nothing; the call is to be run by a thread that may wait"
 
 
 class Answer(enum.Enum):
@@ -205,52 +211,68 @@ class RemoteEngine(Engine):
 
     # a call that must not wait
 
-    def quick(self, call: Call) -> bool:
-        """Tell whether `begin` is a matter of microseconds: no code to send, little to copy."""
-        demand = call.demand
-        if call.function.identity not in self._loaded or demand is None:
-            return False
-        moving = 0
-        for item_set in call.inputs:
-            for item in item_set.items if item_set is not None else ():
-                size = item.size_bytes
-                moving += size if self._arena.locate(item.data) is None else 0
-        if moving > QUICK_BYTES:
-            return False
-        return moving + _result_bytes(demand, call.function) < self._arena.largest_free_bytes
+    def begin(self, call: Call, quickly: bool = True) -> Sent:
+        """Send a call.
 
-    def begin(self, call: Call) -> bool:
-        """Send a call whose function is loaded. False if somebody must `finish` it.
+        Args:
+            quickly: send nothing if that would take more than microseconds: if the function is not
+                loaded, or there is much to copy, or no clean memory.
 
         Raises:
             ContextFull, InternalError: nothing was sent.
-            NotLoaded: the function was forgotten just now; nothing was sent.
         """
-        demand = call.demand or self._driver.demand(call.function, call.inputs)
-        inputs = self._transfers.place(call.inputs, self._arena)
-        result = self._arena.acquire(max(1, _result_bytes(demand, call.function)))
-        wire = tuple(None if s is None else wire_set(s, self._arena.map) for s in inputs)
-        request = Run(
-            call.id,
-            call.function.identity,
-            wire,
-            result.offset_bytes,
-            result.size_bytes,
-            max(0, call.deadline_ns - time.monotonic_ns()),
-        )
-        call.inputs = inputs  # the process reads them from the arena until it answers
+        function, demand = call.function, call.demand
+        if function.identity not in self._loaded:
+            return Sent.NOTHING
+        if demand is None:
+            demand = self._driver.demand(function, call.inputs)
+        wire = self._wired(call, quickly)
+        size = max(1, _result_bytes(demand, function))
+        result = self._arena.acquire_clean(size) if quickly else self._arena.acquire(size)
+        if wire is None or result is None:
+            return Sent.NOTHING
+        left_ns = max(0, call.deadline_ns - time.monotonic_ns())
+        request = Run(call.id, function.identity, wire, result.offset_bytes, size, left_ns)
         out = _Out(call, result)
-        assert self._channel is not None
+        channel = self._channel
+        assert channel is not None
         with self._sending:
-            if call.function.identity not in self._loaded:
-                raise NotLoaded
-            self._loaded.move_to_end(call.function.identity)
+            if function.identity not in self._loaded:
+                return Sent.NOTHING
+            self._loaded.move_to_end(function.identity)
             self._out = out
             try:
-                out.unsent = self._channel.post(request)
+                out.unsent = channel.post(request)
             except OSError:
-                return False
-        return not out.unsent
+                return Sent.PART
+        return Sent.PART if out.unsent else Sent.ALL
+
+    def _wired(self, call: Call, quickly: bool) -> WireSets | None:
+        """Name the inputs by their place in the arena, and bring them there if they are not."""
+        arena = self._arena
+        moving = 0
+        wire: list[WireSet | None] = []
+        for item_set in call.inputs:
+            if item_set is None:
+                wire.append(None)
+                continue
+            items: list[WireItem] = []
+            for item in item_set.items:
+                size = item.size_bytes
+                offset = arena.locate(item.data) if size else 0
+                if offset is None:
+                    moving += size
+                else:
+                    items.append(WireItem(item.name, item.key, offset, size))
+            wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
+        if not moving:
+            self._transfers.keep(call.inputs)
+            return tuple(wire)
+        if quickly and (moving > QUICK_BYTES or 2 * moving > arena.largest_free_bytes):
+            return None
+        # The process reads them from the arena until it answers; so long the call keeps them.
+        call.inputs = self._transfers.place(call.inputs, arena)
+        return tuple(None if s is None else wire_set(s, arena.map) for s in call.inputs)
 
     def take(self, call: Call) -> InstanceSets | Answer:
         """Take the outputs of the call that is out, if they are here.
@@ -286,7 +308,7 @@ class RemoteEngine(Engine):
 
     def _run(self, call: Call) -> InstanceSets:
         self._load(call)
-        self.begin(call)
+        self.begin(call, quickly=False)
         return self.finish(call)
 
     def finish(self, call: Call) -> InstanceSets:

@@ -17,6 +17,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from dandelion.node.invocation import Invocation
@@ -42,10 +43,13 @@ class Replies:
 
     Args:
         spin_us: how long a caller looks for an answer before it sleeps, in microseconds.
+        meanwhile: something short that is to be done now and then; called when a caller has sent
+            its calls and has nothing to do until an answer comes.
     """
 
-    def __init__(self, spin_us: int) -> None:
+    def __init__(self, spin_us: int, meanwhile: Callable[[], None]) -> None:
         self._spin_ns = 1000 * spin_us
+        self._meanwhile = meanwhile
         self._epoll = select.epoll()
         self._armed: dict[int, Answering] = {}
         self._watched: list[Answering] = []
@@ -127,6 +131,8 @@ class Replies:
 
     def spin(self, hosts: list[Answering], invocation: Invocation) -> None:
         """Look for answers without sleeping, until the invocation ended or it takes too long."""
+        if hosts:
+            self._meanwhile()
         if not self._spin_ns:
             return
         clock = time.monotonic_ns

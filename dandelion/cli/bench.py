@@ -1,0 +1,198 @@
+"""``dandelion bench``: run experiments, and show what they found.
+
+The benchmarks lie beside the engine and are loaded by name, as backends are: the engine never
+imports them. Progress goes to standard error, tables and JSON to standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments
+from dandelion.errors import BackendUnavailable
+
+_PLAIN_WIDTH = 120
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Do what the verb behind ``bench`` says; 1 if an experiment raised."""
+    return _VERBS[arguments.bench_verb](arguments, out)
+
+
+def _load(name: str) -> Any:  # a module of the benchmarks, which the engine does not know
+    return importlib.import_module(f"dandelion.bench.{name}")
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+
+
+def _list(arguments: Arguments, out: Output) -> int:
+    known = _load("experiment").chosen(arguments.names)
+    if out.as_json:
+        names = ("name", "group", "question", "source", "needs_gpu")
+        out.document([{name: getattr(e, name) for name in names} for e in known])
+        return 0
+    rows = [(e.name, e.group, "GPU" if e.needs_gpu else "", e.question, e.source) for e in known]
+    out.table(("experiment", "group", "needs", "question", "source"), rows)
+    return 0
+
+
+def _run(arguments: Arguments, out: Output) -> int:
+    runner = _load("run")
+    chosen = _load("experiment").chosen(arguments.names)
+    found = _devices(arguments.backend)
+    folder = arguments.output or runner.default_folder(quick=arguments.quick)
+    with Watching(out, debug=arguments.debug) as watching:
+        outcomes = runner.run_all(
+            chosen, found=found, quick=arguments.quick, folder=folder, watcher=watching
+        )
+    if out.as_json:
+        out.document({"outcomes": outcomes, "failed": watching.failures, "folder": str(folder)})
+    elif outcomes:
+        out.line(f"\nkept in {folder}")
+    return 1 if watching.failures else 0
+
+
+def _devices(backend: str | None) -> Any:  # of the benchmarks
+    machine = _load("machine")
+    found = machine.devices((backend,) if backend else machine.BACKENDS)
+    if backend and not found.backend:
+        raise BackendUnavailable(backend, found.missing.get(backend, "it is not there"))
+    return found
+
+
+class Watching:
+    """Shows how a run proceeds: a bar on a terminal, a line for each experiment elsewhere.
+
+    Nothing is drawn between the calls of its methods.
+
+    Args:
+        out: tables are printed unless JSON was asked for.
+        debug: show tracebacks.
+
+    Attributes:
+        failures: what experiments raised, by their names.
+    """
+
+    def __init__(self, out: Output, *, debug: bool) -> None:
+        self._out = out
+        self._debug = debug
+        self._tables = _console()
+        self._errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        columns = (MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}"))
+        self._bar = Progress(
+            *columns, console=self._errors, auto_refresh=False, transient=True,
+            disable=not self._errors.is_terminal,
+        )  # fmt: skip
+        self._line = self._bar.add_task("", total=1)
+        self._name = ""
+        self.failures: dict[str, str] = {}
+
+    def __enter__(self) -> Watching:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, experiment: Any, place: int, count: int) -> None:
+        """Show which experiment begins."""
+        self._name = experiment.name
+        if self._bar.disable:
+            self._errors.print(f"[{place}/{count}] {experiment.name}: {experiment.question}")
+        self._bar.update(self._line, total=count, completed=place - 1)
+        self.say("")
+
+    def say(self, words: str) -> None:
+        """Show what the experiment is at."""
+        description = f"{self._name}: {words}" if words else self._name
+        self._bar.update(self._line, description=description.replace("[", "\\["), refresh=True)
+
+    def done(self, outcome: Any, kept: Path) -> None:
+        """Print what was found."""
+        if self._out.as_json:
+            return
+        self._bar.stop()
+        _load("tables").print_outcome(outcome, self._tables)
+        self._bar.start()
+
+    def failed(self, experiment: Any, error: Exception) -> None:
+        """Say what an experiment raised."""
+        self.failures[experiment.name] = f"{type(error).__name__}: {error}"
+        self._bar.stop()
+        self._errors.print(f"dandelion: experiment {experiment.name} failed: {error!r}")
+        if self._debug:
+            traceback.print_exception(error)
+        self._bar.start()
+
+
+def _folders(arguments: Arguments) -> Sequence[Path]:
+    return arguments.paths or [_load("run").default_folder(quick=False)]
+
+
+def _outcomes(arguments: Arguments) -> list[Any]:
+    read = _load("compare").read_outcomes
+    return [outcome for path in _folders(arguments) for outcome in read(path)]
+
+
+def _plot(arguments: Arguments, out: Output) -> int:
+    draw = _load("plots").draw
+    folder = arguments.output or Path("bench-pictures")
+    drawn = [path for outcome in _outcomes(arguments) for path in draw(outcome, folder)]
+    if out.as_json:
+        out.document([str(path) for path in drawn])
+    else:
+        out.line(f"{len(drawn)} pictures in {folder}")
+    return 0
+
+
+def _report(arguments: Arguments, out: Output) -> int:
+    path = arguments.output or Path("bench-report.html")
+    if path.is_dir():
+        raise WrongUsage("--out", f"{path} is a folder; name the file of the report")
+    _load("report").write(_outcomes(arguments), path)
+    if out.as_json:
+        out.document({"report": str(path)})
+    else:
+        out.line(str(path))
+    return 0
+
+
+def _compare(arguments: Arguments, out: Output) -> int:
+    comparing = _load("compare")
+    old, new = arguments.paths
+    comparisons, lonely = comparing.compare_kept(old, new)
+    if out.as_json:
+        out.document({"comparisons": comparisons, "unpaired": lonely})
+        return 0
+    console = _console()
+    for comparison in comparisons:
+        comparing.print_comparison(comparison, console)
+    for said in lonely:
+        out.line(said)
+    return 0
+
+
+_VERBS: dict[str, Callable[[Arguments, Output], int]] = {
+    "list": _list,
+    "run": _run,
+    "plot": _plot,
+    "report": _report,
+    "compare": _compare,
+}
