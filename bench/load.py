@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from dandelion.bench.histogram import Histogram, HistogramRecord
-from dandelion.bench.systems.servers import environment_of, module
 from numpy.typing import NDArray
+
+from .histogram import Histogram, HistogramRecord
+from .systems.servers import environment_of, module
 
 _NS = 1_000_000_000
 _GRACE_S = 15.0

@@ -11,7 +11,8 @@ import select
 import socket
 
 import httptools
-from dandelion.bench.load import HttpRequest
+
+from .load import HttpRequest
 
 READ = select.EPOLLIN | select.EPOLLRDHUP
 _READ_BYTES = 1 << 18

@@ -21,9 +21,10 @@ from collections import Counter, deque
 
 import msgspec
 import numpy as np
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import LoadOrder, Seen, intended_times
-from dandelion.bench.load_connection import REFUSED, Connection, Message
+
+from .histogram import Histogram
+from .load import LoadOrder, Seen, intended_times
+from .load_connection import REFUSED, Connection, Message
 
 _NS = 1_000_000_000
 _PR_SET_TIMERSLACK = 29

@@ -17,8 +17,9 @@ from types import MappingProxyType
 
 import msgspec
 import numpy as np
-from dandelion.bench.histogram import Histogram
 from numpy.typing import NDArray
+
+from .histogram import Histogram
 
 Action = Callable[[], object]
 

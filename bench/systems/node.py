@@ -12,10 +12,11 @@ import sys
 
 import msgspec
 import uvloop
-from dandelion.bench.systems.servers import NodeOrder
 
 from dandelion.frontend.server import serve
 from dandelion.node import Node, Settings
+
+from .servers import NodeOrder
 
 _DRAIN_S = 2
 

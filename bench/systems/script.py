@@ -12,9 +12,10 @@ import enum
 
 import msgspec
 import numpy as np
-from dandelion.bench.load import HttpRequest
-from dandelion.bench.systems.servers import ServerProcess, module
 from numpy.typing import NDArray
+
+from ..load import HttpRequest
+from .servers import ServerProcess, module
 
 _NS_OF_US = 1000
 _NS = 1_000_000_000

@@ -18,7 +18,8 @@ import sys
 import time
 
 import msgspec
-from dandelion.bench.systems.script import Account, Fault, Script, delays_ns
+
+from .script import Account, Fault, Script, delays_ns
 
 _PR_SET_TIMERSLACK = 29
 _NS = 1_000_000_000
