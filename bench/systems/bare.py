@@ -112,14 +112,14 @@ def inference_work(repetitions: int, batch: int = 1) -> Work:
     }
     constants = {"filter": filter_weights().tobytes()}
     source = (inference.HERE / "layer.c").read_text()
-    name = f"inference-{repetitions}-{batch}"
+    name = f"inference_{repetitions}_{batch}"
     return Work(name, source, buffers, "images", "pooled", steps, repetitions, constants)
 
 
 def ticks_work(times: int) -> Work:
     """Add 1 to an int64 so many times, each with a launch of one block."""
     step = Step("tick", ("x",), (1, 1, 1), (32, 1, 1))
-    return Work(f"ticks-{times}", TICK, {"x": 8}, "x", "x", (step,), times)
+    return Work(f"ticks_{times}", TICK, {"x": 8}, "x", "x", (step,), times)
 
 
 class Lane(abc.ABC):
@@ -217,7 +217,7 @@ def bare_device(backend: str) -> BareDevice:
 
 def agrees(work: Work, body: bytes, reply: bytes) -> bool:
     """Whether a reply of `matmul_work` or `inference_work` is what numpy gives."""
-    if work.name == "matmul":
+    if work.entry == "A":
         given = {"A": np.frombuffer(body, np.int64).reshape(matmul.SIDE, matmul.SIDE)}
         side = (matmul.SIDE, matmul.SIDE)
         found = {"B": np.frombuffer(reply, np.int64).reshape(side)}
@@ -229,7 +229,7 @@ def agrees(work: Work, body: bytes, reply: bytes) -> bool:
 
 def example_body(work: Work, seed: int = 1) -> bytes:
     """Draw a request's bytes for `matmul_work` or `inference_work`."""
-    if work.name == "matmul":
+    if work.entry == "A":
         drawn: Mapping[str, object] = matmul.example_inputs(seed)
         return np.asarray(drawn["A"]).tobytes()
     batch = work.buffers["images"] // IMAGE_BYTES
