@@ -31,7 +31,7 @@ _LADDERS: dict[Unit, tuple[tuple[float, str], ...]] = {
     Unit.RATIO: ((1.0, "x"),),
     Unit.COUNT: ((1.0, ""), (1e6, " M"), (1e9, " G")),
 }  # fmt: skip
-_DIVISORS = {" min": 6e7}  # minutes begin at ten of them
+_DIVISORS = {" min": 6e7, " h": 3.6e9}  # these begin at ten of them
 _COUNTED = (Unit.COUNT, Unit.BYTES)  # written in full below the first prefix
 
 
@@ -82,10 +82,14 @@ def bounds(values: Mapping[str, float], key: str) -> tuple[float, float] | None:
 
 
 def clean(text: str) -> str:
-    """Give text without control and surrogate characters; whitespace becomes single spaces."""
-    kept = "".join(" " if c.isspace() else c for c in text)
-    words = " ".join(kept.split())
-    return "".join("\N{REPLACEMENT CHARACTER}" if _unprintable(c) else c for c in words)
+    """Give text as `printable` does, on one line, without spaces at its ends."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """Give text with its control, format and surrogate characters replaced."""
+    kept = (" " if c.isspace() else c for c in text)
+    return "".join("\N{REPLACEMENT CHARACTER}" if _unprintable(c) else c for c in kept)
 
 
 def shortened(text: str, characters: int) -> str:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 
 from ..sheets import Column
-from ..units import clean
+from ..units import printable
 
 
 class Markup(str):
@@ -20,7 +20,7 @@ def element(tag: str, *children: str, **attributes: str | bool) -> Markup:
 
     Args:
         tag: its name; a name of ours, not of an outcome.
-        children: text, which is cleaned and escaped, or `Markup`, which is not.
+        children: text, which is made printable and escaped, or `Markup`, which is not.
         attributes: ``class_`` is ``class``, other underscores are hyphens; True gives an attribute
             without a value, False or an empty text none.
     """
@@ -35,7 +35,7 @@ def joined(parts: Iterable[str]) -> Markup:
 
 def escaped(text: str) -> Markup:
     """Give text as markup."""
-    return text if isinstance(text, Markup) else Markup(html.escape(clean(text)))
+    return text if isinstance(text, Markup) else Markup(html.escape(printable(text)))
 
 
 def table(columns: Iterable[Column], rows: Iterable[Iterable[str]], **attributes: str) -> Markup:
@@ -55,7 +55,8 @@ def _row(columns: list[Column], cells: list[str]) -> Markup:
 
 
 def _cell(tag: str, column: Column, content: str, scope: str = "") -> Markup:
-    return element(tag, content, class_="figure" if column.figures else "", scope=scope)
+    kind = "figure" if column.figures else "note" if column.title == "note" else ""
+    return element(tag, content, class_=kind, scope=scope)
 
 
 def _attributes(attributes: dict[str, str | bool]) -> str:

@@ -56,12 +56,13 @@ def _experiment(outcomes: Sequence[Outcome], places: Sequence[str]) -> Markup:
 
 def _article(outcome: Outcome) -> Markup:
     backend = f" ({outcome.backend})" if outcome.backend else ""
+    panels = (_panel(outcome, panel, i) for i, panel in enumerate(outcome.found.panels))
     origin = f"commit {outcome.commit or 'unknown'}, {outcome.date}, {outcome.duration_s:.1f} s"
     return element(
         "article",
         element("h4", place_of(outcome) + backend, " ", element("small", origin)),
         *(element("p", warning, class_="flag") for warning in warnings_of(outcome)),
-        *(_panel(outcome, panel, i) for i, panel in enumerate(outcome.found.panels)),
+        element("div", *panels, class_="panels"),
         _claims(outcome),
         _budgets(outcome),
         _skips(outcome),
@@ -99,7 +100,7 @@ def _description(panel: Panel) -> str:
 
 def _figures(panel: Panel, has_picture: bool) -> Markup:
     sheet = sheet_of(panel)
-    content = table(sheet.columns, sheet.rows)
+    content = table(sheet.columns, sheet.rows, class_="figures")
     if not has_picture:
         return content
     rows = "1 row" if len(sheet.rows) == 1 else f"{len(sheet.rows)} rows"

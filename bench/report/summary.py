@@ -61,26 +61,29 @@ def _tiles(outcomes: Sequence[Outcome]) -> Markup:
         budgets = [b for o in here for b in o.found.budgets]
         claims = [c.holds for o in here for c in o.found.claims]
         quick = sum(o.quick for o in here)
+        kept = sum(b.passes for b in budgets)
         minutes = sum(o.duration_s for o in here) / 60
         lines = [
             element("h3", place),
-            _count(sum(b.passes for b in budgets), len(budgets), "lines of the budget kept"),
-            _count(claims.count(True), len(claims), "claims of papers hold"),
+            _count(kept, len(budgets), "lines of the budget kept", len(budgets) - kept),
+            _count(claims.count(True), len(claims), "claims of papers hold", claims.count(False)),
             element("p", f"{len(here)} experiments in {minutes:.1f} min"),
         ]  # fmt: skip
-        if claims.count(None):
-            lines.append(element("p", f"{claims.count(None)} claims cannot be told here"))
+        if claims.count(False) or claims.count(None):
+            others = f"{claims.count(False)} do not, {claims.count(None)} cannot be told here"
+            lines.insert(3, element("p", others, class_="faint"))
         if quick:
-            lines.append(element("p", f"{quick} QUICK RUNS", class_="flag"))
+            words = "1 QUICK RUN" if quick == 1 else f"{quick} QUICK RUNS"
+            lines.append(element("p", words, class_="flag"))
         tiles.append(element("div", *lines, class_="tile"))
     return element("div", *tiles, class_="tiles")
 
 
-def _count(good: int, of: int, words: str) -> Markup:
+def _count(good: int, of: int, words: str, bad: int) -> Markup:
     if not of:
         return Markup("")
     number = element("strong", f"{good} of {of}")
-    return element("p", number, f" {words}", class_="count " + ("good" if good == of else "part"))
+    return element("p", number, f" {words}", class_="count part" if bad else "count good")
 
 
 def _machines(outcomes: Sequence[Outcome]) -> Markup:

@@ -87,7 +87,7 @@ _KNOWN = {
     MPS: Style(_GREEN, "D", (4, 1.5)),
 }
 _WORKERS = {
-    1: Style(_TEAL, "^"),
+    1: Style(_TEAL, ">"),
     2: _KNOWN[CONCURRENT],
     4: Style(_VIOLET, "D"),
     8: Style(_RED, "v"),
