@@ -143,11 +143,25 @@ class Generator(ABC):
         """Count requests whose turn has come, or will not come, that count and were never sent."""
         return 0
 
-    def start(self, connection: Connection, number: int, intended_ns: int, could_ns: int) -> None:
-        """Send a request over a free connection."""
-        connection.begin(number, intended_ns, time.monotonic_ns())
+    def start(
+        self,
+        connection: Connection,
+        number: int,
+        intended_ns: int | None = None,
+        could_ns: int | None = None,
+    ) -> None:
+        """Send a request over a free connection.
+
+        Args:
+            connection: that carries it.
+            number: of the request.
+            intended_ns: when it was to be sent; None is now.
+            could_ns: when it could have been sent; None is now.
+        """
+        now = time.monotonic_ns()
+        connection.begin(number, now if intended_ns is None else intended_ns, now)
         self.under_way += 1
-        self.ledger.sent(connection, could_ns)
+        self.ledger.sent(connection, now if could_ns is None else could_ns)
         if not connection.open(self._known):
             connection.fail(REFUSED)
             self._over(connection, connection.sent_ns)
@@ -268,9 +282,8 @@ class ClosedLoop(Generator):
             self._start_next(connection)
 
     def _start_next(self, connection: Connection) -> None:
-        now = time.monotonic_ns()
         self._number += 1
-        self.start(connection, self._number - 1, now, now)
+        self.start(connection, self._number - 1)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 _SPIN_NS = {True: 200_000, False: 30_000}
 _MANY_CORES = 4
 _LONGEST_NS = 50_000_000
-_KNOWN_DELAYS = 1_000_000
+_KNOWN_DELAYS = 200_000
 _NUMBER = b"x-number: "
 
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -136,7 +136,7 @@ class ScriptedServer:
         number = int(data[place + len(_NUMBER) : data.index(b"\r", place)])
         if self._script.stall_every_s and not self._next_stall_ns:
             self._next_stall_ns = now_ns + round(self._script.stall_every_s * _NS)
-        heapq.heappush(self._due, (now_ns + self._delays[number], number, descriptor))
+        heapq.heappush(self._due, (now_ns + self._delays[number % _KNOWN_DELAYS], number, descriptor))
 
 
 def main() -> None:
