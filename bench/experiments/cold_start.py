@@ -89,7 +89,7 @@ def measured(
         BackendUnavailable: it does not work here.
     """
     found: dict[str, list[Timed]] = {FIRST: [], RESTART: [], SIZE: [], HOT: []}
-    started = []
+    started: list[float] = []
     with _ready(settings, started) as node:
         found[FIRST] = [timed_call(node, f.name, SIZES[0], f) for f in functions]
     with _ready(settings, started) as node:

@@ -127,7 +127,8 @@ def keeps_up(load: Load) -> bool:
     """Whether it makes sense to ask for more."""
     if not load.count or load.achieved_per_s < KEPT_UP * load.offered_per_s:
         return False
-    return load.values()["p99"] <= LATENCY_BOUND_US
+    p99: float = load.values()["p99"]
+    return p99 <= LATENCY_BOUND_US
 
 
 def load_row(system: str, rate: float, load: Load) -> Row:

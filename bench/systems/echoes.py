@@ -13,11 +13,13 @@ from dandelion.documents import (
     CodeDocument,
     Content,
     FunctionDocument,
+    content,
     gpu_function,
     python_function,
+    set_spec,
 )
 from dandelion.errors import BackendUnavailable
-from dandelion.function import Limits
+from dandelion.function import CodeObject, Function, FunctionSpec, Limits, digest_of
 
 MIB = 1024 * 1024
 NULL, PYTHON, NATIVE, WASM, GPU = "null", "process", "native", "wasm", "gpu"
@@ -81,6 +83,23 @@ def echo(backend: str, name: str, nonce: int = 0, *, fails: bool = False) -> Fun
         main = native_code(int(fails), nonce) if backend == NATIVE else wasm_code(int(fails), nonce)
         code = CodeDocument(FORMATS[backend], Content(data=main))
     return FunctionDocument(name, ("x",), ("y",), limits=ROOMY, code=(code,))
+
+
+def loaded(document: FunctionDocument) -> Function:
+    """Load a function as a node would, without a catalogue.
+
+    Args:
+        document: of a function with one code object and no static sets.
+    """
+    (code,) = document.code
+    main = content(code.main).bytes()
+    files = {name: content(file).bytes() for name, file in code.files.items()}
+    digests = {name: digest_of(data) for name, data in files.items()}
+    made = CodeObject(code.format, digest_of(main), digests, code.options)
+    inputs = tuple(set_spec(s) for s in document.inputs)
+    outputs = tuple(set_spec(s) for s in document.outputs)
+    spec = FunctionSpec(document.name, inputs, outputs, code=(made,), limits=document.limits)
+    return Function(spec, made, main, files)
 
 
 def _python(nonce: int, fails: bool) -> str:

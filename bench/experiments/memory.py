@@ -1,0 +1,139 @@
+"""How much memory do nodes, engines and registered functions take, and does it come back?
+
+Each backend is measured in a process of its own. A function is idle when it is registered and was
+never called. After many rounds of register, invoke, fail and remove, a node must hold what it held
+before: nothing more of the arena, no more files, threads and children, and no more memory, but for
+what allocators keep to themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+from dandelion.bench.experiment import Bench, experiment
+from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from dandelion.bench.systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM
+from dandelion.bench.systems.footprint import Footprint, FootprintOrder, State, ask
+
+from dandelion.errors import BackendUnavailable
+
+KEPT_BYTES = 1 << 20
+"""How much more memory allocators may keep, whatever the number of rounds."""
+
+DEVICE = "memory of the device"
+SIZE = Metric("bytes", "memory of its own", Unit.BYTES)
+GROWTH = (
+    Metric("node", "growth of the node", Unit.BYTES),
+    Metric("children", "growth of its children", Unit.BYTES, drawn=False),
+    Metric("device", "growth on the device", Unit.BYTES, drawn=False),
+    Metric("each", "growth of the node, each round", Unit.BYTES, drawn=False),
+)
+FUNCTIONS = {NULL: (200, 1000, 1000), PYTHON: (100, 1000, 1000), NATIVE: (100, 1000, 1000),
+             WASM: (50, 1000, 1000), GPU: (50, 500, 1000)}  # fmt: skip
+CYCLES = {NULL: (100, 1000, 1000), PYTHON: (10, 200, 1000), NATIVE: (50, 500, 1000),
+          WASM: (30, 500, 1000), GPU: (3, 60, 1000)}  # fmt: skip
+_SMI = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+
+
+def device_bytes(backend: str) -> int | None:
+    """Ask the driver how much memory of the first device is in use; None where nobody tells."""
+    if backend != "cuda":
+        return None
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=20, check=True)
+        return int(done.stdout.split()[0]) << 20
+    return None
+
+
+def system_of(kind: str) -> str:
+    """Name what is measured."""
+    return "dandelion sequential" if kind == GPU else f"dandelion {kind}"
+
+
+def idle_rows(kind: str, functions: int, found: Footprint) -> list[Row]:
+    """Say what a node takes, its children, and each function that is registered."""
+    idle, registered = found.idle, found.registered
+    assert idle is not None
+    assert registered is not None
+    rows = [Row(system_of(kind), "node", {"bytes": float(idle.node_bytes)}, 1)]
+    if idle.children:
+        word = "engine process" if kind == GPU else "zygote"
+        each = idle.children_bytes / idle.children
+        rows.append(Row(system_of(kind), word, {"bytes": each}, idle.children))
+    each = (registered.node_bytes - idle.node_bytes) / functions
+    return [*rows, Row(system_of(kind), "idle function", {"bytes": each}, functions)]
+
+
+def growth_row(kind: str, cycles: int, found: Footprint, device: int | None) -> Row:
+    """Say how much more there is after all rounds."""
+    before, after = found.before, found.after
+    assert before is not None
+    assert after is not None
+    node = float(after.node_bytes - before.node_bytes)
+    values = {"node": node, "each": node / cycles,
+              "children": float(after.children_bytes - before.children_bytes)}  # fmt: skip
+    if device is not None:
+        values["device"] = float(device)
+    return Row(system_of(kind), "all rounds", values, cycles, note="; ".join(held(before, after)))
+
+
+def held(before: State, after: State) -> list[str]:
+    """Name what there is more of that can be counted exactly."""
+    names = ("arena_bytes", "contexts", "files", "threads", "children")
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in names}
+    return [f"{name}: {old} to {new}" for name, (old, new) in pairs.items() if new > old]
+
+
+def budget(rows: list[Row], cycles: int) -> Budget:
+    """Judge all backends together, by the one that grew most."""
+    grown = {r.system: max(r.values["node"], r.values["children"]) for r in rows}
+    worst = max(grown, key=lambda name: grown[name])
+    wrong = [f"{r.system}: {r.note}" for r in rows if r.note]
+    wrong += [f"{name}: {b / 1024:.0f} KiB" for name, b in grown.items() if b > KEPT_BYTES]
+    wrong += [f"{r.system}: {DEVICE}" for r in rows if r.values.get("device", 0) > 0]
+    return Budget(
+        f"memory after up to {cycles} x register, invoke, fail, remove",
+        f"as at the start; allocators may keep {KEPT_BYTES >> 20} MiB",
+        f"at most {grown[worst] / 1024:+.0f} KiB ({worst})", not wrong, "; ".join(wrong),
+    )  # fmt: skip
+
+
+@experiment(
+    "memory", group="data", question="What does an idle function take, and does it come back?"
+)
+def memory(bench: Bench) -> Found:
+    """Measure every backend in a process of its own."""
+    idle: list[Row] = []
+    growth: list[Row] = []
+    skips: list[Skip] = []
+    most = 0
+    kinds = {k: k for k in (NULL, PYTHON, NATIVE, WASM)}
+    if bench.backend:
+        kinds[GPU] = bench.backend
+    else:
+        skips.append(Skip("GPU engines", "no GPU backend: give one with --backend"))
+    for kind, backend in kinds.items():
+        functions, cycles = bench.pick(*FUNCTIONS[kind]), bench.pick(*CYCLES[kind])
+        bench.say(f"{system_of(kind)}, {functions} functions, {cycles} rounds")
+        used = device_bytes(backend)
+        try:
+            order = FootprintOrder(kind, backend, functions, cycles, max(2, cycles // 4))
+            found = ask(order)
+        except BackendUnavailable as error:
+            skips.append(Skip(system_of(kind), str(error)))
+            continue
+        left = device_bytes(backend)
+        more = left - used if used is not None and left is not None else None
+        idle += idle_rows(kind, functions, found)
+        growth.append(growth_row(kind, cycles, found, more))
+        most = max(most, cycles)
+    panels = (
+        Panel("idle", "Memory of what does nothing", Axis("what"), (SIZE,), tuple(idle), Look.BARS),
+        Panel("growth", "More memory after rounds of register, invoke, fail and remove",
+              Axis("when"), GROWTH, tuple(growth), Look.TABLE),
+    )  # fmt: skip
+    rounds = ", ".join(f"{k} {bench.pick(*CYCLES[k])}" for k in kinds)
+    scaled = "" if bench.gpu and not bench.quick else f"rounds instead of 1000: {rounds}"
+    return Found(panels, budgets=(budget(growth, most),) if growth else (), skips=tuple(skips),
+                 scaled=scaled)  # fmt: skip

@@ -1,0 +1,193 @@
+"""A program: how much memory does a node take, by itself and for what is registered?
+
+It starts a node of one backend, registers many functions, removes them, and then registers,
+invokes, makes fail and removes again and again. Memory is what nobody else shares, of the node's
+process and of its children (engine processes, zygotes), after everything that can be given back was
+given back. It reads a `FootprintOrder` from standard input and writes a `Footprint` to standard
+output, both as MessagePack.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+from dandelion.bench.processes import children, open_files, own_bytes, settled_bytes
+from dandelion.bench.systems.echoes import GPU, echo
+from dandelion.bench.systems.servers import environment_of, module
+
+from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.errors import BackendUnavailable, DandelionError
+from dandelion.function import FunctionSpec
+from dandelion.node import Node, Settings
+
+_LIMIT_S = 300.0
+_QUIET_S = 0.02
+_CHECKS = 50
+
+
+class FootprintOrder(msgspec.Struct, frozen=True):
+    """What is measured.
+
+    Attributes:
+        kind: of the functions, see `echo`.
+        backend: that runs them.
+        functions: registered at once, each with code of its own.
+        cycles: of register, invoke, fail and remove that are measured.
+        warm_up: cycles before.
+    """
+
+    kind: str
+    backend: str
+    functions: int
+    cycles: int
+    warm_up: int
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a node holds.
+
+    Attributes:
+        node_bytes, children_bytes: memory of its own, and that of its children.
+        arena_bytes, contexts: in use of the arena.
+        files, threads, children: how many it has.
+    """
+
+    node_bytes: int
+    children_bytes: int
+    arena_bytes: int
+    contexts: int
+    files: int
+    threads: int
+    children: int
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """What was found.
+
+    Attributes:
+        empty_bytes: the process before there is a node, with everything imported.
+        idle, registered: the node with nothing registered, and with everything.
+        before, after: the cycles.
+        failures: calls that failed as they should.
+        missing: why there is nothing.
+    """
+
+    empty_bytes: int = 0
+    idle: State | None = None
+    registered: State | None = None
+    before: State | None = None
+    after: State | None = None
+    failures: int = 0
+    missing: str = ""
+
+
+def ask(order: FootprintOrder) -> Footprint:
+    """Run the program.
+
+    Raises:
+        BackendUnavailable: the backend does not work here, or the program ended without an answer.
+    """
+    done = subprocess.run(
+        module("dandelion.bench.systems.footprint"), input=msgspec.msgpack.encode(order),
+        capture_output=True, env=environment_of(), timeout=_LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        wrote = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BackendUnavailable(order.backend, wrote[-1] if wrote else "the program ended")
+    found = msgspec.msgpack.decode(done.stdout, type=Footprint)
+    if found.missing:
+        raise BackendUnavailable(order.backend, found.missing)
+    return found
+
+
+def state_of(node: Node) -> State:
+    """Take stock, once nothing is under way any more."""
+    me = os.getpid()
+    for _ in range(_CHECKS):  # sandboxes that were used are being replaced
+        facts = node.facts()
+        if not (facts.running or facts.arena.contexts):
+            break
+        time.sleep(_QUIET_S)
+    found = children(me)
+    return State(
+        settled_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
+        facts.arena.contexts, open_files(me), threading.active_count(), len(found),
+    )  # fmt: skip
+
+
+def failing(kind: str, name: str) -> FunctionDocument:
+    """Describe a function of which every call fails; a GPU function lacks its kernel."""
+    good: FunctionDocument = echo(kind, name, fails=True)
+    if kind != GPU:
+        return good
+    (code,) = good.code
+    source = '#include "dandelion.h"\nKERNEL void other(GLOBAL u8 *y) { y[0] = 0; }\n'
+    bad = CodeDocument(code.format, code.main, {"touch.c": source}, code.options)
+    replaced: FunctionDocument = msgspec.structs.replace(good, code=(bad,))
+    return replaced
+
+
+def cycle(node: Node, kind: str) -> int:
+    """Register, invoke, fail, remove; tell how many calls failed."""
+    node.register(echo(kind, "Good"), failing(kind, "Bad"))
+    result = node.invoke("Good", x=b"hello")
+    assert result.y.bytes()[:1] == b"h"
+    del result
+    failures = 0
+    try:
+        node.invoke("Bad", x=b"hello")
+    except DandelionError:
+        failures = 1
+    node.remove(FunctionSpec, "Good")
+    node.remove(FunctionSpec, "Bad")
+    return failures
+
+
+def measure(order: FootprintOrder) -> Footprint:
+    """Measure in this process.
+
+    Raises:
+        DandelionError: the backend does not work here.
+    """
+    settings = Settings(
+        backends=(order.backend,), keep_traces=16, arena_bytes=64 << 20,
+        engines={} if order.kind == GPU else {order.backend: 1},
+        options={order.backend: {"workers": "0"}} if order.backend in ("cuda", "hip") else {},
+    )  # fmt: skip
+    empty = settled_bytes()
+    with Node(settings) as node:
+        node.wait_ready()
+        unavailable = [e.reason for e in node.engines() if e.state == "unavailable"]
+        if unavailable:
+            raise BackendUnavailable(order.backend, unavailable[0])
+        failures = sum(cycle(node, order.kind) for _ in range(3))  # all that is lazy has come up
+        idle = state_of(node)
+        for at in range(order.functions):
+            node.register(echo(order.kind, f"F{at}", at + 1))
+        registered = state_of(node)
+        for at in range(order.functions):
+            node.remove(FunctionSpec, f"F{at}")
+        failures += sum(cycle(node, order.kind) for _ in range(order.warm_up))
+        before = state_of(node)
+        failures += sum(cycle(node, order.kind) for _ in range(order.cycles))
+        return Footprint(empty, idle, registered, before, state_of(node), failures)
+
+
+def main() -> int:
+    """Answer the order."""
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=FootprintOrder)
+    try:
+        found = measure(order)
+    except DandelionError as error:
+        found = Footprint(missing=str(error))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
