@@ -136,7 +136,8 @@ class ScriptedServer:
         number = int(data[place + len(_NUMBER) : data.index(b"\r", place)])
         if self._script.stall_every_s and not self._next_stall_ns:
             self._next_stall_ns = now_ns + round(self._script.stall_every_s * _NS)
-        heapq.heappush(self._due, (now_ns + self._delays[number % _KNOWN_DELAYS], number, descriptor))
+        due_ns = now_ns + self._delays[number % _KNOWN_DELAYS]
+        heapq.heappush(self._due, (due_ns, number, descriptor))
 
 
 def main() -> None:

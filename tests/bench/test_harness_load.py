@@ -203,8 +203,10 @@ def test_other_ways_to_answer(head: bytes, body: bytes) -> None:
     with answering(head, body) as port:
         request = HttpRequest("/", b"?", expect=b"ok")
         load = open_loop(port, request, rate_per_s=100, seconds=0.2, warm_up_s=0)
-    assert load.errors == {}
+        closed = closed_loop(port, request, callers=2, seconds=0.2, warm_up_s=0)
+    assert load.errors == closed.errors == {}
     assert load.count == 20
+    assert closed.count > 2
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
