@@ -85,7 +85,9 @@ class Curve:
         for index, (x, load) in enumerate(self.points):
             words = [load.note] if load.note else []
             if self.over and index == len(self.points) - 1:
-                words.append("more than it can answer")
+                words.append(
+                    "more than it can answer" if not load.bottleneck else "the client at its limit"
+                )
             values = load.values() if load.count else {"achieved_per_s": load.achieved_per_s}
             rows.append(Row(self.system, x, values, load.count, load.failed, "; ".join(words)))
         return rows
@@ -220,11 +222,19 @@ def claim(figure: str, says: str, verdict: Verdict) -> Claim:
     return Claim(source, says, verdict.measured, verdict.holds)
 
 
-def unsure(bench: Bench) -> str:
-    """Say why this run cannot tell what holds of a GPU; empty if it can."""
+def unsure(bench: Bench, *curves: Curve) -> str:
+    """Say why this run cannot tell what holds of a GPU; empty if it can.
+
+    Args:
+        bench: of the run.
+        curves: whose throughput it is about, so that the client must have had more.
+    """
     if not bench.gpu:
         return "there is no GPU here, and all share the same cores"
-    return "a quick run cannot tell" if bench.quick else ""
+    if bench.quick:
+        return "a quick run cannot tell"
+    late = [curve.system for curve in curves if curve.points and curve.points[-1][1].bottleneck]
+    return f"the client was the bottleneck of {', '.join(late)}" if late else ""
 
 
 def twice(curves: Sequence[Curve], one: str, other: str) -> tuple[str, float]:

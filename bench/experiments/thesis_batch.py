@@ -126,12 +126,12 @@ def full_claims(bench: Bench, found: dict[int, list[Curve]]) -> tuple[Claim, ...
             "5.7a",
             "at batch 2, before the GPU is full, the concurrent engine carries about 1.75 times "
             "the load of the sequential one",
-            Verdict(small, (apart,), apart >= 1.5, unsure(bench)),
+            Verdict(small, (apart,), apart >= 1.5, unsure(bench, *found[2])),
         ),
         claim(
             "5.7b",
             "at batch 8 the GPU is full with either engine: the concurrent one carries merely 25 "
             "requests in a second more",
-            Verdict(large, (full,), full < 1.25, unsure(bench)),
+            Verdict(large, (full,), full < 1.25, unsure(bench, *found[8])),
         ),
     )

@@ -178,12 +178,12 @@ def deep_claims(bench: Bench, curves: Sequence[Curve]) -> tuple[Claim, ...]:
         claim(
             "5.4b",
             "the concurrent engine carries twice the load of the sequential one",
-            Verdict(words, (ratio,), ratio >= 1.75, unsure(bench)),
+            Verdict(words, (ratio,), ratio >= 1.75, unsure(bench, sequential, concurrent)),
         ),
         claim(
             "5.4b",
             "the dedicated server behaves like the concurrent engine",
-            Verdict(beside, (level,), 0.8 <= level <= 1.25, unsure(bench)),
+            Verdict(beside, (level,), 0.8 <= level <= 1.25, unsure(bench, dedicated, concurrent)),
         ),
     )
 
@@ -241,6 +241,6 @@ def worker_claims(bench: Bench, curves: Sequence[Curve]) -> tuple[Claim, ...]:
         claim(
             "5.5",
             "four workers carry no more than two: about 800 requests in a second on four GPUs",
-            Verdict(words + further, (ratio,), ratio <= 1.15, unsure(bench)),
+            Verdict(words + further, (ratio,), ratio <= 1.15, unsure(bench, two, four)),
         ),
     )

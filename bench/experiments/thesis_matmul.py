@@ -81,7 +81,7 @@ def hot_claims(bench: Bench, curves: Sequence[Curve]) -> tuple[Claim, ...]:
                 f"{dedicated.throughput:.0f}/s dedicated, {most:.0f}/s the better engine",
                 (dedicated.base_us, fastest, most),
                 dedicated.base_us < 0.7 * fastest and dedicated.throughput > most,
-                unsure(bench),
+                unsure(bench, dedicated, sequential, concurrent),
             ),
         ),
         claim(
@@ -98,7 +98,7 @@ def hot_claims(bench: Bench, curves: Sequence[Curve]) -> tuple[Claim, ...]:
         claim(
             "5.1b",
             "the concurrent engine carries about twice the load of the sequential one",
-            Verdict(words, (ratio,), ratio >= 1.75, unsure(bench)),
+            Verdict(words, (ratio,), ratio >= 1.75, unsure(bench, sequential, concurrent)),
         ),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 from typing import Any
 
@@ -200,5 +201,56 @@ class CudaLikeLane(Lane):
                 size = self.work.buffers[name]
                 self._binding.do("zero", self._calls.fill(place, 0, size, self.stream))
 
+    def go_and_zero(self) -> None:
+        """Do the work, and ask for the zeroing that an engine would do."""
+        self.go()
+        self.zero()
+
     def close(self) -> None:
+        self._closing.close()
+
+
+class BestMemory:
+    """Memory of the device and of the host as CUDA's own functions give it, and no more.
+
+    Copies come from memory that CUDA allocated for that; zeroing fills words. It is what copies
+    from an arena and an engine's zeroing are held against.
+
+    Args:
+        opened: a device of CUDA.
+        size_bytes: of the memory on the device; a multiple of 4.
+        host_bytes: of the memory on the host; at most as much.
+    """
+
+    def __init__(self, opened: BareCudaLike, size_bytes: int, host_bytes: int) -> None:
+        self._cu: Any = importlib.import_module("cuda.bindings.driver")
+        self._do = opened.binding.do
+        self._size_bytes = size_bytes
+        self._host_bytes = host_bytes
+        self._closing = contextlib.ExitStack()
+        try:
+            self._stream = self._do("stream", self._cu.cuStreamCreate(1))
+            self._closing.callback(self._cu.cuStreamDestroy, self._stream)
+            self._place = self._do("allocate", self._cu.cuMemAlloc(size_bytes))
+            self._closing.callback(self._cu.cuMemFree, self._place)
+            self._host = self._do("host", self._cu.cuMemHostAlloc(host_bytes, 0))
+            self._closing.callback(self._cu.cuMemFreeHost, self._host)
+        except BaseException:
+            self.close()
+            raise
+
+    def copy_in(self) -> None:
+        """Copy all of the host's memory to the device, and wait."""
+        size = self._host_bytes
+        self._do("copy", self._cu.cuMemcpyHtoDAsync(self._place, self._host, size, self._stream))
+        self._do("wait", self._cu.cuStreamSynchronize(self._stream))
+
+    def zero(self) -> None:
+        """Fill all of the device's memory with zero words, and wait."""
+        words = self._size_bytes // 4
+        self._do("zero", self._cu.cuMemsetD32Async(self._place, 0, words, self._stream))
+        self._do("wait", self._cu.cuStreamSynchronize(self._stream))
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
         self._closing.close()

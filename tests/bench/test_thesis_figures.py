@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import pytest
-from dandelion.bench.experiment import Bench, chosen
+from dandelion.bench.experiment import Bench
 from dandelion.bench.experiments import thesis, thesis_batch, thesis_inference, thesis_matmul
 from dandelion.bench.experiments.thesis import Curve, Verdict, claim, overloaded
 from dandelion.bench.histogram import Histogram
@@ -15,7 +16,7 @@ from dandelion.bench.load import Load
 from dandelion.bench.records import Claim, Look
 from dandelion.bench.systems import names
 from dandelion.bench.systems.bare import Work, example_body, inference_work, matmul_work
-from dandelion.bench.systems.entrants import cpu_code, gpu_code, variants
+from dandelion.bench.systems.entrants import Entrants, cpu_code, gpu_code, variants
 
 from dandelion.node import Node, Settings
 
@@ -70,7 +71,10 @@ def test_a_claim_needs_its_figures_and_a_machine_that_can_tell() -> None:
     assert claim("5.1", "x", Verdict("words", (1.0,), True, "no GPU")).holds is None
     assert thesis.unsure(Bench(backend="opencl"))
     assert thesis.unsure(Bench(backend="cuda", quick=True))
-    assert not thesis.unsure(GPU)
+    assert not thesis.unsure(GPU, curve("a", 1.0, 2.0))
+    late = curve("a", 1.0, 2.0)
+    late.points[-1] = (9.0, msgspec.structs.replace(late.points[-1][1], bottleneck=True))
+    assert "client" in thesis.unsure(GPU, late)
 
 
 def test_throughput_is_compared_at_the_limit_only() -> None:
@@ -186,19 +190,23 @@ def test_calls_are_hot_or_cold_as_asked() -> None:
     assert {r.path for r in again}.isdisjoint(paths[0][:6])  # type: ignore[union-attr]  # a list
 
 
-def test_a_figure_runs_without_a_gpu() -> None:
-    experiment = chosen(["thesis_5_6"])[0]
-    found = experiment.run(Bench(quick=True, backend="opencl"))
-    (panel,) = found.panels
-    assert panel.look is Look.LINES
-    assert {row.system for row in panel.rows} == {names.SEQUENTIAL, TWO, names.DEDICATED}
-    assert all(row.values["p50"] > 0 and not row.errors for row in panel.rows)
-    assert [skip.what for skip in found.skips] == [names.DEDICATED_GRAPH]
-    assert found.scaled
-    assert held(found.claims) == [None, None]
+def test_systems_are_asked_in_turns_over_http() -> None:
+    bench = Bench(quick=True, backend="opencl")
+    work = inference_work(1)
+    with Entrants(bench, [work]) as entrants:
+        entrants.node(1)
+        entrants.dedicated()
+        curves = thesis.raised(bench, entrants.all(), thesis.same(work), (10.0, 20.0), 0.2)
+    made = thesis.panel("loads", "Loads", thesis.LOAD, curves)
+    assert made.look is Look.LINES
+    systems = {names.concurrent(1), names.DEDICATED}
+    assert {(row.system, row.x) for row in made.rows} == {(s, x) for s in systems for x in (10, 20)}
+    assert all(row.values["p50"] > 0 and not row.errors for row in made.rows)
+    assert [skip.what for skip in entrants.skips] == [names.DEDICATED_GRAPH]
 
 
 def test_without_any_backend_everything_is_skipped() -> None:
-    found = chosen(["thesis_5_6"])[0].run(Bench(quick=True, backend=""))
+    found = thesis_batch.batches(Bench(quick=True, backend=""))
     assert not found.panels[0].rows
+    assert held(found.claims) == [None, None]
     assert {skip.what for skip in found.skips} >= {names.SEQUENTIAL, TWO, names.DEDICATED}

@@ -1,0 +1,294 @@
+"""What workers that share a device buy, and what a fault of one of them costs.
+
+Nodes in this process, one after the other, with no worker, two and eight, each asked by as many
+threads as keep its engines busy; throughput is counted over a fixed time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dandelion.bench.columns import ACHIEVED
+from dandelion.bench.experiment import Bench, experiment
+from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from dandelion.bench.systems import names
+from dandelion.bench.timing import throughput
+from dandelion.compositions.inference import bundle as inference
+from dandelion.compositions.matmul import bundle as matmul
+
+from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
+from dandelion.errors import DandelionError
+from dandelion.function import Limits
+from dandelion.node import Node
+
+from .gpu_engines import over, started
+
+CALLERS = 8
+TWO, EIGHT = names.concurrent(2), names.concurrent(8)
+RATIO = Metric("ratio", "over the sequential engine", Unit.RATIO, better="higher")
+
+SOURCE = """#include "dandelion.h"
+KERNEL void spin(GLOBAL u64 *a, u64 rounds) {
+    u64 x = a[0] + LOCAL_ID(0);
+    for (u64 i = 0; i < rounds; i++) { x = x * 6364136223846793005UL + 1442695040888963407UL; }
+    if (LOCAL_ID(0) == 0) { a[0] = x; }
+}
+KERNEL void stray(GLOBAL u64 *a) {
+    GLOBAL volatile u64 *far = (GLOBAL volatile u64 *)(u64)8;
+    a[0] = *far;
+}
+"""
+ONE = np.ones(1, np.uint64)
+
+
+def one_block(name: str, arguments: str = "") -> FunctionDocument:
+    """Describe a function of one kernel, one block of 32 threads, in place on its input `a`."""
+    launch = f"""["{name}", [{{"Ptr": "a"}}{arguments}], {{"block_dim_x": {{"Absolute": 32}}}}]"""
+    blueprint = f"""{{
+      "modules": {{"work": "work.c"}}, "kernels": {{"{name}": "work"}},
+      "blueprint": {{"inputs": ["a"], "buffers": {{}}, "outputs": ["a"],
+        "control_flow": [{{"ExecKernel": {launch}}}]}}
+    }}"""
+    files = {"work.c": SOURCE}
+    limits = Limits(wall_s=10.0)
+    return gpu_function(name, blueprint, inputs=["a"], outputs=["a"], files=files, limits=limits)
+
+
+def documents(rounds: int) -> tuple[RegistrationDocument, ...]:
+    """Describe everything that is called here; `rounds` says how long `spin` takes."""
+    spin = one_block("spin", f', {{"Constant": {rounds}}}')
+    own = RegistrationDocument(functions=(spin, one_block("stray")))
+    return matmul.document(), inference.document(), own
+
+
+def spun(rounds: int) -> int:
+    """What `spin` makes of 1, with the powers of its step instead of a loop."""
+    factor, term = 6364136223846793005, 1442695040888963407
+    whole_factor, whole_term = 1, 0
+    while rounds:
+        if rounds % 2:
+            whole_factor, whole_term = whole_factor * factor, whole_term * factor + term
+        factor, term = factor * factor, term * factor + term
+        rounds //= 2
+        whole_factor, whole_term = whole_factor % 2**64, whole_term % 2**64
+        factor, term = factor % 2**64, term % 2**64
+    return (whole_factor + whole_term) % 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something that is called again and again.
+
+    Attributes:
+        name: for people.
+        function: what is invoked.
+        inputs: its sets.
+        right: whether a result is what it should be.
+    """
+
+    name: str
+    function: str
+    inputs: Mapping[str, Any]
+    right: Callable[[Mapping[str, Any]], bool]
+
+
+def errands(bench: Bench) -> tuple[int, tuple[Errand, ...]]:
+    """Give the rounds of `spin`, and what is called."""
+    rounds = bench.pick(20_000, 100_000, 2_000_000)
+    depth, shallow, batch = bench.pick((2, 1, 2), (5, 2, 4), (500, 100, 16))
+    deep = inference.example_inputs(1, depth, 1)
+    wide = inference.example_inputs(1, shallow, batch)
+
+    def layers(given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+        wanted = inference.expected(given)
+        return lambda found: bool(inference.agrees(inference.results(found), wanted))
+
+    return rounds, (
+        Errand(
+            "one block",
+            "spin",
+            {"a": ONE},
+            lambda found: bool(found["a"].numpy(np.uint64, (-1,))[0] == spun(rounds)),
+        ),
+        Errand(f"inference x{depth}, unsaturated", "inference", deep, layers(deep)),
+        Errand(f"inference x{shallow}, batch {batch}, saturated", "inference", wide, layers(wide)),
+    )
+
+
+@experiment(
+    "gpu_workers",
+    group="gpu",
+    question="what do workers that share a device buy?",
+    needs_gpu=True,
+)
+def workers(bench: Bench) -> Found:
+    """Compare the throughput of nodes with no worker, two and eight."""
+    rounds, wanted = errands(bench)
+    found: dict[tuple[str, str], float] = {}
+    skips: list[Skip] = []
+    notes: list[str] = []
+    for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
+        system = names.concurrent(count) if count else names.SEQUENTIAL
+        with contextlib.ExitStack() as closing:
+            bench.say(f"starting {system}")
+            node = started(bench, count, closing)
+            if isinstance(node, Skip):
+                skips.append(node)
+                continue
+            for document in documents(rounds):
+                node.register(document)
+            for errand in wanted:
+                bench.say(f"{system}, {errand.name}")
+                found[errand.name, system] = answered(bench, node, errand, count)
+            calls = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
+            notes.append(f"{system}: calls by engine: {calls}")
+    rows = tuple(_row(system, errand, found) for errand, system in found)
+    panel = Panel(
+        "workers", "Throughput by workers", Axis("what is called"), (ACHIEVED, RATIO), rows,
+        Look.BARS, names.SEQUENTIAL,
+    )  # fmt: skip
+    return Found((panel,), budgets=budgets(bench, found), skips=tuple(skips), notes=tuple(notes))
+
+
+def answered(bench: Bench, node: Node, errand: Errand, count: int) -> float:
+    """Count calls in a second, after each engine has had some and all results were right.
+
+    Raises:
+        ValueError: a result is wrong.
+    """
+    call = partial(node.invoke, errand.function, **errand.inputs)
+    callers = max(2, 2 * count)
+    with ThreadPoolExecutor(callers) as pool:
+        for outputs in pool.map(lambda _: call(), range(4 * (count + 1))):
+            if not errand.right(outputs):
+                raise ValueError(f"a wrong result of {errand.function}")
+    return float(throughput(call, callers, bench.pick(0.3, 1.0, 3.0)))
+
+
+def _row(system: str, errand: str, found: Mapping[tuple[str, str], float]) -> Row:
+    values = {"achieved_per_s": found[errand, system]}
+    base = found.get((errand, names.SEQUENTIAL))
+    if base:
+        values["ratio"] = found[errand, system] / base
+    return Row(system, errand, values, 1)
+
+
+def budgets(bench: Bench, found: Mapping[tuple[str, str], float]) -> tuple[Budget, ...]:
+    """Hold a GPU's figures against the budget."""
+    if not bench.gpu or bench.quick:
+        return ()
+    lines = []
+    for errand in dict.fromkeys(errand for errand, _ in found):
+        base = found.get((errand, names.SEQUENTIAL))
+        for system, limits in ((TWO, (1.9, 1.9, 0.95)), (EIGHT, (7.0, 0.0, 0.95))):
+            limit = limits[0 if errand == "one block" else 2 if "batch" in errand else 1]
+            if base and limit and (errand, system) in found:
+                ratio = found[errand, system] / base
+                lines.append(over(f"{system}, {errand}, throughput over sequential", ratio, limit,
+                                  "x", "its blocks already fill a part of the units"))  # fmt: skip
+    return tuple(lines)
+
+
+@dataclass(slots=True)
+class _Storm:
+    """What came of a bad call among good ones.
+
+    Attributes:
+        failed: errors of the bad call.
+        right: right results of the good ones.
+        again_s: until the device answers once more, after all of them.
+    """
+
+    failed: int
+    right: int
+    again_s: float
+    words: str
+
+
+@experiment(
+    "gpu_fault",
+    group="gpu",
+    question="what does a fault of one call cost the others, and how long is the device away?",
+    needs_gpu=True,
+)
+def fault(bench: Bench) -> Found:
+    """Eight callers at once, one of which touches memory that is not its own."""
+    rows: list[Row] = []
+    skips: list[Skip] = []
+    lines: list[Budget] = []
+    notes: list[str] = []
+    for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
+        system = names.concurrent(count) if count else names.SEQUENTIAL
+        with contextlib.ExitStack() as closing:
+            bench.say(f"starting {system}")
+            node = started(bench, count, closing)
+            if isinstance(node, Skip):
+                skips.append(node)
+                continue
+            for document in documents(1):
+                node.register(document)
+            bench.say(f"{system}, a fault")
+            storms = [storm(node) for _ in range(bench.pick(1, 2, 3))]
+        right = min(s.right for s in storms)
+        failed = max(s.failed for s in storms)
+        again_us = statistics.median(s.again_s for s in storms) * 1e6
+        values = {"again": again_us, "right": float(right), "failed": float(failed)}
+        rows.append(Row(system, "a fault among eight", values, len(storms), len(storms)))
+        notes.append(f"{system}: {storms[0].words}")
+        got = f"{failed} error, {right} right"
+        path = f"{system}, a fault among {CALLERS} callers"
+        kept = all((s.failed, s.right) == (1, CALLERS - 1) for s in storms)
+        lines.append(Budget(path, f"1 error, {CALLERS - 1} right", got, kept))
+    metrics = (
+        Metric("again", "until it answers again", Unit.US, logarithmic=True),
+        Metric(
+            "right", f"right results of {CALLERS - 1}", Unit.COUNT, drawn=False, better="higher"
+        ),
+        Metric("failed", "errors of the bad call", Unit.COUNT, drawn=False, better=""),
+    )
+    panel = Panel(
+        "fault", "A fault of one call among eight", Axis("what happens"), metrics, tuple(rows),
+        Look.BARS, names.SEQUENTIAL,
+    )  # fmt: skip
+    return Found((panel,), budgets=tuple(lines), skips=tuple(skips), notes=tuple(notes))
+
+
+def storm(node: Node) -> _Storm:
+    """Call eight times at once, one of them bad, and once more after that."""
+    inputs = matmul.example_inputs(1)
+    wanted = matmul.expected(inputs)
+    barrier = threading.Barrier(CALLERS)
+
+    def good(_: int) -> bool:
+        barrier.wait()
+        found = matmul.results(node.invoke("matmul", **inputs))
+        return bool(matmul.agrees(found, wanted))
+
+    def bad() -> DandelionError | None:
+        barrier.wait()
+        try:
+            node.invoke("stray", a=ONE)
+        except DandelionError as error:
+            return error
+        return None
+
+    for _ in range(CALLERS):
+        node.invoke("matmul", **inputs)
+    with ThreadPoolExecutor(CALLERS) as pool:
+        failed = pool.submit(bad)
+        results = list(pool.map(good, range(CALLERS - 1)))
+        error = failed.result()
+    begin = time.monotonic()
+    node.invoke("matmul", **inputs)
+    again_s = time.monotonic() - begin
+    words = f"the bad call got {type(error).__name__}: {error}"[:160]
+    return _Storm(int(error is not None), sum(results), again_s, words)

@@ -1,0 +1,136 @@
+"""The group of the GPU engines: on OpenCL, and on CUDA over a fake driver, as far as that goes."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dandelion.bench.experiment import Bench
+from dandelion.bench.experiments import gpu_engines, gpu_sharing
+from dandelion.bench.histogram import Histogram
+from dandelion.bench.records import Found
+from dandelion.bench.systems import names
+
+from tests.fake_driver import build
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = Bench(quick=True, backend="opencl")
+GPU = Bench(backend="cuda")
+LOCAL = (
+    gpu_engines.launches,
+    gpu_engines.deep,
+    gpu_engines.constants,
+    gpu_engines.cold,
+)
+
+
+@pytest.mark.parametrize("run", LOCAL, ids=lambda run: run.__name__)
+def test_engines_are_timed_in_this_process(run: object) -> None:
+    assert callable(run)
+    found: Found = run(QUICK)
+    (panel,) = found.panels
+    assert names.SEQUENTIAL in {row.system for row in panel.rows}
+    assert all(row.values["p50"] > 0 and row.count for row in panel.rows)
+    assert not found.budgets, "processors keep no budget of a GPU"
+
+
+def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
+    found = gpu_engines.hot_matmul(QUICK)
+    assert [(row.system, row.x) for row in found.panels[0].rows] == [
+        (names.BARE, "a call"),
+        (names.SEQUENTIAL, "a call"),
+        (names.SEQUENTIAL, "a call through a node"),
+        (names.concurrent(2), "a call through a node"),
+    ]
+
+
+def test_a_missing_device_is_a_skip() -> None:
+    missing = Bench(quick=True, backend="hip")
+    found = gpu_engines.launches(missing)
+    assert not found.panels
+    assert found.skips[0].reason
+
+
+def test_workers_are_compared_and_their_results_are_right() -> None:
+    found = gpu_sharing.workers(QUICK)
+    systems = {row.system for row in found.panels[0].rows}
+    assert systems == {names.SEQUENTIAL, names.concurrent(2)}
+    assert all(row.values["achieved_per_s"] > 0 for row in found.panels[0].rows)
+    assert all("ratio" in row.values for row in found.panels[0].rows)
+
+
+def test_a_fault_costs_one_error_and_no_result() -> None:
+    found = gpu_sharing.fault(QUICK)
+    assert [line.passes for line in found.budgets] == [True, True]
+    assert all(row.values["again"] > 0 for row in found.panels[0].rows)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 7, 100])
+def test_the_powers_of_a_step_are_its_repetition(rounds: int) -> None:
+    x = 1
+    for _ in range(rounds):
+        x = (x * 6364136223846793005 + 1442695040888963407) % 2**64
+    assert gpu_sharing.spun(rounds) == x
+
+
+def timed(us: float) -> Histogram:
+    made = Histogram()
+    made.record(us, 10)
+    return made
+
+
+def test_budgets_of_a_gpu_pass_and_fail_by_what_was_measured() -> None:
+    figures = {"bare": 100.0, "engine": 120.0, names.SEQUENTIAL: 150.0, names.concurrent(2): 170.0}
+    lines = gpu_engines.matmul_budgets(GPU, {name: timed(us) for name, us in figures.items()})
+    assert [line.passes for line in lines] == [True, True, False]
+    launches = {gpu_engines.BARE_GRAPH: 100.0, names.SEQUENTIAL: 110.0, names.BARE: 290.0}
+    many = {name: timed(us) for name, us in launches.items()}
+    lines = gpu_engines.launch_budgets(GPU, 1500, many)
+    assert [line.passes for line in lines] == [True, False]
+    assert lines[1].why
+    rates = {
+        ("one block", names.SEQUENTIAL): 100.0,
+        ("one block", names.concurrent(2)): 195.0,
+        ("one block", names.concurrent(8)): 600.0,
+        ("batch", names.SEQUENTIAL): 100.0,
+        ("batch", names.concurrent(2)): 99.0,
+    }
+    assert [line.passes for line in gpu_sharing.budgets(GPU, rates)] == [True, False, True]
+
+
+ON_THE_FAKE = """
+import sys
+from pathlib import Path
+from tests.fake_driver import build
+from tests.fake_driver.fake import Fake
+fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
+fake.library.fake_set_memory(1 << 30)
+from dandelion.bench.experiment import Bench
+from dandelion.bench.experiments import gpu_engines
+from dandelion.bench.systems import engine
+engine._OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
+bench = Bench(quick=True, backend="cuda")
+for run in (gpu_engines.launches, gpu_engines.deep, gpu_engines.constants, gpu_engines.cold):
+    found = run(bench)
+    assert found.panels and not found.skips, found
+    assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
+    print(run.__name__, len(found.panels[0].rows), len(found.budgets))
+    assert fake.live() == {}, fake.live()
+"""
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
+        return "cuda-bindings"
+    return build.missing()
+
+
+@pytest.mark.skipif(bool(_missing()), reason=f"without {_missing()}")
+def test_cuda_over_a_fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-W", "error", "-c", ON_THE_FAKE, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "launches 6 2\ndeep 2 1\nconstants 3 0\ncold 1 1\n", done.stderr
