@@ -184,17 +184,17 @@ def _installed(name: str) -> bool:
 def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
     """Start Ray on this machine alone, with a folder of its own that is removed afterwards."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray = importlib.import_module("ray")
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths must be short
-    try:
-        ray.init(num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
-                 log_to_driver=False, logging_level="ERROR", _temp_dir=folder)  # fmt: skip
-        started: list[Peer] = [RayActors(ray), RayCompiled(ray, False), RayCompiled(ray, True)]
-    except Exception as error:  # it needs ports, shared memory and more; whatever it lacks
-        skips.append(Skip("Ray", f"does not start here: {type(error).__name__}: {error}"[:300]))
-        started = []
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            ray = importlib.import_module("ray")
+            stack.callback(ray.shutdown)
+            ray.init(num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
+                     log_to_driver=False, logging_level="ERROR", _temp_dir=folder)  # fmt: skip
+            started: list[Peer] = [RayActors(ray), RayCompiled(ray, False), RayCompiled(ray, True)]
+        except Exception as error:  # it needs ports, shared memory and more; whatever it lacks
+            reason = f"does not start here: {type(error).__name__}: {error}"
+            skips.append(Skip("Ray", reason[:300]))
+            started = []
         yield started
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)

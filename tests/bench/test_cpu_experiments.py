@@ -1,0 +1,323 @@
+"""Experiments on processors: they find what is there, and judge by what they find."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+from dandelion.bench.columns import row
+from dandelion.bench.experiment import Bench, all_experiments
+from dandelion.bench.experiments import (
+    cold_start,
+    data_path,
+    dispatcher,
+    frontend,
+    language,
+    memory,
+    sandboxes,
+    zeroing,
+)
+from dandelion.bench.histogram import Histogram
+from dandelion.bench.load import Load
+from dandelion.bench.records import Found, Panel, Row, Skip
+from dandelion.bench.systems import footprint, peers_dispatch
+from dandelion.bench.systems.echoes import FORMATS, GPU, NATIVE, NULL, PYTHON, WASM, echo
+from dandelion.bench.timing import in_turns
+
+from dandelion.errors import DandelionError
+from dandelion.node import Node, Settings
+
+MODULES = (data_path, dispatcher, frontend, language, sandboxes, zeroing)
+KINDS = (NULL, PYTHON, NATIVE, WASM, GPU)
+
+
+def briefly(actions: Any, *, count: int, **others: Any) -> dict[str, Histogram]:
+    """Time so little that a test takes no time."""
+    others |= {"warm_up": 1, "block": 1, "seconds": None}
+    found: dict[str, Histogram] = in_turns(actions, count=min(count, 3), **others)
+    return found
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    for module in MODULES:
+        if hasattr(module, "in_turns"):
+            monkeypatch.setattr(module, "in_turns", briefly)
+    return Bench(quick=True, backend="opencl")
+
+
+def histogram(*values: float) -> Histogram:
+    made = Histogram()
+    made.record_all(values)
+    return made
+
+
+def p50(panel: Panel, system: str, x: float | str) -> float:
+    return next(r.values["p50"] for r in panel.rows if (r.system, r.x) == (system, x))
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    backends = (NULL, PYTHON, NATIVE, WASM, "opencl")
+    with Node(Settings(backends=backends, engines={PYTHON: 1, NATIVE: 1, WASM: 1})) as node:
+        node.wait_ready()
+        yield node
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_echo_gives_its_first_byte_and_its_size(node: Node, kind: str) -> None:
+    for nonce in (0, 77):
+        node.register(echo(kind, f"Echo_{kind}", nonce))
+        result = node.invoke(f"Echo_{kind}", x=b"a" * 100).y.bytes()
+        assert result == (b"a" + bytes(99) if kind == GPU else b"a" * 100)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_echo_that_fails_fails_by_its_own_fault(node: Node, kind: str) -> None:
+    node.register(footprint.failing(kind, f"Bad_{kind}"))
+    with pytest.raises(DandelionError) as caught:
+        node.invoke(f"Bad_{kind}", x=b"a")
+    assert caught.value.status < 500
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (NULL, GPU)])
+def test_another_number_is_other_code(kind: str) -> None:
+    assert FORMATS[kind] == echo(kind, "A").code[0].format
+    assert echo(kind, "A", 1).code != echo(kind, "A", 2).code
+
+
+def test_experiments_are_known() -> None:
+    known = all_experiments()
+    groups = {name: known[name].group for name in known}
+    assert groups["applications"] == groups["http_noop"] == groups["language"] == "dispatcher"
+    assert groups["data_path"] == groups["cold_start"] == groups["memory"] == "data"
+    assert groups["sandbox"] == "sandbox"
+
+
+def test_an_application_costs_more_than_a_bare_call(brief: Bench) -> None:
+    found = dispatcher.applications(brief)
+    shape, chain, fan = found.panels
+    for panel in found.panels:
+        assert {r.system for r in panel.rows} >= {dispatcher.OURS, dispatcher.BARE}
+    for x in {r.x for r in shape.rows if r.system == dispatcher.BARE}:
+        assert p50(shape, dispatcher.OURS, x) > p50(shape, dispatcher.BARE, x)
+    assert {r.x for r in chain.rows} == {1.0, 10.0, 100.0}
+    assert {r.x for r in fan.rows} == {1.0, 100.0, 1000.0}
+    (budget,) = found.budgets
+    assert budget.passes == (p50(shape, dispatcher.OURS, "one application") <= 25)
+
+
+def test_rows_of_many_applications_are_about_one() -> None:
+    made = row("a", "b", histogram(50.0, 50.0), per=100)
+    assert made.values["p50"] == pytest.approx(0.5, rel=1e-3)
+    assert made.count == 2
+
+
+def test_peers_that_are_missing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_dispatch, "_installed", lambda name: name == "ray")
+    monkeypatch.setattr(importlib, "import_module", partial(_missing, importlib.import_module))
+    skips: list[Skip] = []
+    with peers_dispatch.peers(False, skips) as found:
+        assert found == []
+    assert [s.what for s in skips] == ["Dask", "Ray"]
+    assert "pip install dask" in skips[0].reason
+    assert "does not start" in skips[1].reason
+
+
+def _missing(load: Callable[[str], object], name: str) -> object:
+    if name == "ray":
+        raise ImportError(name)
+    return load(name)
+
+
+def test_a_no_op_is_held_against_raw_asgi(brief: Bench) -> None:
+    found = frontend.http_noop(brief)
+    rows = {r.system: r for r in found.panels[0].rows}
+    assert rows["raw ASGI"].values["ratio"] == pytest.approx(1.0)
+    ratio = rows["dandelion null"].values["ratio"]
+    assert found.budgets[0].passes == (ratio <= 1.6)
+    assert found.budgets[0].measured == f"{ratio:.2f}x"
+
+
+@pytest.mark.parametrize(
+    ("achieved", "p99_us", "goes_on"),
+    [(99.0, 900.0, True), (90.0, 900.0, False), (99.0, 60_000.0, False), (0.0, 0.0, False)],
+)
+def test_a_server_that_can_no_more_is_asked_for_no_more(
+    achieved: float, p99_us: float, goes_on: bool
+) -> None:
+    latency = histogram(*([p99_us] * 9 if achieved else [])).as_record()
+    load = Load(100.0, achieved, latency, latency, {}, 0.0, 1.0, False)
+    assert frontend.keeps_up(load) == goes_on
+
+
+def test_the_language_is_timed_by_statement(brief: Bench) -> None:
+    found = language.language(brief)
+    assert {r.system for r in found.panels[0].rows} == set(language.TEXT_LIMITS_US)
+    limits = {b.path.split()[0]: b.passes for b in found.budgets}
+    for name, limit in language.TEXT_LIMITS_US.items():
+        assert limits[name] == (p50(found.panels[0], name, 100.0) <= limit)
+
+
+def test_walks_are_driven_to_their_end_and_their_memory_is_taken(brief: Bench) -> None:
+    found = language.walks(brief)
+    assert len(found.panels[0].rows) == 10
+    peaks = [r.values["ratio"] for r in found.panels[1].rows]
+    assert all(1.0 < peak < 4.0 for peak in peaks)
+
+
+def test_every_edge_brings_back_what_it_should(brief: Bench) -> None:
+    found = data_path.data_path(brief)
+    edges = {r.system for r in found.panels[0].rows}
+    assert len(edges) == 10
+    assert found.budgets[0].passes, found.budgets[0]
+    assert found.skips == ()
+
+
+def test_an_edge_that_brings_other_bytes_is_no_edge() -> None:
+    good = data_path.Edge("good", lambda: b"abc", True, 0, lambda: 0)
+    assert data_path.check(good, b"abc") == 0
+    with pytest.raises(AssertionError, match="other bytes"):
+        data_path.check(data_path.Edge("bad", lambda: b"abd", True, 0, lambda: 0), b"abc")
+    count = iter((3, 5))
+    twice = data_path.Edge("twice", lambda: b"abc", True, 0, lambda: next(count))
+    assert data_path.check(twice, b"abc") == 2
+
+
+def test_without_a_device_its_edges_are_skipped() -> None:
+    skips: list[Skip] = []
+    with ExitStack() as stack:
+        place = data_path.Place(Bench(quick=True), stack, skips)
+        names = [e.name for e in place.edges(b"x")]
+    assert not any("engine process" in name for name in names)
+    assert any("--backend" in s.reason for s in skips)
+
+
+def test_the_stages_of_a_first_call_add_up() -> None:
+    with cold_start.fresh(NATIVE) as settings:
+        functions = [echo(NATIVE, f"F{i}", i) for i in range(3)]
+        found, started = cold_start.measured(settings, functions)
+    assert len(started) == 2
+    assert {state: len(calls) for state, calls in found.items()} == {
+        cold_start.FIRST: 3, cold_start.RESTART: 3, cold_start.SIZE: 3, cold_start.HOT: 57,
+    }  # fmt: skip
+    for state, calls in found.items():
+        for call in calls:
+            assert sum(call.stages.values()) == pytest.approx(call.total_us)
+            assert ("register" in call.stages) == (state == cold_start.FIRST)
+            assert call.stages["run"] > 0
+
+
+def test_a_panel_of_first_calls_shows_the_median_one() -> None:
+    calls = [cold_start.Timed(t, {"run": t - 1, "rest": 1.0}) for t in (5.0, 90.0, 7.0)]
+    panel = cold_start.panel_of("key", "system", {"hot": calls})
+    (shown,) = panel.rows
+    assert (shown.values["p50"], shown.values["run"], shown.values["rest"]) == (7.0, 6.0, 1.0)
+    assert [m.key for m in panel.metrics] == ["register", "run", "rest", "p50"]
+
+
+def test_a_cold_call_is_judged_by_its_median() -> None:
+    for total_ms, passes in ((9.9, True), (10.1, False)):
+        call = cold_start.Timed(total_ms * 1e3, {"plan": total_ms * 1e3})
+        panel = cold_start.panel_of("key", "system", {cold_start.RESTART: [call]})
+        judged = cold_start._budget(panel)
+        assert judged.passes == passes
+        assert ("plan" in judged.why) != passes
+
+
+def test_rates_are_held_against_memset() -> None:
+    timed = {zeroing.BARE: histogram(10.0), zeroing.ARENA: histogram(12.5)}
+    rows = zeroing.rate_rows(1 << 20, timed, zeroing.BARE)
+    assert rows[1].values["ratio"] == pytest.approx(0.8, rel=1e-3)
+    assert rows[1].values["rate"] == pytest.approx((1 << 20) / 12.5e-6, rel=1e-3)
+    assert not zeroing._kept("it", zeroing.ARENA, rows).passes
+    timed[zeroing.ARENA] = histogram(10.5)
+    assert zeroing._kept("it", zeroing.ARENA, zeroing.rate_rows(8, timed, zeroing.BARE)).passes
+
+
+def test_owners_that_pay_for_zeroing_are_noticed() -> None:
+    small = row(zeroing.KEPT_CLEAN, 1.0, histogram(2.0))
+    assert zeroing._off_the_path([small, row(zeroing.KEPT_CLEAN, 2.0, histogram(3.0))]).passes
+    assert not zeroing._off_the_path([small, row(zeroing.KEPT_CLEAN, 2.0, histogram(9.0))]).passes
+
+
+def test_memory_of_contexts_and_devices_is_zeroed(brief: Bench) -> None:
+    found = zeroing.zeroing(brief)
+    assert [p.key for p in found.panels] == ["arena", "owner", "device", "after"]
+    assert all(r.values["p50"] > 0 for p in found.panels for r in p.rows)
+
+
+def test_a_device_that_is_missing_is_skipped() -> None:
+    order = zeroing.device.ZeroOrder("hip", (4096,), (4096,), 1, 0.1)
+    with pytest.raises(DandelionError):
+        zeroing.device.ask(order)
+
+
+def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
+    found = sandboxes.sandbox(brief)
+    ways = {r.x for r in found.panels[0].rows if r.system == "dandelion native"}
+    assert ways == {"the first", "back to back", "paced", "two callers", "none waiting"}
+    kept = {(r.system, r.x) for r in found.panels[1].rows}
+    assert {("dandelion native", "waiting sandbox"), ("dandelion process", "zygote")} <= kept
+    assert len(found.budgets) == 6
+
+
+def test_sandboxes_are_judged_by_their_medians() -> None:
+    slow, fast = histogram(251.0), histogram(249.0)
+    rows = [row("dandelion native", sandboxes.PACED, slow)]
+    rows += [row("dandelion native", sandboxes.BACK_TO_BACK, fast)]
+    rows += [row("dandelion null", x, fast) for x in (sandboxes.PACED, sandboxes.BACK_TO_BACK)]
+    judged = {b.path: b.passes for b in sandboxes.budgets(rows)}
+    assert judged == {
+        "native sandbox, fresh per call, paced": False,
+        "native sandbox, fresh per call, back to back": True,
+    }
+
+
+def test_rounds_give_back_what_they_took() -> None:
+    found = footprint.ask(footprint.FootprintOrder(NULL, NULL, 20, 4, 4))
+    assert found.failures == 3 + 4 + 4
+    assert found.before is not None
+    assert found.after is not None
+    assert memory.held(found.before, found.after) == []
+    assert found.after.contexts == found.after.arena_bytes == 0
+    rows = memory.idle_rows(NULL, 20, found)
+    assert [r.x for r in rows] == ["node", "idle function"]
+
+
+def state(**changes: int) -> footprint.State:
+    usual = {"node_bytes": 1 << 20, "children_bytes": 0, "arena_bytes": 0, "contexts": 0,
+             "files": 9, "threads": 3, "children": 0}  # fmt: skip
+    return footprint.State(**(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "passes"),
+    [
+        ({}, None, True),
+        ({"node_bytes": 1 << 19}, 0, True),
+        ({"node_bytes": 3 << 20}, 0, False),
+        ({"children_bytes": 2 << 20}, 0, False),
+        ({"files": 10}, 0, False),
+        ({"contexts": 1}, None, False),
+        ({}, 1 << 20, False),
+    ],
+)
+def test_what_grows_is_noticed(changes: dict[str, int], device: int | None, passes: bool) -> None:
+    found = footprint.Footprint(before=state(), after=state(**changes))
+    made: Row = memory.growth_row(NULL, 10, found, device)
+    judged = memory.budget([made], 10)
+    assert judged.passes == passes
+    assert bool(judged.why) != passes
+
+
+def test_what_is_found_can_be_kept() -> None:
+    import msgspec
+
+    panel = cold_start.panel_of("key", "s", {"hot": [cold_start.Timed(1.0, {"rest": 1.0})]})
+    found = Found((panel,))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Found) == found
