@@ -138,6 +138,8 @@ class OpenClDevice(Device):
     # life
 
     def open(self) -> None:
+        if self._context is not None:
+            return
         pocl.prepare_environment(self._threads)
         self._cl = cl = _binding()
         devices = _devices(cl)

@@ -156,12 +156,14 @@ class Engine(abc.ABC):
         name: for errors, metrics and traces, for example ``opencl:0``.
         capacity: what it has.
         workers: how many further engines should share its resource.
+        spare: a process should wait, prepared by `Driver.warm`, to take its place when it is lost.
         lost: it can no longer work; see `recover`.
     """
 
     name: str
     capacity = Capacity()
     workers = 0
+    spare = False
     lost = False
 
     def run(self, call: Call) -> InstanceSets:
@@ -287,6 +289,13 @@ class Driver(abc.ABC):
             InvalidInput, InvalidBlueprint: the inputs do not fit the code.
         """
         return Demand()
+
+    def warm(self, resource: str) -> None:
+        """Do what `engine` will need and what takes nothing from engines that run already.
+
+        Raises:
+            BackendUnavailable: the resource is not there or cannot be used.
+        """
 
     @abc.abstractmethod
     def engine(self, resource: str) -> Engine | AsyncEngine:

@@ -103,6 +103,8 @@ class CudaLikeDevice(Device):
     # life
 
     def open(self) -> None:
+        if self._retained:
+            return
         self._calls = calls = self.calls()
         self._broken = None
         try:
@@ -227,6 +229,8 @@ class CudaLikeDevice(Device):
         self._undo(self._calls.free, self._calls.pointer(pool))
 
     def _register(self, address: int, size_bytes: int) -> None:
+        if address in self._registered:
+            return
         self._do("register", self._calls.host_register(address, size_bytes, 0))
         self._registered.append(address)
 

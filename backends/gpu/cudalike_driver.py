@@ -27,6 +27,7 @@ class CudaLikeDriver(GpuDriver):
     settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "cache", "weights")
     device_class: ClassVar[type[CudaLikeDevice]]
     default_weights: ClassVar[str]
+    default_spare: ClassVar[bool] = True
 
     def configure(self, options: Mapping[str, str]) -> None:
         super().configure(options)

@@ -110,7 +110,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Take the device.
+        """Take the device; does nothing if that was done.
 
         Raises:
             BackendUnavailable: it is not there or cannot be used.
@@ -148,7 +148,10 @@ class Device(abc.ABC):
             self._free()
 
     def register(self, address: int, size_bytes: int) -> None:
-        """Make copies from and to this host memory faster, until `close`. Never needed."""
+        """Make copies from and to this host memory faster, until `close`. Never needed.
+
+        Does nothing for an address that is registered.
+        """
         if self.abilities.registers:
             self._register(address, size_bytes)
 

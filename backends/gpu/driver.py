@@ -31,13 +31,15 @@ class GpuDriver(Driver):
     device offers; ``exact_stages`` (``true``), to measure each stage of a call at some cost;
     ``workers``, how many further engines share each device, 0 for none. With workers the sequential
     engine takes one half of the device's memory and the workers the other half, in equal parts.
+    ``spare``, whether a process waits to take the place of a sequential engine that a fault ended.
     ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine takes all.
     """
 
     formats: ClassVar[frozenset[str]] = frozenset({"blueprint"})
     hosting: ClassVar[Hosting] = Hosting.PROCESS
-    settings: ClassVar[tuple[str, ...]] = ("pool_bytes", "exact_stages", "workers", "role")
+    settings: ClassVar[tuple[str, ...]] = ("pool_bytes", "exact_stages", "workers", "spare", "role")
     default_workers: ClassVar[int] = 0
+    default_spare: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._programs = ProgramCache()
@@ -45,6 +47,7 @@ class GpuDriver(Driver):
         self._demands: dict[tuple[str, Signature], Demand] = {}
         self._arena: ArenaMap | None = None
         self._options: dict[str, str] = {}
+        self._warm: dict[str, Device] = {}
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name in options:
@@ -55,6 +58,7 @@ class GpuDriver(Driver):
         self._options.update(options)
         self._size("pool_bytes")
         self._flag("exact_stages")
+        self._flag("spare")
         self._workers()
 
     def attach(self, arena: ArenaMap) -> None:
@@ -81,18 +85,28 @@ class GpuDriver(Driver):
             self._demands[key] = found
         return found
 
+    def warm(self, resource: str) -> None:
+        device = self.device(resource)
+        device.open()
+        self._warm[resource] = device
+        if self._arena is not None:
+            device.register(self._arena.address, self._arena.size_bytes)
+
     def engine(self, resource: str) -> Engine:
         workers, role = self._workers(), self._options.get("role", "")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
+        warm = self._warm.pop(resource) if resource in self._warm else None
         engine = SequentialEngine(
-            self.device(resource),
+            warm or self.device(resource),
             self._size("pool_bytes"),
             self._arena,
             self._flag("exact_stages"),
             shares.get(role, 1.0),
             self.weights(),
         )
-        engine.workers = workers if role == "sequential" else 0
+        if role == "sequential":
+            engine.workers = workers
+            engine.spare = self._flag("spare", self.default_spare)
         return engine
 
     def weights(self) -> WeightsLimit:
@@ -118,8 +132,8 @@ class GpuDriver(Driver):
             raise InvalidInput(f"{self.name}.workers", f"'{text}'", f"write 0 to {MAX_WORKERS}")
         return int(text)
 
-    def _flag(self, name: str) -> bool:
-        text = self._options.get(name, "false").lower()
+    def _flag(self, name: str, default: bool = False) -> bool:
+        text = self._options.get(name, str(default)).lower()
         if text not in ("true", "false", "1", "0", "yes", "no"):
             raise InvalidInput(f"{self.name}.{name}", f"'{text}' is neither true nor false")
         return text in ("true", "1", "yes")

@@ -71,7 +71,7 @@ class SequentialEngine(Engine):
     """Runs GPU functions on one device.
 
     Args:
-        device: not open yet; the engine opens, owns and closes it.
+        device: the engine opens it, if nobody has, owns and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
         pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
         weights: how much of that constants may take, beside the pool.

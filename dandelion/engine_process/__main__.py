@@ -26,6 +26,7 @@ from dandelion.engine_process.messages import (
     Failed,
     Forget,
     Load,
+    Open,
     Ready,
     Request,
     Run,
@@ -85,11 +86,13 @@ class EngineProcess:
     def open(
         self, backends: list[str], resource: str, options: dict[str, dict[str, str]]
     ) -> Engine:
-        """Start the first backend that works and tell the node.
+        """Prepare the first backend that works, open its engine when told to, and tell the node.
 
         Raises:
             BackendUnavailable: none works; the error names every one with its reason.
+            Ended: the node does not want it any more.
         """
+        told = False
         reasons: list[BackendUnavailable] = []
         for name in backends:
             try:
@@ -98,6 +101,8 @@ class EngineProcess:
                 driver.attach(self._arena)
                 resources = driver.probe()
                 chosen = resource or resources[0].name
+                driver.warm(chosen)
+                told = told or isinstance(self._node.receive(), Open)
                 engine = driver.engine(chosen)
             except BackendUnavailable as error:
                 reasons.append(error)
@@ -126,6 +131,7 @@ class EngineProcess:
                 capacity.device_bytes,
                 capacity.blocks,
                 engine.workers,
+                engine.spare,
             )
         )
 
@@ -149,7 +155,7 @@ class EngineProcess:
                 function = self._functions.pop(request.identity, None)
                 if function is not None:
                     engine.forget(function)
-            elif self._run(engine, request):
+            elif isinstance(request, Run) and self._run(engine, request):
                 return
 
     def _run(self, engine: Engine, request: Run) -> bool:
@@ -202,6 +208,8 @@ def main(arguments: list[str]) -> int:
         except DandelionError as error:
             node.send(Failed(-1, error.record()))
             return 1
+        except Ended:
+            return 0
         try:
             process.serve(engine)
         finally:

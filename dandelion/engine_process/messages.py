@@ -1,9 +1,10 @@
 """What a node and an engine process say to each other: MessagePack, length-prefixed, over a socket.
 
 Data never travels here: sets name items by (offset, size) in the arena, which both sides map.
-One conversation is one call at a time: the node sends `Load` (once for each function) and `Run`,
-the process answers a `Run` with `Done` or `Failed`. `Forget` has no answer. The end of the stream
-is the order to leave, so an engine process never outlives its node.
+One conversation is one call at a time: the node sends `Open` and the process answers `Ready` when
+its engine is up. Then the node sends `Load` (once for each function) and `Run`, and the process
+answers a `Run` with `Done` or `Failed`. `Forget` has no answer. The end of the stream is the order
+to leave, so an engine process never outlives its node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MESSAGE_LIMIT_BYTES = 1 << 30
 _BUFFER_BYTES = 64 * 1024
 
 
-class WireItem(msgspec.Struct, frozen=True, array_like=True):
+class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An item by reference: name, key, offset and size in the arena, in bytes."""
 
     name: str
@@ -36,7 +37,7 @@ class WireItem(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class WireSet(msgspec.Struct, frozen=True, array_like=True):
+class WireSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A set by reference."""
 
     name: str
@@ -48,7 +49,11 @@ class WireSet(msgspec.Struct, frozen=True, array_like=True):
 WireSets: TypeAlias = tuple[WireSet | None, ...]
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """Make the engine. Until this comes, a process prepares what takes nothing from others."""
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Keep this function; it is named by its identity from now on."""
 
     identity: str
@@ -58,13 +63,13 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     files: dict[str, bytes]
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Drop a function and everything that was made of it."""
 
     identity: str
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     """Run a loaded function.
 
     Attributes:
@@ -83,10 +88,10 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     left_ns: int
 
 
-Request: TypeAlias = Load | Forget | Run
+Request: TypeAlias = Open | Load | Forget | Run
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The engine is up.
 
     Attributes:
@@ -96,6 +101,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         description: of the resource in use, for people.
         device_bytes, blocks: the engine's capacity.
         workers: how many further engines should share the resource.
+        spare: a process should wait to take this one's place.
     """
 
     backend: str
@@ -105,9 +111,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device_bytes: int = 0
     blocks: int = 0
     workers: int = 0
+    spare: bool = False
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """A call gave its outputs; `stages` are durations in nanoseconds."""
 
     call: int
@@ -115,7 +122,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     stages: dict[str, int]
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """A call, or the start of the engine (call -1), failed. After `fatal` the process leaves."""
 
     call: int
@@ -127,7 +134,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Reply: TypeAlias = Ready | Done | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
-_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Load | Forget | Run)
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Open | Load | Forget | Run)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Done | Failed)
 _Message = TypeVar("_Message")
 

@@ -46,11 +46,10 @@ class Transfers:
         with self._lock:
             return replace(self._counts)
 
-    def keep(self, sets: tuple[ItemSet | None, ...]) -> None:
+    def kept(self, items: int) -> None:
         """Count items that lie where they are needed already."""
-        kept = sum(1 for s in sets if s is not None for item in s.items if item.size_bytes)
         with self._lock:
-            self._counts.references += kept
+            self._counts.references += items
 
     def transfer(
         self, data: Bytes, destination: Context, offset_bytes: int, source_kind: str = "heap"
@@ -93,8 +92,7 @@ class Transfers:
                     moving.append((at, index, item))
                     total += -(-size // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
         context = domain.acquire(total) if moving else None
-        with self._lock:
-            self._counts.references += kept
+        self.kept(kept)
         if context is None:
             return sets
         replaced: dict[int, list[Item]] = {}

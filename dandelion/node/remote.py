@@ -45,6 +45,7 @@ from dandelion.engine_process.messages import (
     Failed,
     Forget,
     Load,
+    Open,
     Ready,
     Reply,
     Run,
@@ -83,6 +84,23 @@ class Answer(enum.Enum):
 
     NOT_YET = "not yet"
     CARE = "somebody must finish the call"
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process and the node's end of the conversation with it."""
+
+    child: subprocess.Popen[bytes]
+    channel: Channel[Reply]
+
+    def end(self, limit_s: float) -> int:
+        """Let it leave, or kill it after a while; gives its exit code."""
+        self.channel.close()
+        try:
+            return self.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            return self.child.wait()
 
 
 @dataclass(slots=True)
@@ -133,8 +151,8 @@ class RemoteEngine(Engine):
         self._arena = arena
         self._transfers = transfers
         self._loaded: OrderedDict[str, None] = OrderedDict()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel[Reply] | None = None
+        self._process: _Process | None = None
+        self._spare: _Process | None = None
         self._sending = threading.Lock()  # requests, and what the process has loaded
         self._out: _Out | None = None
         self._leaving = False
@@ -155,16 +173,21 @@ class RemoteEngine(Engine):
         self.workers = self.ready.workers
 
     def abandon(self) -> None:
-        """Have the process end soon, whatever it is at; from any thread, when the node closes."""
+        """Have the processes end soon, whatever they are at; from any thread."""
         self._leaving = True
-        channel = self._channel
-        if channel is not None:
-            with contextlib.suppress(OSError):
-                channel.peer.shutdown(socket.SHUT_RDWR)
+        for process in (self._process, self._spare):
+            if process is not None:
+                with contextlib.suppress(OSError):
+                    process.channel.peer.shutdown(socket.SHUT_RDWR)
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
-        return self._channel is None
+        return self._process is None
+
+    @property
+    def _channel(self) -> Channel[Reply] | None:
+        process = self._process
+        return None if process is None else process.channel
 
     def fileno(self) -> int:
         """Give what becomes readable when an answer comes; -1 if there is no process."""
@@ -174,6 +197,22 @@ class RemoteEngine(Engine):
     # the process
 
     def _start(self) -> Ready:
+        """Have the spare process take over, or else a new one, and start the next spare."""
+        spare, self._spare = self._spare, None
+        reply = None if spare is None else self._opened(spare)
+        if not isinstance(reply, Ready):
+            reply = self._opened(self._spawned())
+        if isinstance(reply, Ready):
+            if reply.spare and not self._leaving:
+                self._spare = self._spawned()
+            return reply
+        code = self._end()
+        if isinstance(reply, Failed):
+            raise from_record(reply.error)
+        raise EngineDied(self.name, f"{_death(code)} before it was ready")
+
+    def _spawned(self) -> _Process:
+        """Start a process that prepares itself until it is told to open its engine."""
         backends, resource, options = self._arguments
         ours, theirs = socket.socketpair()
         with theirs:
@@ -187,24 +226,26 @@ class RemoteEngine(Engine):
                 msgspec.json.encode(options).decode(),
                 *backends,
             )
-            self._process = subprocess.Popen(
+            child = subprocess.Popen(
                 [sys.executable, "-m", "dandelion.engine_process", *arguments],
                 pass_fds=(theirs.fileno(), self._arena.map.fd),
                 stdin=subprocess.DEVNULL,
                 env=_environment(self._environment),
             )
-        self._channel = channel = reply_channel(ours)
+        return _Process(child, reply_channel(ours))
+
+    def _opened(self, process: _Process) -> Reply | None:
+        """Make a process the one that is used; gives its first message."""
+        self._end()
+        self._process = process
         if self._leaving:
             self.abandon()
         self.starts += 1
-        self._loaded.clear()
-        reply = _received(channel, START_LIMIT_S)
-        if isinstance(reply, Ready):
-            return reply
-        code = self._end()
-        if isinstance(reply, Failed):
-            raise from_record(reply.error)
-        raise EngineDied(self.name, f"{_death(code)} before it was ready")
+        try:
+            process.channel.send(Open(), START_LIMIT_S)
+        except OSError:
+            return None
+        return _received(process.channel, START_LIMIT_S)
 
     def recover(self) -> None:
         self.ready = self._start()
@@ -250,7 +291,7 @@ class RemoteEngine(Engine):
     def _wired(self, call: Call, quickly: bool) -> WireSets | None:
         """Name the inputs by their place in the arena, and bring them there if they are not."""
         arena = self._arena
-        moving = 0
+        moving = kept = 0
         wire: list[WireSet | None] = []
         for item_set in call.inputs:
             if item_set is None:
@@ -263,10 +304,11 @@ class RemoteEngine(Engine):
                 if offset is None:
                     moving += size
                 else:
+                    kept += size > 0
                     items.append(WireItem(item.name, item.key, offset, size))
             wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
         if not moving:
-            self._transfers.keep(call.inputs)
+            self._transfers.kept(kept)
             return tuple(wire)
         if quickly and (moving > QUICK_BYTES or 2 * moving > arena.largest_free_bytes):
             return None
@@ -335,7 +377,7 @@ class RemoteEngine(Engine):
             self._end()
             raise InternalError(f"{self.name} answered call {reply.call}, not {call.id}")
         if isinstance(reply, Failed) and reply.fatal:
-            self._end(_LEAVE_LIMIT_S)
+            self._end(0.0)  # it has nothing left to do, and its device is wanted
         return self._answered(out, reply)
 
     def _lost(self, call: Call) -> TimedOut | EngineDied:
@@ -380,20 +422,15 @@ class RemoteEngine(Engine):
     def _end(self, limit_s: float = 0.05) -> int:
         """End the process and reap it; the next call starts another. Gives its exit code."""
         self._out = None
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        self._loaded.clear()
         process, self._process = self._process, None
-        if process is None:
-            return 0
-        try:
-            return process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        return 0 if process is None else process.end(limit_s)
 
     def close(self) -> None:
         self._end(_LEAVE_LIMIT_S)
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.end(0.0)
 
 
 def _received(channel: Channel[Reply], limit_s: float) -> Reply | None:

@@ -29,8 +29,8 @@ from dandelion.engine_process.messages import *
 peer = socket.socket(fileno=int(sys.argv[3]))
 node = request_channel(peer)
 
-def greet():
-    node.send(Ready("told", "told:0", ("0",), "as told"))
+def greet(spare=False):
+    node.send(Ready("told", "told:0", ("0",), "as told", spare=spare))
 
 def frame(body):
     peer.sendall(struct.pack("<I", len(body)) + body)
@@ -172,13 +172,34 @@ def test_a_function_may_be_loaded_for_as_long_as_its_own_call_lasts(
     assert engine.run(call(engine, 2, left_s=20, code=bytes(16 << 20))) == (None,)
 
 
-@pytest.mark.parametrize("told", ["time.sleep(60)", SILENT])
+@pytest.mark.parametrize("spare_lives", [True, False])
+def test_a_spare_takes_the_place_of_a_process_that_died(
+    spare_lives: bool, tell: Tell, engine: RemoteEngine
+) -> None:
+    tell("greet(spare=True)\nwhile (call := run().call) != 1: answer(call)")
+    engine.start()
+    spare = engine._spare
+    assert spare is not None
+    with pytest.raises(EngineDied):
+        engine.run(call(engine, 1))
+    if not spare_lives:
+        spare.child.kill()
+    engine.recover()
+    assert (engine._process is spare) == spare_lives
+    assert engine.run(call(engine, 2)) == (None,)
+    assert engine._spare is not None
+    assert engine._spare is not spare
+
+
+@pytest.mark.parametrize(
+    "told", ["time.sleep(60)", SILENT, SILENT.replace("()", "(spare=True)", 1)]
+)
 def test_a_node_closes_while_a_process_starts_or_works(told: str, tell: Tell) -> None:
     tell(told)
     node = Node(Settings(backends=(), arena_bytes=1 << 20), [Told()])
     node.start()
     begin = time.monotonic()
-    if told == SILENT:
+    if "greet" in told:
         assert node.wait_ready()
     node.close()
     assert time.monotonic() - begin < 10
