@@ -55,7 +55,7 @@ _PROGRAM = "dandelion.bench.systems.tenant_process"
 
 
 class TenantProcess:
-    """A tenant's process; `wait` for it before it is asked. Used by one thread at a time.
+    """A tenant's process; it starts at once. Used by one thread at a time.
 
     Args:
         start: what it is to be.
@@ -95,11 +95,13 @@ class TenantProcess:
 
     def run(self, body: bytes) -> bytes:
         """Have a request answered. Raises as `wait`."""
+        self.wait()
         self._send(Run(body))
         return self._answer(Done).body
 
     def timed(self, given: Tuned, count: int, *, graph: bool = False) -> list[float]:
         """Give times of runs in the process itself, in microseconds. Raises as `wait`."""
+        self.wait()
         self._send(Time(given, count, graph))
         return self._answer(Timed).runs_us
 
