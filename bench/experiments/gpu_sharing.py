@@ -17,11 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dandelion.bench.columns import ACHIEVED
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import names
-from dandelion.bench.timing import throughput
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.matmul import bundle as matmul
 
@@ -30,6 +25,11 @@ from dandelion.errors import DandelionError
 from dandelion.function import Limits
 from dandelion.node import Node
 
+from ..columns import ACHIEVED
+from ..experiment import Bench, experiment
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import names
+from ..timing import throughput
 from .gpu_engines import over, started
 
 CALLERS = 8

@@ -16,13 +16,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dandelion.bench.columns import ACHIEVED, P50, P99, P999
-from dandelion.bench.experiment import Bench
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import HttpRequest, Load, open_loop
-from dandelion.bench.records import Axis, Claim, Panel, Row, Unit
-from dandelion.bench.systems.bare import Work
-from dandelion.bench.systems.entrants import Entrant
+from ..columns import ACHIEVED, P50, P99, P999
+from ..experiment import Bench
+from ..histogram import Histogram
+from ..load import HttpRequest, Load, open_loop
+from ..records import Axis, Claim, Panel, Row, Unit
+from ..systems.bare import Work
+from ..systems.entrants import Entrant
 
 LOADED = (P50, P99, P999, ACHIEVED)
 LOAD = Axis("offered load", Unit.PER_SECOND)

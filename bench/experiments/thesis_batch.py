@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Claim, Found
-from dandelion.bench.systems import names
-from dandelion.bench.systems.bare import inference_work
-from dandelion.bench.systems.entrants import Entrants
-
+from ..experiment import Bench, experiment
+from ..records import Axis, Claim, Found
+from ..systems import names
+from ..systems.bare import inference_work
+from ..systems.entrants import Entrants
 from .thesis import (
     FIXED_RATE,
     LOAD,

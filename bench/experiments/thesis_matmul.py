@@ -6,13 +6,12 @@ import math
 import tempfile
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.load import HttpRequest
-from dandelion.bench.records import Claim, Found
-from dandelion.bench.systems import names
-from dandelion.bench.systems.bare import Work, matmul_work
-from dandelion.bench.systems.entrants import Entrant, Entrants, variants
-
+from ..experiment import Bench, experiment
+from ..load import HttpRequest
+from ..records import Claim, Found
+from ..systems import names
+from ..systems.bare import Work, matmul_work
+from ..systems.entrants import Entrant, Entrants, variants
 from .thesis import (
     LOAD,
     Curve,

@@ -23,9 +23,6 @@ from typing import Self
 
 import msgspec
 import numpy as np
-from dandelion.bench.experiment import Bench
-from dandelion.bench.load import HttpRequest
-from dandelion.bench.records import Skip
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.inference import oracle
 from dandelion.compositions.matmul import bundle as matmul
@@ -37,6 +34,9 @@ from dandelion.documents import (
     python_function,
 )
 
+from ..experiment import Bench
+from ..load import HttpRequest
+from ..records import Skip
 from . import names
 from .bare import IMAGE_BYTES, Work, agrees, example_body
 from .dedicated import LANES, dedicated_server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines, gpu_sharing
+from dandelion.bench.experiments import gpu_engines, gpu_memory, gpu_sharing
 from dandelion.bench.histogram import Histogram
 from dandelion.bench.records import Found
 from dandelion.bench.systems import names
@@ -22,7 +22,7 @@ GPU = Bench(backend="cuda")
 LOCAL = (
     gpu_engines.launches,
     gpu_engines.deep,
-    gpu_engines.constants,
+    gpu_memory.constants,
     gpu_engines.cold,
 )
 
@@ -109,11 +109,11 @@ from tests.fake_driver.fake import Fake
 fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
 fake.library.fake_set_memory(1 << 30)
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines
+from dandelion.bench.experiments import gpu_engines, gpu_memory
 from dandelion.bench.systems import engine
 engine._OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
 bench = Bench(quick=True, backend="cuda")
-for run in (gpu_engines.launches, gpu_engines.deep, gpu_engines.constants, gpu_engines.cold):
+for run in (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold):
     found = run(bench)
     assert found.panels and not found.skips, found
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
