@@ -7,6 +7,7 @@ something, since a thread that refreshes it would be part of what is measured.
 from __future__ import annotations
 
 import datetime
+import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def run_all(
     bench = Bench(quick=quick, backend=found.backend, say=watcher.say)
     for place, experiment in enumerate(experiments, 1):
         watcher.begin(experiment, place, len(experiments))
+        gc.collect()  # what the last one left is not to be collected in the midst of this one
         begin = clock()
         try:
             answer = _answer(experiment, bench)

@@ -66,11 +66,14 @@ class Seen(msgspec.Struct, frozen=True):
         load: what the open loop measured.
         account: what its requests must have seen, by what the server did.
         script: what they would have seen of a perfect machine.
+        arrivals: how long after its intended time each request was read, if none was held up by a
+            stall.
     """
 
     load: Load
     account: Histogram
     script: Histogram
+    arrivals: Histogram
 
     def deviations(self) -> dict[str, float]:
         """Give how far the measured percentiles are from the account, relative and signed."""
@@ -133,12 +136,19 @@ def ask_openly(case: Case) -> Seen:
     times = intended_times(case.rate_per_s, whole_s, Arrivals.POISSON, case.seed)
     intended = times + load.started_ns
     takes = delays_ns(case.script, len(intended))
-    answered = np.full(len(intended), -1, np.int64)
+    answered, got = np.full((2, len(intended)), -1, np.int64)
     answered[list(account.numbers)] = account.answered_ns
+    got[list(account.numbers)] = account.got_ns
     counts = intended >= load.started_ns + round(_WARM_UP_S * _NS)
     script = replay(intended, takes, account.stalls_ns) - intended
-    real = answered - intended
-    return Seen(load, _histogram(real[counts & (answered >= 0)]), _histogram(script[counts]))
+    right = counts & (answered >= 0)
+    held = replay(intended, np.zeros_like(intended), account.stalls_ns) > intended
+    return Seen(
+        load,
+        _histogram((answered - intended)[right]),
+        _histogram(script[counts]),
+        _histogram((got - intended)[right & ~held]),
+    )
 
 
 def _histogram(values_ns: Times) -> Histogram:
@@ -195,8 +205,9 @@ def _note(case: str, seen: Seen) -> str:
     load = seen.load
     rest = f"; {load.note}" if load.note else ""
     return (
-        f"{case}: the generator sent later than it could have by {load.late_us_p99:.0f} us at p99 "
-        f"and was busy for {load.busy:.0%} of its time{rest}"
+        f"{case}: requests reached the server {seen.arrivals.percentile(50):.0f} us (median) and "
+        f"{seen.arrivals.percentile(99):.0f} us (p99) after their intended time; the generator was "
+        f"late by {load.late_us_p99:.0f} us at p99, and busy for {load.busy:.0%} of its time{rest}"
     )
 
 

@@ -57,11 +57,13 @@ class Account(msgspec.Struct, frozen=True):
 
     Attributes:
         numbers: of requests, in the order of the answers.
+        got_ns: when each of them was read.
         answered_ns: when each answer was handed to the kernel.
         stalls_ns: beginning and end of each stall.
     """
 
     numbers: tuple[int, ...]
+    got_ns: tuple[int, ...]
     answered_ns: tuple[int, ...]
     stalls_ns: tuple[tuple[int, int], ...]
 

@@ -49,9 +49,10 @@ class ScriptedServer:
         self._poll = select.epoll()
         self._poll.register(self._listener.fileno(), select.EPOLLIN)
         self._clients: dict[int, socket.socket] = {}
-        self._due: list[tuple[int, int, int]] = []
+        self._due: list[tuple[int, int, int, int]] = []  # due, got, number, descriptor
         self._next_stall_ns = 0
         self._numbers: list[int] = []
+        self._got_ns: list[int] = []
         self._answered_ns: list[int] = []
         self._stalls_ns: list[tuple[int, int]] = []
         self._spin_ns = _SPIN_NS[len(os.sched_getaffinity(0)) >= _MANY_CORES]
@@ -69,7 +70,12 @@ class ScriptedServer:
                 self._stall(now)
             self._answer_due()
             self._wait()
-        return Account(tuple(self._numbers), tuple(self._answered_ns), tuple(self._stalls_ns))
+        return Account(
+            tuple(self._numbers),
+            tuple(self._got_ns),
+            tuple(self._answered_ns),
+            tuple(self._stalls_ns),
+        )
 
     def _stall(self, now_ns: int) -> None:
         time.sleep(self._script.stall_s)
@@ -79,11 +85,11 @@ class ScriptedServer:
 
     def _answer_due(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic_ns():
-            _, number, descriptor = heapq.heappop(self._due)
+            _, got_ns, number, descriptor = heapq.heappop(self._due)
             if descriptor in self._clients:
-                self._answer(number, descriptor)
+                self._answer(number, descriptor, got_ns)
 
-    def _answer(self, number: int, descriptor: int) -> None:
+    def _answer(self, number: int, descriptor: int, got_ns: int) -> None:
         fault = self._script.faults.get(number)
         if fault is Fault.SILENCE:
             return
@@ -96,6 +102,7 @@ class ScriptedServer:
             self._clients.pop(descriptor).close()
             return
         self._numbers.append(number)
+        self._got_ns.append(got_ns)
         self._answered_ns.append(time.monotonic_ns())
 
     def _wait(self) -> None:
@@ -137,7 +144,7 @@ class ScriptedServer:
         if self._script.stall_every_s and not self._next_stall_ns:
             self._next_stall_ns = now_ns + round(self._script.stall_every_s * _NS)
         due_ns = now_ns + self._delays[number % _KNOWN_DELAYS]
-        heapq.heappush(self._due, (due_ns, number, descriptor))
+        heapq.heappush(self._due, (due_ns, now_ns, number, descriptor))
 
 
 def main() -> None:

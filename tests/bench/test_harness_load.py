@@ -154,6 +154,8 @@ def test_latencies_are_those_of_the_servers_own_account() -> None:
     assert seen.account.count == seen.script.count == seen.load.count
     assert seen.load.latency.total_ns >= 0.999 * seen.account.as_record().total_ns
     assert seen.account.highest > 90_000
+    assert 0 < seen.arrivals.count < seen.account.count  # a stall has held up some
+    assert seen.arrivals.lowest < seen.account.lowest
 
 
 def test_a_closed_loop_asks_when_it_is_answered() -> None:
