@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..records import Metric, Panel, Row
 from ..sheets import measured, stages_of, total_of
-from ..systems.names import styles_of
+from ..systems.names import Style, styles_of
 from ..units import bounds, clean, figure, number
 from .theme import (
     FAINT,
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _BAR_IN = 0.24
 _GAP = 0.4  # between groups, in bars
-_LEGEND_COLUMNS = 5
+_LEGEND_COLUMNS = 6
 _STAGES = ("#0f73c6", "#e9a13b", "#2f9e66", "#7440f0", "#d2103f", "#3fb5c6", "#8f8a45", "#d98cc6")
+_HATCHES = ("", "///", "...", "xxx")  # tell variants of a system apart, which share its colour
 _WHITE, _BLACK = "#ffffff", "#0b0d10"
 _ON_STAGES = (_WHITE, _BLACK, _BLACK, _WHITE, _WHITE, _BLACK, _BLACK, _BLACK)
 
@@ -99,15 +100,27 @@ def _draw_group(
     for place in places:
         found = _values(place.row, metrics)
         if found:
-            _draw_bar(axes, place.y, found, start, styles[place.row.system].colour)
+            style = styles[place.row.system]
+            hatch = _HATCHES[_rank_of_colour(styles, place.row.system) % len(_HATCHES)]
+            _draw_bar(axes, place.y, found, start, style.colour, hatch)
             _draw_spread(axes, place, metrics[0])
             texts = [figure(v, metrics[0].unit) for v in found]
             _annotate(axes, place.y, max(found), " · ".join(texts))
     _set_value_axis(axes, metrics, values, start, logarithmic=logarithmic)
 
 
-def _draw_bar(axes: Axes, y: float, found: Sequence[float], start: float, colour: str) -> None:
-    axes.barh(y, found[0] - start, left=start, height=0.78, color=colour, edgecolor=PAPER)
+def _rank_of_colour(styles: dict[str, Style], system: str) -> int:
+    """Count the systems of a picture that had the colour of this one before it."""
+    before = list(styles)[: list(styles).index(system)]
+    return sum(styles[name].colour == styles[system].colour for name in before)
+
+
+def _draw_bar(
+    axes: Axes, y: float, found: Sequence[float], start: float, colour: str, hatch: str
+) -> None:
+    axes.barh(
+        y, found[0] - start, left=start, height=0.78, color=colour, edgecolor=PAPER, hatch=hatch
+    )
     if len(found) < 2:
         return
     axes.plot([min(found), max(found)], [y, y], color=colour, linewidth=1.2, zorder=1)

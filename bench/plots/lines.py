@@ -1,8 +1,8 @@
 """Lines over a numeric x: one colour for each system, one line style for each metric.
 
-The first metric is drawn thick and with markers, further metrics of the same unit thinner and
-fainter in the same colour. Metrics of another unit have axes of their own. The legend stands beside
-the data, in the order in which the lines end.
+The first metric is drawn thick and with markers, which are hollow where a row has a note or errors;
+further metrics of the same unit are thinner and fainter in the same colour. Metrics of another unit
+have axes of their own. The legend stands beside the data, in the order in which the lines end.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..records import Metric, Panel
+from ..records import Metric, Panel, Row
 from ..systems.names import Style, styles_of
 from ..units import bounds, clean, number
 from .theme import (
     FAINT,
+    PAPER,
     WIDTH_IN,
     axis_title,
     by_unit,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEIGHT_IN = 3.3
+_REMARKS = "with a note, see the table"
 _FURTHER: tuple[tuple[float, ...], ...] = ((4, 2), (1, 1.6), (6, 2, 1, 2))
 _ROOM = 1.08  # between the outermost values and the frame, as a factor on logarithmic axes
 
@@ -73,6 +75,7 @@ def _draw_group(
             axes.plot(
                 [], [], color=FAINT, linewidth=1.1, dashes=_dashes(rank), label=clean(metric.name)
             )
+    _mark_remarks(axes, panel, metrics[0], styles, places)
     logarithmic = any(m.logarithmic for m in metrics)
     points = [p for of_system in lines.values() for of_metric in of_system for p in of_metric]
     _set_x(axes, panel, places, [x for x, _ in points])
@@ -82,6 +85,32 @@ def _draw_group(
         axes.set_ylim(bottom=0, top=max(ys) * _ROOM or 1)
     axes.set_title(axis_title(common_name(metrics), logarithmic=logarithmic))
     return {*lines, *(m.name for m in metrics[1:])}
+
+
+def _mark_remarks(
+    axes: Axes,
+    panel: Panel,
+    metric: Metric,
+    styles: dict[str, Style],
+    places: dict[float | str, float],
+) -> None:
+    """Hollow the points of rows that have a note or errors, which the table tells."""
+    label = _REMARKS
+    for row in panel.rows:
+        point = _point(panel, row, metric, places)
+        if point is None or not (row.note or row.errors):
+            continue
+        style = styles[row.system]
+        axes.plot(
+            [point[0]], [point[1]], linestyle="none", marker=style.marker, zorder=3,
+            markerfacecolor=PAPER, markeredgecolor=style.colour, markeredgewidth=1.4,
+        )  # fmt: skip
+        if label:
+            axes.plot(
+                [], [], linestyle="none", marker="o", markerfacecolor=PAPER, label=label,
+                markeredgecolor=FAINT, markeredgewidth=1.4,
+            )  # fmt: skip
+            label = ""
 
 
 def _draw_spread(axes: Axes, ends: Sequence[tuple[float, float, float]], style: Style) -> None:
@@ -110,7 +139,7 @@ def _dashes(rank: int) -> tuple[float, ...]:
 
 def _legend(axes: Axes, lines: dict[str, list[Points]], metrics: Sequence[Metric]) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    of_systems = len(handles) - (len(metrics) - 1)
+    of_systems = sum(bool(of_metric[0]) for of_metric in lines.values())
     ends = [of_metric[0][-1][1] for of_metric in lines.values() if of_metric[0]]
     order = sorted(range(of_systems), key=lambda i: -ends[i])
     order += range(of_systems, len(handles))
@@ -149,21 +178,28 @@ def _spread_of(
     return sorted(f for f in found if all(drawable(end, logarithmic=log) for end in f[1:]))
 
 
+def _point(
+    panel: Panel, row: Row, metric: Metric, places: dict[float | str, float]
+) -> tuple[float, float] | None:
+    words = any(isinstance(x, str) for x in places)
+    x, y = places[row.x], row.values.get(metric.key)
+    log_x = panel.x.logarithmic and not words
+    fits = drawable(x, logarithmic=log_x) and drawable(y, logarithmic=metric.logarithmic)
+    return (x, y) if fits and y is not None else None
+
+
 def _systems(
     panel: Panel, metrics: Sequence[Metric], places: dict[float | str, float]
 ) -> dict[str, list[Points]]:
     """Give the points of each system for each metric, ordered by x; systems with none left out."""
-    words = any(isinstance(x, str) for x in places)
-    log_x = panel.x.logarithmic and not words
     log_y = any(m.logarithmic for m in metrics)
     systems: dict[str, list[Points]] = {}
     for row in panel.rows:
-        x = places[row.x]
         points_of = systems.setdefault(row.system, [[] for _ in metrics])
         for points, metric in zip(points_of, metrics, strict=True):
-            y = row.values.get(metric.key)
-            if y is not None and drawable(x, logarithmic=log_x) and drawable(y, logarithmic=log_y):
-                points.append((x, y))
+            point = _point(panel, row, metric, places)
+            if point is not None and drawable(point[1], logarithmic=log_y):
+                points.append(point)
     for points_of in systems.values():
         for points in points_of:
             points.sort()

@@ -92,7 +92,7 @@ def _machines(outcomes: Sequence[Outcome]) -> Markup:
     for outcome in outcomes:
         told = {
             **outcome.machine,
-            "GPU functions on": outcome.backend,
+            "backend": outcome.backend,
             "commit": outcome.commit,
             "measured": outcome.date[:10],
         }
@@ -100,7 +100,7 @@ def _machines(outcomes: Sequence[Outcome]) -> Markup:
             values = facts.setdefault(key, {}).setdefault(place_of(outcome), [])
             if value and value not in values:
                 values.append(value)
-    last = ["GPU functions on", "commit", "measured"]
+    last = ["backend", "commit", "measured"]
     keys = [k for k in facts if k not in last] + [k for k in last if k in facts]
     rows = [[k, *(", ".join(sorted(facts[k].get(p, []))) for p in places)] for k in keys]
     return _titled("Machines", _by_place(["", *places], rows) if rows else "")

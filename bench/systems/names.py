@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+DANDELION = "dandelion"
 SEQUENTIAL = "dandelion sequential"
 CONCURRENT = "dandelion concurrent"
 PROCESS = "dandelion process"
@@ -65,6 +66,7 @@ _RED, _GREY, _TEAL, _OLIVE = "#d2103f", "#717b86", "#0092a8", "#8f8a45"
 _PINK, _BROWN, _PLUM = "#cd74b5", "#8a5a2c", "#9c4a86"
 
 _KNOWN = {
+    DANDELION: Style(_BLUE, "h"),
     SEQUENTIAL: Style(_BLUE, "o"),
     CONCURRENT: Style(_ORANGE, "s"),
     PROCESS: Style(_GREEN, "D"),

@@ -68,6 +68,17 @@ def test_lines_have_the_systems_colours_and_a_legend() -> None:
     assert "100/s" in texts(svg)
 
 
+def test_points_with_a_note_or_errors_are_marked() -> None:
+    def is_marked(note: str, errors: int) -> bool:
+        row = Row("a", 1.0, {"p50": 1.0}, note=note, errors=errors)
+        labels = texts(shown(Panel("k", "t", Axis("x"), (P50,), (row,))))
+        return "with a note, see the table" in labels
+
+    assert is_marked("client was the bottleneck", 0)
+    assert is_marked("", 1)
+    assert not is_marked("", 0)
+
+
 def test_bars_are_annotated_with_their_values() -> None:
     labels = texts(shown(bars_panel()))
     assert "130 µs · 351 µs" in labels
