@@ -1,4 +1,8 @@
-"""Processes and the memory that is theirs alone, as Linux tells it."""
+"""Processes and the memory that is theirs alone, as Linux tells it.
+
+Only pages that were written to count. Clean ones are copies of files, and who else has such a file
+in use decides whether they count as private: a library's pages would come and go with neighbours.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ def children(pid: int) -> list[int]:
 
 
 def own_bytes(pid: int) -> int:
-    """Tell the pages that nobody shares, and the page tables; zero if the process has ended."""
+    """Tell the size of pages that it alone wrote to, and of its page tables; zero if it ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
     except _GONE:
         return 0
-    lines = [line for line in rollup if line.startswith("Private_")]
+    lines = [line for line in rollup if line.startswith(("Private_Dirty", "Swap:"))]
     lines += [line for line in status if line.startswith("VmPTE")]
     return sum(int(line.split()[1]) for line in lines) * 1024
 

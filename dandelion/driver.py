@@ -297,6 +297,9 @@ class Driver(abc.ABC):
             BackendUnavailable: the resource is not there or cannot be used.
         """
 
+    def hurry(self) -> None:
+        """The next engine is wanted at once, to replace a lost one; it may catch up later."""
+
     @abc.abstractmethod
     def engine(self, resource: str) -> Engine | AsyncEngine:
         """Start an engine, in the process and thread where it will run.

@@ -145,9 +145,11 @@ def one(name: str, value: npt.NDArray[Any] | bytes, key: int = 0, item: str = "i
 class Runner:
     """An engine, its domain, and calls with little ceremony."""
 
-    def __init__(self, device: Device, domain: MemoryDomain | None = None) -> None:
+    def __init__(
+        self, device: Device, domain: MemoryDomain | None = None, first_bytes: int = 0
+    ) -> None:
         self.domain = Tracked(domain or HeapDomain(1 << 24))
-        self.engine = SequentialEngine(device, POOL_BYTES)
+        self.engine = SequentialEngine(device, POOL_BYTES, first_bytes=first_bytes)
         self.number = 0
 
     def call(self, wanted: Function, *inputs: ItemSet | None, left_ns: int = FAR_NS) -> Call:
@@ -213,6 +215,37 @@ def test_buffers_begin_with_zeros_at_every_call(runner: Runner) -> None:
         for settle in (True, False):
             result = first(runner.run(wanted, one("x", x), settle=settle))
             assert (result.numpy(np.int32) == 3 * x).all()
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_an_engine_that_began_with_a_small_pool_takes_the_rest_when_it_is_needed(
+    kind: str,
+) -> None:
+    try:
+        small = Runner(DEVICES[kind](), first_bytes=1 << 16)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    wanted = totals()
+    for size in (100, 100, 100, 100_000, 100, 100_000):
+        x = np.arange(size, dtype=np.int32)
+        result = first(small.run(wanted, one("x", x)))
+        assert (result.numpy(np.int32) == 3 * x).all()
+    assert small.engine.pool.size_bytes == small.engine.capacity.device_bytes == POOL_BYTES
+    with pytest.raises(DeviceFull) as caught:
+        small.run(wanted, one("x", bytes(POOL_BYTES)))
+    assert caught.value.pool_bytes == POOL_BYTES
+    small.engine.close()
+
+
+def test_an_engine_whose_device_cannot_give_the_rest_goes_on(host: Runner) -> None:
+    device = HostDevice(KERNELS, POOL_BYTES // 2, lazy=True, graphs=True)
+    small = Runner(device, first_bytes=1 << 16)
+    x = np.ones(100_000, dtype=np.int32)
+    with pytest.raises(DandelionError):
+        small.run(totals(), one("x", x))
+    result = first(small.run(totals(), one("x", x[:100])))
+    assert (result.numpy(np.int32) == 3).all()
+    small.engine.close()
 
 
 def test_repeats_read_from_an_input(runner: Runner) -> None:

@@ -20,6 +20,8 @@ from .sequential import SequentialEngine
 from .weights import WeightsLimit
 
 MAX_WORKERS = 48  # clients that one MPS server takes
+HURRIED_BYTES = 1 << 30
+"""Pool of an engine that replaces a lost one, until a call needs more."""
 _DEMANDS = 1024
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -48,6 +50,7 @@ class GpuDriver(Driver):
         self._arena: ArenaMap | None = None
         self._options: dict[str, str] = {}
         self._warm: dict[str, Device] = {}
+        self._first_bytes = 0
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name in options:
@@ -92,6 +95,9 @@ class GpuDriver(Driver):
         if self._arena is not None:
             device.register(self._arena.address, self._arena.size_bytes)
 
+    def hurry(self) -> None:
+        self._first_bytes = HURRIED_BYTES
+
     def engine(self, resource: str) -> Engine:
         workers, role = self._workers(), self._options.get("role", "")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
@@ -103,6 +109,7 @@ class GpuDriver(Driver):
             self._flag("exact_stages"),
             shares.get(role, 1.0),
             self.weights(),
+            self._first_bytes,
         )
         if role == "sequential":
             engine.workers = workers

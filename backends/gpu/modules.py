@@ -199,6 +199,12 @@ class Modules:
         for digest in digests - kept:
             self._unload(digest)
 
+    def forget_plans(self) -> None:
+        """Drop all ready plans: their addresses are not valid any more. Modules stay."""
+        self.expire()
+        for plan in list(self._ready):
+            self._drop(plan)
+
     def forget_block(self, block: Block) -> None:
         """Drop the ready plans whose launches point into a block."""
         for plan in [p for p, r in self._ready.items() if r.block is block]:
@@ -206,9 +212,7 @@ class Modules:
 
     def close(self) -> None:
         """Drop everything."""
-        self.expire()
-        for plan in list(self._ready):
-            self._drop(plan)
+        self.forget_plans()
         for digest in list(self._modules):
             self._unload(digest)
 

@@ -10,7 +10,7 @@ costs nothing to begin with.
 from __future__ import annotations
 
 from dandelion.data import Bytes
-from dandelion.errors import DeviceFull, InternalError
+from dandelion.errors import DeviceFault, DeviceFull, InternalError
 
 from .device import Device
 from .layout import Slot
@@ -34,6 +34,23 @@ class BufferPool:
         self.dirty_bytes = 0
         self._known_bytes = 0  # what lies behind is as the device gave it
         device.allocate(size_bytes)
+
+    def enlarge(self, size_bytes: int) -> None:
+        """Take a larger piece instead; no address of the old one is valid afterwards.
+
+        Raises:
+            DeviceFull, DeviceFault: the device has not got that much. The pool is as it was, if
+                the device has a pool at all.
+        """
+        self._device.synchronize()
+        self._device.free()
+        self.dirty_bytes = self._known_bytes = 0
+        try:
+            self._device.allocate(size_bytes)
+            self.size_bytes = size_bytes
+        except (DeviceFull, DeviceFault):
+            self._device.allocate(self.size_bytes)
+            raise
 
     def begin(self, plan: Plan) -> None:
         """Take the memory of a plan.

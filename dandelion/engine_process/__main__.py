@@ -92,7 +92,7 @@ class EngineProcess:
             BackendUnavailable: none works; the error names every one with its reason.
             Ended: the node does not want it any more.
         """
-        told = False
+        order: Request | None = None
         reasons: list[BackendUnavailable] = []
         for name in backends:
             try:
@@ -102,7 +102,9 @@ class EngineProcess:
                 resources = driver.probe()
                 chosen = resource or resources[0].name
                 driver.warm(chosen)
-                told = told or isinstance(self._node.receive(), Open)
+                order = order or self._node.receive()
+                if isinstance(order, Open) and order.hurry:
+                    driver.hurry()
                 engine = driver.engine(chosen)
             except BackendUnavailable as error:
                 reasons.append(error)

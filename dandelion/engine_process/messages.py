@@ -50,7 +50,13 @@ WireSets: TypeAlias = tuple[WireSet | None, ...]
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """Make the engine. Until this comes, a process prepares what takes nothing from others."""
+    """Make the engine. Until this comes, a process prepares what takes nothing from others.
+
+    Attributes:
+        hurry: it replaces one that was lost.
+    """
+
+    hurry: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):

@@ -242,7 +242,7 @@ class RemoteEngine(Engine):
             self.abandon()
         self.starts += 1
         try:
-            process.channel.send(Open(), START_LIMIT_S)
+            process.channel.send(Open(self.starts > 1), START_LIMIT_S)
         except OSError:
             return None
         return _received(process.channel, START_LIMIT_S)

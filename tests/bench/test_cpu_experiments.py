@@ -310,7 +310,7 @@ def state(**changes: int) -> footprint.State:
 def test_what_grows_is_noticed(changes: dict[str, int], device: int | None, passes: bool) -> None:
     found = footprint.Footprint(before=state(), after=state(**changes))
     made: Row = memory.growth_row(NULL, 10, found, device)
-    judged = memory.budget([made], 10)
+    judged = memory.budget([made])
     assert judged.passes == passes
     assert bool(judged.why) != passes
 
