@@ -45,7 +45,7 @@ gpu: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'
 	$(BIN)/python -m pytest -k 'cuda or gpu' tests/gpu tests/conformance/test_device.py \
 		tests/test_gpu_engine.py
-	$(BIN)/python -m dandelion.bench.gpu_engine
+	$(BIN)/dandelion bench run gpu
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo

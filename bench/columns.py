@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Metric, Row, Unit
+from .histogram import Histogram
+from .records import Metric, Row, Unit
 
 P50 = Metric("p50", "median", Unit.US, logarithmic=True)
 P99 = Metric("p99", "99th percentile", Unit.US, logarithmic=True)

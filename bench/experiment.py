@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from dandelion.bench import experiments
-from dandelion.bench.records import Found
-
 from dandelion.errors import Unknown
+
+from . import experiments
+from .records import Found
 
 T = TypeVar("T")
 

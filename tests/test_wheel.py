@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MAPPED = {"backends": "dandelion/backends", "registry": "dandelion/registry"}
-MAPPED["compositions"] = "dandelion/compositions"
-LEFT_OUT = {"__pycache__"}
+MAPPED |= {"compositions": "dandelion/compositions", "bench": "dandelion/bench"}
+LEFT_OUT = {"__pycache__", "results"}
 
 
 def tree_files() -> set[str]:

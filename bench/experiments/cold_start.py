@@ -22,16 +22,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dandelion.bench.columns import row
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM, echo
-
 from dandelion.data import Item, ItemSet
 from dandelion.documents import FunctionDocument
 from dandelion.errors import BackendUnavailable
 from dandelion.node import Node, Settings
+
+from ..columns import row
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM, echo
 
 FIRST, RESTART, SIZE, HOT = "first ever", "after a restart", "another size", "hot"
 SIZES = (1024, 4096)

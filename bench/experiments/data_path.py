@@ -16,20 +16,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dandelion.backends.process.outcome import HEAP_BYTES
-from dandelion.bench.columns import P50, P99, row
-from dandelion.bench.connection import Connection, head
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems.echoes import GPU, MIB, NATIVE, NULL, PYTHON, WASM, echo
-from dandelion.bench.systems.servers import ServerProcess, node_server
-from dandelion.bench.timing import in_turns
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import FunctionDocument, RegistrationDocument
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import HeapDomain
 from dandelion.node import Node, Settings
+
+from ..columns import P50, P99, row
+from ..connection import Connection, head
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems.echoes import GPU, MIB, NATIVE, NULL, PYTHON, WASM, echo
+from ..systems.servers import ServerProcess, node_server
+from ..timing import in_turns
 
 RATE = Metric("rate", "bytes passed on", Unit.BYTES_PER_SECOND, logarithmic=True, better="higher")
 COPIES = Metric("copies", "items copied into the arena", Unit.COUNT, drawn=False)

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from dandelion.bench.columns import LATENCIES, row
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Axis, Budget, Claim, Found, Look, Panel, Row, Skip
-from dandelion.bench.systems.peers_dispatch import Peer, no_op, peers
-from dandelion.bench.timing import in_turns
-
 from dandelion.data import Item, ItemSet
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.node import Node, Settings
+
+from ..columns import LATENCIES, row
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..records import Axis, Budget, Claim, Found, Look, Panel, Row, Skip
+from ..systems.peers_dispatch import Peer, no_op, peers
+from ..timing import in_turns
 
 OURS = "dandelion null"
 BARE = "bare call"

@@ -13,18 +13,18 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dandelion.bench.columns import ACHIEVED, LATENCIES, P50, P99, P999, row
-from dandelion.bench.connection import Connection, head
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import HttpRequest, Load, open_loop
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
-from dandelion.bench.systems.echoes import NULL, echo
-from dandelion.bench.systems.names import RAW_ASGI
-from dandelion.bench.systems.servers import ServerProcess, asgi_server, node_server
-from dandelion.bench.timing import in_turns, pinned, ratio
-
 from dandelion.documents import RegistrationDocument
+
+from ..columns import ACHIEVED, LATENCIES, P50, P99, P999, row
+from ..connection import Connection, head
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..load import HttpRequest, Load, open_loop
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
+from ..systems.echoes import NULL, echo
+from ..systems.names import RAW_ASGI
+from ..systems.servers import ServerProcess, asgi_server, node_server
+from ..timing import in_turns, pinned, ratio
 
 BODY = b"x" * 64
 JSON_BODY = b'{"sets":{"x":"%s"}}' % BODY

@@ -10,13 +10,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Claim, Found, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import kaas_graphs, kaas_runs, names
-from dandelion.bench.systems.kaas_cast import Cast, cast, shapes, warm
-from dandelion.bench.systems.kaas_shapes import SHAPES, Tuned
-from dandelion.bench.systems.partitions import Exclusive
-from dandelion.bench.systems.tenants import Asked, Tenants, closed_loop
+from ..experiment import Bench, experiment
+from ..records import Axis, Claim, Found, Metric, Panel, Row, Skip, Unit
+from ..systems import kaas_graphs, kaas_runs, names
+from ..systems.kaas_cast import Cast, cast, shapes, warm
+from ..systems.kaas_shapes import SHAPES, Tuned
+from ..systems.partitions import Exclusive
+from ..systems.tenants import Asked, Tenants, closed_loop
 
 THROUGHPUT = Metric("achieved_per_s", "requests", Unit.PER_SECOND, better="higher")
 COLLAPSES = {"resnet50": 110.0, "bert": 64.0, "jacobi": 30.0, "cGEMM": 60.0}

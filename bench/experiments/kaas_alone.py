@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import kaas_graphs, kaas_runs, names
-from dandelion.bench.systems.kaas_shapes import JACOBI, RESNET50, SHAPES, Shape, Tuned
-from dandelion.bench.systems.partitions import TenantProcess
-from dandelion.bench.systems.tenant_process import Start
-from dandelion.bench.systems.tenants import Dandelion
-from dandelion.bench.timing import in_turns
-
 from dandelion.errors import DandelionError, InternalError
+
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import kaas_graphs, kaas_runs, names
+from ..systems.kaas_shapes import JACOBI, RESNET50, SHAPES, Shape, Tuned
+from ..systems.partitions import TenantProcess
+from ..systems.tenant_process import Start
+from ..systems.tenants import Dandelion
+from ..timing import in_turns
 
 METRICS = (
     Metric("p50", "median latency", Unit.US, logarithmic=True),

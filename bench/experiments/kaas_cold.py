@@ -10,15 +10,15 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import kaas_graphs, kaas_runs, names
-from dandelion.bench.systems.kaas_shapes import MICRO, Tuned
-from dandelion.bench.systems.partitions import TenantProcess
-from dandelion.bench.systems.tenant_process import Start
-from dandelion.bench.systems.tenants import Dandelion
-
 from dandelion.errors import InternalError
+
+from ..experiment import Bench, experiment
+from ..records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import kaas_graphs, kaas_runs, names
+from ..systems.kaas_shapes import MICRO, Tuned
+from ..systems.partitions import TenantProcess
+from ..systems.tenant_process import Start
+from ..systems.tenants import Dandelion
 
 STAGES = {
     "start": "process and imports",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import kaas_graphs, kaas_runs, names
-from dandelion.bench.systems.kaas_cast import Cast, cast, shapes, warm
-from dandelion.bench.systems.partitions import Exclusive
-from dandelion.bench.systems.tenants import Tenants, closed_loop, open_loop
+from ..experiment import Bench, experiment
+from ..records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import kaas_graphs, kaas_runs, names
+from ..systems.kaas_cast import Cast, cast, shapes, warm
+from ..systems.partitions import Exclusive
+from ..systems.tenants import Tenants, closed_loop, open_loop
 
 LATENCY = (
     Metric("p50", "median latency", Unit.US, logarithmic=True),

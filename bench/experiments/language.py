@@ -10,11 +10,6 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 
-from dandelion.bench.columns import LATENCIES, row
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
-from dandelion.bench.timing import in_turns
-
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.draw import to_svg
 from dandelion.dataflow.graph import Sharding, Strategy
@@ -24,6 +19,11 @@ from dandelion.dataflow.sharding import Group, Partitioning, groups_of, instance
 from dandelion.dataflow.validate import check_module
 from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
 from dandelion.function import FunctionSpec
+
+from ..columns import LATENCIES, row
+from ..experiment import Bench, experiment
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
+from ..timing import in_turns
 
 FUNCTIONS = 50
 POLICY = Partitioning("fixed", 16, 2)

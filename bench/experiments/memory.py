@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM
-from dandelion.bench.systems.footprint import Footprint, FootprintOrder, State, ask
-
 from dandelion.errors import BackendUnavailable
+
+from ..experiment import Bench, experiment
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM
+from ..systems.footprint import Footprint, FootprintOrder, State, ask
 
 KEPT_BYTES = 256 * 1024
 """How much more memory allocators may keep, whatever the number of rounds."""

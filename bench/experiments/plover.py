@@ -20,21 +20,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import HttpRequest, closed_loop
-from dandelion.bench.records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import names
-from dandelion.bench.systems.bare import Lane, bare_device
-from dandelion.bench.systems.plover_chains import Chain, network, vector_addition
-from dandelion.bench.systems.servers import ServerFailed, node_server
-from dandelion.bench.systems.tenants import split, wait_ready
-from dandelion.bench.timing import in_turns
-
 from dandelion.data import Item, ItemSet
 from dandelion.errors import DandelionError, InternalError
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..load import HttpRequest, closed_loop
+from ..records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import names
+from ..systems.bare import Lane, bare_device
+from ..systems.plover_chains import Chain, network, vector_addition
+from ..systems.servers import ServerFailed, node_server
+from ..systems.tenants import split, wait_ready
+from ..timing import in_turns
 
 STAGES = {
     "start": "start node and engine",

@@ -21,19 +21,19 @@ import time
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 
-from dandelion.bench.columns import LATENCIES, P50, P999, row
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.processes import children, own_bytes
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems.echoes import NATIVE, NULL, PYTHON, WASM, echo, loaded
-from dandelion.bench.timing import in_turns
-
 from dandelion.data import item_set
 from dandelion.driver import Call, Driver, Engine, load_driver
 from dandelion.errors import BackendUnavailable
 from dandelion.function import Function
 from dandelion.memory import HeapDomain
+
+from ..columns import LATENCIES, P50, P999, row
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..processes import children, own_bytes
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems.echoes import NATIVE, NULL, PYTHON, WASM, echo, loaded
+from ..timing import in_turns
 
 BACK_TO_BACK, PACED, TWO, NONE = "back to back", "paced", "two callers", "none waiting"
 PACE_PER_S = 50

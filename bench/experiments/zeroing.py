@@ -11,16 +11,16 @@ import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from dandelion.bench.columns import P50, P99, row
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import zeroing as device
-from dandelion.bench.timing import in_turns, ratio
-
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain
 from dandelion.memory.context import address_of
+
+from ..columns import P50, P99, row
+from ..experiment import Bench, experiment
+from ..histogram import Histogram
+from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..systems import zeroing as device
+from ..timing import in_turns, ratio
 
 KIB, MIB = 1024, 1024 * 1024
 BARE, ARENA = device.BARE, "dandelion arena"

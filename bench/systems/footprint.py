@@ -16,14 +16,15 @@ import threading
 import time
 
 import msgspec
-from dandelion.bench.processes import children, open_files, own_bytes, settled_bytes
-from dandelion.bench.systems.echoes import GPU, echo
-from dandelion.bench.systems.servers import environment_of, module
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+
+from ..processes import children, open_files, own_bytes, settled_bytes
+from ..systems.echoes import GPU, echo
+from ..systems.servers import environment_of, module
 
 _LIMIT_S = 300.0
 _QUIET_S = 0.02

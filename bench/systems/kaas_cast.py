@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dandelion.bench.experiment import Bench
-from dandelion.bench.records import Skip
-
 from dandelion.errors import DandelionError, InternalError
 
+from ..experiment import Bench
+from ..records import Skip
 from . import kaas_graphs, names
 from .kaas_shapes import RESNET50, SHAPES, Shape, Tuned
 from .partitions import Exclusive, TimeSliced, mps_missing, mps_partitions

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from dandelion.bench.experiment import Bench
-
+from ..experiment import Bench
 from .kaas_shapes import Scale, Shape, Tuned, calibrated, tuned
 from .partitions import TenantProcess
 from .tenant_process import Ready, Start

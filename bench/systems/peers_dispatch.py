@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from dandelion.bench.records import Skip
+from ..records import Skip
 
 Action = Callable[[], object]
 COMPILED_LIMIT = 100

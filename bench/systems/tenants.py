@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from dandelion.bench.histogram import Histogram
 
 from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
@@ -25,6 +24,7 @@ from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.node import Node, Settings
 from dandelion.node.traces import Trace
 
+from ..histogram import Histogram
 from . import kaas_graphs, names
 from .kaas_shapes import Tuned
 

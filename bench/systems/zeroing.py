@@ -19,16 +19,17 @@ from typing import Any
 
 import msgspec
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.bench.histogram import HistogramRecord
-from dandelion.bench.systems.echoes import GPU, echo, loaded
-from dandelion.bench.systems.servers import environment_of, module
-from dandelion.bench.timing import in_turns
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, load_driver
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.memory import HeapDomain
 from dandelion.memory.context import address_of
+
+from ..histogram import HistogramRecord
+from ..systems.echoes import GPU, echo, loaded
+from ..systems.servers import environment_of, module
+from ..timing import in_turns
 
 BARE, ENGINE = "bare memset", "engine"
 CALL, AFTER = "call", "zeroing, after the reply"
