@@ -1,19 +1,12 @@
 """A program: sends requests as a `LoadOrder` from standard input says, and answers with `Seen`.
 
 One thread, one epoll. The time of an answer is when epoll told of it, before anything else was done
-with it. Before a request is due the thread sleeps, and for the last moments it polls without
-sleeping, since a sleeping thread wakes up tens of microseconds late: longer where cores are plenty,
-hardly where the server needs them. Where it may, it goes before other processes, as clients on
-machines of their own would. Its memory is bounded by the number of requests, and its time by
+with it. Its memory is bounded by the number of requests, and its time by
 the order: whatever a server does, there is an answer when the drain is over.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import os
 import select
 import sys
 import time
@@ -27,17 +20,12 @@ import numpy as np
 from .histogram import Histogram
 from .load import LoadOrder, Seen, intended_times
 from .load_connection import REFUSED, Connection, Message
+from .punctual import become_punctual, sleep_on, spin_ns
 
 _NS = 1_000_000_000
-_PR_SET_TIMERSLACK = 29
-_MANY_CORES = 4
-_SPIN_NS = 30_000
-_LONG_SPIN_NS = 200_000
 _START_NS = 20_000_000
 _AGAIN_NS = 10_000_000
-_LONGEST_NS = 50_000_000
 _EVENTS = 512
-_PRIORITY = -10
 
 
 class Ledger:
@@ -113,7 +101,7 @@ class Generator(ABC):
         self.deadline_ns: int = self.end_ns + round(order.drain_s * _NS)
         self.ledger = Ledger(first_ns, self.end_ns)
         self.under_way = 0
-        self._spin_ns = _spin_ns()
+        self._spin_ns = spin_ns()
         self._poll = select.epoll()
         self._known: dict[int, Connection] = {}
         self.connections = [Connection(order.port, self._poll) for _ in range(order.connections)]
@@ -181,9 +169,9 @@ class Generator(ABC):
     def _hear(self, due_ns: int) -> int:
         """Wait for answers, no longer than until the next request is due; give the time."""
         before = time.monotonic_ns()
-        left_ns = min(due_ns - before - self._spin_ns, _LONGEST_NS)
-        if left_ns > 0:  # epoll itself would round to milliseconds
-            select.select([self._poll], [], [], left_ns / _NS)
+        left_ns = due_ns - before - self._spin_ns
+        if left_ns > 0:
+            sleep_on(self._poll, left_ns)
         events = self._poll.poll(0, _EVENTS)
         now = time.monotonic_ns()
         if (left_ns > 0 or not events) and now > self.started_ns:
@@ -290,39 +278,11 @@ class ClosedLoop(Generator):
         self.start(connection, self._number - 1)
 
 
-def _go_first() -> None:
-    """Run before other processes, if this one may.
-
-    Where cores are few, in real time: else it would be kept waiting for milliseconds by those that
-    it wakes. It sleeps most of the time there. Where cores are plenty it may poll all the time,
-    which the kernel interrupts for a real-time process.
-    """
-    with contextlib.suppress(OSError):  # only the superuser may
-        if _cores() < _MANY_CORES:
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        else:
-            os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-
-
-def _spin_ns() -> int:
-    """Tell for how long it may poll before a request is due."""
-    if _cores() == 1:
-        return 0
-    return _SPIN_NS if _cores() < _MANY_CORES else _LONG_SPIN_NS
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def main() -> None:
     """Do as standard input says."""
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadOrder)
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)
-    _go_first()
     generator = OpenLoop(order) if order.rate_per_s else ClosedLoop(order)
-    gc.freeze()
-    gc.disable()
+    become_punctual()
     sys.stdout.buffer.write(msgspec.msgpack.encode(generator.run()))
 
 

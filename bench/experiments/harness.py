@@ -75,14 +75,11 @@ class Seen(msgspec.Struct, frozen=True):
     script: Histogram
     arrivals: Histogram
 
-    def deviations(self) -> dict[str, float]:
-        """Give how far the measured percentiles are from the account, relative and signed."""
+    def deviations(self, expected: Histogram) -> dict[str, float]:
+        """Give how far the measured percentiles are from the expected, relative and signed."""
         measured = Histogram.of(self.load.latency)
-        return {
-            key: measured.percentile(PERCENTILES[key]) / self.account.percentile(PERCENTILES[key])
-            - 1
-            for key in _JUDGED
-        }
+        places = {key: PERCENTILES[key] for key in _JUDGED}
+        return {k: measured.percentile(q) / expected.percentile(q) - 1 for k, q in places.items()}
 
 
 @experiment(
@@ -119,7 +116,7 @@ def harness(bench: Bench) -> Found:
     return Found(
         (panel,),
         claims=(_omission(seen[stalled], closed),),
-        budgets=tuple(_budget(name, found) for name, found in seen.items()),
+        budgets=tuple(b for name, found in seen.items() for b in budgets_of(name, found)),
         notes=tuple(_note(name, found) for name, found in seen.items()),
     )
 
@@ -192,12 +189,23 @@ def _row(
     return Row(system, case, values, latency.count, errors, note)
 
 
-def _budget(case: str, seen: Seen) -> Budget:
-    found = seen.deviations()
+def budgets_of(case: str, seen: Seen) -> tuple[Budget, ...]:
+    """Judge a case: by what the server did, and, in its tail, by what the script says.
+
+    The median is not judged by the script: of 5 ms it leaves 100 us for both processes to wake up.
+    """
+    against_account = seen.deviations(seen.account)
+    tail = {"p999": seen.deviations(seen.script)["p999"]}
+    return (
+        _budget(f"harness, median, p99 and p99.9 of a known server, {case}", against_account, seen),
+        _budget(f"harness, p99.9 of a script, {case}", tail, seen),
+    )
+
+
+def _budget(path: str, found: dict[str, float], seen: Seen) -> Budget:
     measured = ", ".join(f"{_NAMES[key]} {value:+.2%}" for key, value in found.items())
-    passes = all(abs(value) <= _TOLERANCE for value in found.values())
-    why = "" if passes else _note(case, seen)
-    path = f"harness, median, p99 and p99.9 of a known server, {case}"
+    passes = bool(all(abs(value) <= _TOLERANCE for value in found.values()))
+    why = "" if passes else _note("here", seen)
     return Budget(path, f"within {_TOLERANCE:.0%}", measured, passes, why)
 
 

@@ -58,7 +58,7 @@ class Account(msgspec.Struct, frozen=True):
     Attributes:
         numbers: of requests, in the order of the answers.
         got_ns: when each of them was read.
-        answered_ns: when each answer was handed to the kernel.
+        answered_ns: just before each answer was handed to the kernel.
         stalls_ns: beginning and end of each stall.
     """
 

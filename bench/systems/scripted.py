@@ -7,10 +7,7 @@ with a header ``x-number``.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import heapq
-import os
 import select
 import signal
 import socket
@@ -19,13 +16,10 @@ import time
 
 import msgspec
 
+from ..punctual import become_punctual, sleep_on, spin_ns
 from .script import Account, Fault, Script, delays_ns
 
-_PR_SET_TIMERSLACK = 29
 _NS = 1_000_000_000
-_SPIN_NS = {True: 200_000, False: 30_000}
-_MANY_CORES = 4
-_LONGEST_NS = 50_000_000
 _KNOWN_DELAYS = 200_000
 _NUMBER = b"x-number: "
 
@@ -55,7 +49,7 @@ class ScriptedServer:
         self._got_ns: list[int] = []
         self._answered_ns: list[int] = []
         self._stalls_ns: list[tuple[int, int]] = []
-        self._spin_ns = _SPIN_NS[len(os.sched_getaffinity(0)) >= _MANY_CORES]
+        self._spin_ns = spin_ns()
         self._ended = False
 
     def end(self, *_: object) -> None:
@@ -96,6 +90,7 @@ class ScriptedServer:
         if fault is Fault.CLOSE:
             self._clients.pop(descriptor).close()
             return
+        now = time.monotonic_ns()  # sending wakes the client, which may well go first
         try:
             self._clients[descriptor].send(_OK if fault is None else _FAULTS[fault])
         except OSError:
@@ -103,15 +98,15 @@ class ScriptedServer:
             return
         self._numbers.append(number)
         self._got_ns.append(got_ns)
-        self._answered_ns.append(time.monotonic_ns())
+        self._answered_ns.append(now)
 
     def _wait(self) -> None:
         due = [self._due[0][0]] if self._due else []
         stall = [self._next_stall_ns] if self._next_stall_ns else []
         now = time.monotonic_ns()
-        left_ns = min(*due, *stall, now + _LONGEST_NS, now + _LONGEST_NS) - now - self._spin_ns
+        left_ns = min([*due, *stall, now + _NS]) - now - self._spin_ns
         if left_ns > 0:
-            select.select([self._poll], [], [], left_ns / _NS)
+            sleep_on(self._poll, left_ns)
         events = self._poll.poll(0, 512)
         now = time.monotonic_ns()
         for descriptor, _ in events:
@@ -149,11 +144,9 @@ class ScriptedServer:
 
 def main() -> None:
     """Serve until SIGTERM, then tell."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)
     server = ScriptedServer(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Script))
     signal.signal(signal.SIGTERM, server.end)
-    gc.freeze()
-    gc.disable()
+    become_punctual()
     print(server.port, flush=True)
     sys.stdout.buffer.write(msgspec.json.encode(server.serve()))
 

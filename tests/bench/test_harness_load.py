@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 from dandelion.bench import load as load_module
-from dandelion.bench.experiments.harness import Case, ask_openly
+from dandelion.bench.experiments.harness import Case, ask_openly, budgets_of
+from dandelion.bench.experiments.harness import Seen as Known
 from dandelion.bench.histogram import Histogram, HistogramRecord
 from dandelion.bench.load import (
     Arrivals,
@@ -300,6 +301,17 @@ def test_a_sweep_ends_with_the_first_rate_that_is_too_much(bad: dict[str, float]
 def test_a_sweep_ends_when_nothing_is_answered() -> None:
     nothing = Load(10, 0, HistogramRecord(), HistogramRecord(), {"refused": 10}, 0, 1, False)
     assert sweep(lambda _: nothing, [1, 2], latency_bound_us=1) == [(1, nothing)]
+
+
+@pytest.mark.parametrize(
+    ("account", "script", "passes"),
+    [(1000, 1000, [True, True]), (1000, 970, [True, False]), (1030, 1000, [False, True])],
+)
+def test_the_harness_is_judged(account: float, script: float, passes: list[bool]) -> None:
+    expected = [Histogram.of(histogram_of(value)) for value in (account, script, 1.0)]
+    budgets = budgets_of("case", Known(load_at(10, p99_us=1001), *expected))
+    assert [b.passes for b in budgets] == passes
+    assert [bool(b.why) for b in budgets] == [not p for p in passes]
 
 
 # --- the script ---------------------------------------------------------------------------------
