@@ -48,7 +48,7 @@ def alone(bench: Bench) -> Found:
     skips: list[Skip] = []
     with kaas_runs.Device(bench) as device:
         for shape in shapes:
-            given = device.fit(kaas_runs.scaled(bench, shape, whole=True))
+            given = device.fit(kaas_runs.scaled(bench, shape, limit_bytes=0))
             rows += _rows(bench, device, given, shape.name, skips)
         empty = device.fit(kaas_runs.scaled(bench, JACOBI), empty=True)
         launches = _rows(bench, device, empty, f"{empty.shape.launches} {EMPTY}", skips)
@@ -62,7 +62,7 @@ def alone(bench: Bench) -> Found:
         *_launching(launches, empty.shape.launches),
         *_fixed(rows),
     ]
-    words = kaas_runs.scaled_words(bench, whole=True)
+    words = kaas_runs.scaled_words(bench, limit_bytes=0)
     return Found((panel, many), tuple(claims), skips=tuple(skips), scaled=words)
 
 

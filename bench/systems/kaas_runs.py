@@ -17,15 +17,15 @@ CONSTANT_LIMIT_BYTES = 170_000_000
 _POCL_THREADS = 16
 
 
-def scaled(bench: Bench, shape: Shape, *, whole: bool = False) -> Shape:
+def scaled(bench: Bench, shape: Shape, *, limit_bytes: int = CONSTANT_LIMIT_BYTES) -> Shape:
     """Give a shape in the size for this run.
 
     Args:
         bench: of the run.
         shape: in the paper's size.
-        whole: keep the constants as large as in the paper, if there is a GPU.
+        limit_bytes: what the constants of a tenant may come to on a GPU; 0 for any size.
     """
-    size = 1.0 if whole else max(1.0, shape.constant_bytes / CONSTANT_LIMIT_BYTES)
+    size = max(1.0, shape.constant_bytes / limit_bytes) if limit_bytes else 1.0
     full = Scale(constants=size)
     launches = 1 if shape.launches < 10 else 10
     quick, small = Scale(launches, 20.0, 1024.0, 64.0), Scale(launches, 10.0, 256.0, 16.0)
@@ -33,11 +33,11 @@ def scaled(bench: Bench, shape: Shape, *, whole: bool = False) -> Shape:
     return fitting
 
 
-def scaled_words(bench: Bench, *, whole: bool = False) -> str:
+def scaled_words(bench: Bench, *, limit_bytes: int = CONSTANT_LIMIT_BYTES) -> str:
     """Say what `scaled` did."""
     if bench.gpu and not bench.quick:
-        limit = f"constants of a tenant at most {CONSTANT_LIMIT_BYTES // 10**6} MB"
-        return "" if whole else limit
+        limit = f"constants of a tenant at most {limit_bytes // 10**6} MB"
+        return limit if limit_bytes else ""
     time, constants, buffers = bench.pick((20, 1024, 64), (10, 256, 16), (1, 1, 1))
     return (
         f"a tenth of the launches, 1/{time} of the time, 1/{constants} of the constants, "
@@ -94,11 +94,13 @@ class Device:
         self.close()
 
 
-def fitted(bench: Bench, shapes: Sequence[Shape], *, whole: bool = False) -> list[Tuned]:
-    """Fit shapes to the device.
+def fitted(
+    bench: Bench, shapes: Sequence[Shape], *, limit_bytes: int = CONSTANT_LIMIT_BYTES
+) -> list[Tuned]:
+    """Fit shapes to the device; see `scaled`.
 
     Raises:
         BackendUnavailable: there is no device.
     """
     with Device(bench) as device:
-        return [device.fit(scaled(bench, shape, whole=whole)) for shape in shapes]
+        return [device.fit(scaled(bench, shape, limit_bytes=limit_bytes)) for shape in shapes]

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -59,16 +59,22 @@ class TenantProcess:
 
     Args:
         start: what it is to be.
-        environment: variables in place of the CUDA_MPS_ ones of this process, or beside all.
+        environment: variables beside those of this process, of which those of MPS are left out.
+        program: what is run; another one for tests.
     """
 
-    def __init__(self, start: Start, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        start: Start,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", _PROGRAM),
+    ) -> None:
         root = str(Path(dandelion.__file__).resolve().parent.parent)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_")}
         path = os.pathsep.join(p for p in (root, inherited.get("PYTHONPATH", "")) if p)
         self._began = time.perf_counter_ns()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
+            [sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**inherited, **(environment or {}), "PYTHONPATH": path},
