@@ -57,7 +57,7 @@ class Edge:
     """
 
     name: str
-    call: Callable[[], Bytes]
+    call: Callable[[], Bytes | bytearray]
     whole: bool
     copies: int
     copied: Callable[[], int]

@@ -8,9 +8,6 @@ what allocators keep to themselves.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-
 from dandelion.errors import BackendUnavailable
 
 from ..experiment import Bench, experiment
@@ -36,17 +33,6 @@ FUNCTIONS = {NULL: (200, 1000, 1000), PYTHON: (100, 1000, 1000), NATIVE: (100, 1
              WASM: (50, 1000, 1000), GPU: (50, 500, 1000)}  # fmt: skip
 CYCLES = {NULL: (100, 1000, 1000), PYTHON: (10, 200, 1000), NATIVE: (50, 500, 1000),
           WASM: (30, 500, 1000), GPU: (3, 100, 1000)}  # fmt: skip
-_SMI = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-
-
-def device_bytes(backend: str) -> int | None:
-    """Ask the driver how much memory of the first device is in use; None where nobody tells."""
-    if backend != "cuda":
-        return None
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=20, check=True)
-        return int(done.stdout.split()[0]) << 20
-    return None
 
 
 def system_of(kind: str) -> str:
@@ -68,7 +54,7 @@ def idle_rows(kind: str, functions: int, found: Footprint) -> list[Row]:
     return [*rows, Row(system_of(kind), "idle function", {"bytes": each}, functions)]
 
 
-def growth_row(kind: str, cycles: int, found: Footprint, device: int | None) -> Row:
+def growth_row(kind: str, cycles: int, found: Footprint) -> Row:
     """Say how much more there is after all rounds."""
     before, after = found.before, found.after
     assert before is not None
@@ -76,8 +62,8 @@ def growth_row(kind: str, cycles: int, found: Footprint, device: int | None) -> 
     node = float(after.node_bytes - before.node_bytes)
     children = float(after.children_bytes - before.children_bytes)
     values = {"node": node, "children": children, "each": (node + children) / cycles}
-    if device is not None:
-        values["device"] = float(device)
+    if before.device_bytes is not None and after.device_bytes is not None:
+        values["device"] = float(after.device_bytes - before.device_bytes)
     return Row(system_of(kind), "all rounds", values, cycles, note="; ".join(held(before, after)))
 
 
@@ -123,17 +109,14 @@ def memory(bench: Bench) -> Found:
     for kind, backend in kinds.items():
         functions, cycles = bench.pick(*FUNCTIONS[kind]), bench.pick(*CYCLES[kind])
         bench.say(f"{system_of(kind)}, {functions} functions, {cycles} rounds")
-        used = device_bytes(backend)
         try:
             order = FootprintOrder(kind, backend, functions, cycles, max(2, cycles // 2))
             found = ask(order)
         except BackendUnavailable as error:
             skips.append(Skip(system_of(kind), str(error)))
             continue
-        left = device_bytes(backend)
-        more = left - used if used is not None and left is not None else None
         idle += idle_rows(kind, functions, found)
-        growth.append(growth_row(kind, cycles, found, more))
+        growth.append(growth_row(kind, cycles, found))
     panels = (
         Panel("idle", "Memory of what does nothing", Axis("what"), (SIZE,), tuple(idle), Look.BARS),
         Panel("growth", "More memory after rounds of register, invoke, fail and remove",

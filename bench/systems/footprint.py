@@ -9,9 +9,11 @@ output, both as MessagePack.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -29,6 +31,7 @@ from ..systems.servers import environment_of, module
 _LIMIT_S = 300.0
 _QUIET_S = 0.02
 _CHECKS = 50
+_SMI = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
 
 
 class FootprintOrder(msgspec.Struct, frozen=True):
@@ -56,6 +59,7 @@ class State(msgspec.Struct, frozen=True):
         node_bytes, children_bytes: memory of its own, and that of its children.
         arena_bytes, contexts: in use of the arena.
         files, threads, children: how many it has.
+        device_bytes: memory of the first device that is in use, by whomever; None if nobody tells.
     """
 
     node_bytes: int
@@ -65,6 +69,7 @@ class State(msgspec.Struct, frozen=True):
     files: int
     threads: int
     children: int
+    device_bytes: int | None = None
 
 
 class Footprint(msgspec.Struct, frozen=True):
@@ -106,7 +111,17 @@ def ask(order: FootprintOrder) -> Footprint:
     return found
 
 
-def state_of(node: Node) -> State:
+def device_bytes(backend: str) -> int | None:
+    """Ask the driver's own program; None where there is none."""
+    if backend != "cuda":
+        return None
+    with contextlib.suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
+        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=20, check=True)
+        return int(done.stdout.split()[0]) << 20
+    return None
+
+
+def state_of(node: Node, backend: str = "") -> State:
     """Take stock, once nothing is under way any more."""
     me = os.getpid()
     for _ in range(_CHECKS):  # sandboxes that were used are being replaced
@@ -118,6 +133,7 @@ def state_of(node: Node) -> State:
     return State(
         settled_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
         facts.arena.contexts, open_files(me), threading.active_count(), len(found),
+        device_bytes(backend),
     )  # fmt: skip
 
 
@@ -155,11 +171,20 @@ def measure(order: FootprintOrder) -> Footprint:
     Raises:
         DandelionError: the backend does not work here.
     """
-    settings = Settings(
+    with tempfile.TemporaryDirectory(prefix="dandelion-footprint-") as folder:
+        return _measure(order, _settings(order, folder))
+
+
+def _settings(order: FootprintOrder, folder: str) -> Settings:
+    cached = order.backend in ("cuda", "hip")
+    return Settings(
         backends=(order.backend,), keep_traces=16, arena_bytes=64 << 20,
         engines={} if order.kind == GPU else {order.backend: 1},
-        options={order.backend: {"workers": "0"}} if order.backend in ("cuda", "hip") else {},
+        options={order.backend: {"workers": "0", "cache": folder}} if cached else {},
     )  # fmt: skip
+
+
+def _measure(order: FootprintOrder, settings: Settings) -> Footprint:
     empty = settled_bytes()
     with Node(settings) as node:
         node.wait_ready()
@@ -174,9 +199,10 @@ def measure(order: FootprintOrder) -> Footprint:
         for at in range(order.functions):
             node.remove(FunctionSpec, f"F{at}")
         failures += sum(cycle(node, order.kind) for _ in range(order.warm_up))
-        before = state_of(node)
+        before = state_of(node, order.backend)
         failures += sum(cycle(node, order.kind) for _ in range(order.cycles))
-        return Footprint(empty, idle, registered, before, state_of(node), failures)
+        after = state_of(node, order.backend)
+        return Footprint(empty, idle, registered, before, after, failures)
 
 
 def main() -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from dandelion.bench.columns import row
 from dandelion.bench.experiment import Bench, all_experiments
@@ -30,7 +35,9 @@ from dandelion.bench.timing import in_turns
 
 from dandelion.errors import DandelionError
 from dandelion.node import Node, Settings
+from tests.fake_driver import build
 
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = (data_path, dispatcher, frontend, language, sandboxes, zeroing)
 KINDS = (NULL, PYTHON, NATIVE, WASM, GPU)
 
@@ -251,6 +258,37 @@ def test_memory_of_contexts_and_devices_is_zeroed(brief: Bench) -> None:
     assert all(r.values["p50"] > 0 for p in found.panels for r in p.rows)
 
 
+ON_THE_FAKE = """
+import sys
+from pathlib import Path
+from tests.fake_driver import build
+from tests.fake_driver.fake import Fake
+fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
+import cuda.bindings.driver as cu
+cu.cuMemsetD32Async = lambda p, v, n, s: cu.cuMemsetD8Async(p, v, 4 * n, s)
+from dandelion.bench.systems.zeroing import ZeroOrder, measure
+seen = measure(ZeroOrder("cuda", (4096, 65536), (4096,), 3, 1.0))
+assert sorted(seen.sizes) == [4096, 65536] and list(seen.calls) == [4096]
+assert fake.live() == {}, fake.live()
+print("ok")
+"""
+
+
+def _no_fake() -> str:
+    found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
+    return build.missing() if found else "cuda-bindings"
+
+
+@pytest.mark.skipif(bool(_no_fake()), reason=f"without {_no_fake()}")
+def test_memory_of_cuda_is_zeroed_over_a_fake_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-W", "error", "-c", ON_THE_FAKE, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "ok\n", done.stderr
+
+
 def test_a_device_that_is_missing_is_skipped() -> None:
     order = zeroing.device.ZeroOrder("hip", (4096,), (4096,), 1, 0.1)
     with pytest.raises(DandelionError):
@@ -291,33 +329,32 @@ def test_rounds_give_back_what_they_took() -> None:
 
 def state(**changes: int) -> footprint.State:
     usual = {"node_bytes": 1 << 20, "children_bytes": 0, "arena_bytes": 0, "contexts": 0,
-             "files": 9, "threads": 3, "children": 0}  # fmt: skip
+             "files": 9, "threads": 3, "children": 0, "device_bytes": 1 << 20}  # fmt: skip
     return footprint.State(**(usual | changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "passes"),
+    ("changes", "passes"),
     [
-        ({}, None, True),
-        ({"node_bytes": 1 << 19}, 0, True),
-        ({"node_bytes": 3 << 20}, 0, False),
-        ({"children_bytes": 2 << 20}, 0, False),
-        ({"files": 10}, 0, False),
-        ({"contexts": 1}, None, False),
-        ({}, 1 << 20, False),
+        ({}, True),
+        ({"node_bytes": 1 << 19}, True),
+        ({"node_bytes": 3 << 20}, False),
+        ({"children_bytes": 2 << 20}, False),
+        ({"files": 10}, False),
+        ({"contexts": 1}, False),
+        ({"device_bytes": 1 << 20}, True),
+        ({"device_bytes": 3 << 20}, False),
     ],
 )
-def test_what_grows_is_noticed(changes: dict[str, int], device: int | None, passes: bool) -> None:
+def test_what_grows_is_noticed(changes: dict[str, int], passes: bool) -> None:
     found = footprint.Footprint(before=state(), after=state(**changes))
-    made: Row = memory.growth_row(NULL, 10, found, device)
+    made: Row = memory.growth_row(NULL, 10, found)
     judged = memory.budget([made])
     assert judged.passes == passes
     assert bool(judged.why) != passes
 
 
 def test_what_is_found_can_be_kept() -> None:
-    import msgspec
-
     panel = cold_start.panel_of("key", "s", {"hot": [cold_start.Timed(1.0, {"rest": 1.0})]})
     found = Found((panel,))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Found) == found
