@@ -32,7 +32,10 @@ GROWTH = (
 FUNCTIONS = {NULL: (200, 1000, 1000), PYTHON: (100, 1000, 1000), NATIVE: (100, 1000, 1000),
              WASM: (50, 1000, 1000), GPU: (50, 500, 1000)}  # fmt: skip
 CYCLES = {NULL: (100, 1000, 1000), PYTHON: (10, 200, 1000), NATIVE: (50, 500, 1000),
-          WASM: (30, 500, 1000), GPU: (3, 100, 1000)}  # fmt: skip
+          WASM: (30, 500, 1000), GPU: (3, 300, 1000)}  # fmt: skip
+WARM_UP = {NULL: (50, 500, 500), PYTHON: (5, 100, 500), NATIVE: (25, 250, 500),
+           WASM: (15, 250, 500), GPU: (2, 300, 500)}  # fmt: skip
+"""Rounds before, in which bounded caches become full; an engine process has the largest."""
 
 
 def system_of(kind: str) -> str:
@@ -110,7 +113,8 @@ def memory(bench: Bench) -> Found:
         functions, cycles = bench.pick(*FUNCTIONS[kind]), bench.pick(*CYCLES[kind])
         bench.say(f"{system_of(kind)}, {functions} functions, {cycles} rounds")
         try:
-            order = FootprintOrder(kind, backend, functions, cycles, max(2, cycles // 2))
+            warm_up = bench.pick(*WARM_UP[kind])
+            order = FootprintOrder(kind, backend, functions, cycles, warm_up)
             found = ask(order)
         except BackendUnavailable as error:
             skips.append(Skip(system_of(kind), str(error)))

@@ -108,20 +108,19 @@ class FifoPlacement(Generic[Waiting]):
                 if best.free > 0 and _admits(best, needs):
                     return best, name
                 continue
-            fitting = [h for h in hosts if h.free > 0 and self._suits(h, needs)]
+            free = [h for h in hosts if h.free > 0 and _admits(h, needs)]
+            fitting = [h for h in free if _prefers(h, needs)]
+            if not fitting:
+                fitting = [h for h in free if not self._has_other_kind(h, needs)]
             if fitting:
                 return max(fitting, key=_rank), name
         return None
 
     def _suits(self, host: EngineHost, needs: Needs) -> bool:
         """Tell whether a call should run on a host, now that it is free."""
-        if not _admits(host, needs):
-            return False
-        if needs.demand is None:
-            return True
-        blocks = host.facts.capacity.blocks
-        wants_worker = not blocks or needs.demand.blocks < blocks
-        return wants_worker == host.facts.worker or not self._has_other_kind(host, needs)
+        return _admits(host, needs) and (
+            _prefers(host, needs) or not self._has_other_kind(host, needs)
+        )
 
     def _has_other_kind(self, host: EngineHost, needs: Needs) -> bool:
         """Tell whether the device of a host has an engine of the other kind that takes a call."""
@@ -187,6 +186,14 @@ def _admits(host: EngineHost, needs: Needs) -> bool:
         return False
     room = host.facts.capacity.device_bytes
     return needs.demand is None or not room or needs.demand.device_bytes <= room
+
+
+def _prefers(host: EngineHost, needs: Needs) -> bool:
+    """Tell whether a host is of the kind, worker or sequential, that a call should have."""
+    if needs.demand is None:
+        return True
+    blocks = host.facts.capacity.blocks
+    return (not blocks or needs.demand.blocks < blocks) == host.facts.worker
 
 
 def _rank(host: EngineHost) -> tuple[bool, int]:

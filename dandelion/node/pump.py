@@ -45,7 +45,7 @@ from dandelion.node.invocation import Invocation, WaitingCall
 from dandelion.node.library import Library
 from dandelion.node.metrics import InvocationCounts
 from dandelion.node.placement import FifoPlacement, Needs
-from dandelion.node.traces import Span, TraceStore
+from dandelion.node.traces import CallRecord, Span, TraceStore
 
 P = ParamSpec("P")
 ATTEMPTS = 2
@@ -388,13 +388,14 @@ def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:
 
 
 def _record(invocation: Invocation, run: Run, work: Work, host: EngineHost) -> None:
-    trace = invocation.trace
-    name = run.application.id
-    if work.queued_ns:
-        trace.add(Span(name, "queue", work.queued_ns, work.started_ns, run.number))
-    trace.add(Span(name, host.facts.name, work.started_ns, work.ended_ns, run.number))
-    start_ns = work.started_ns
-    for stage, duration_ns in work.call.stages.items():
-        track = f"{host.facts.name} stages"
-        trace.add(Span(stage, track, start_ns, start_ns + duration_ns, run.number))
-        start_ns += duration_ns
+    invocation.trace.add(
+        CallRecord(
+            run.application.id,
+            run.number,
+            host.facts.name,
+            work.queued_ns,
+            work.started_ns,
+            work.ended_ns,
+            work.call.stages,
+        )
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
 EVENT_LIMIT = 10_000
-"""Spans that one invocation keeps; of larger ones the first are kept and the rest is counted."""
+"""Calls that one invocation keeps; of larger ones the first are kept and the rest is counted."""
 
 
 class Span(NamedTuple):
@@ -30,9 +31,39 @@ class Span(NamedTuple):
     number: int
 
 
+class CallRecord(NamedTuple):
+    """One call, as it was; its spans are made when somebody looks.
+
+    Attributes:
+        application, number: which instance.
+        engine: name of the engine that ran it.
+        queued_ns: since when it waited for an engine; 0 if it did not.
+        started_ns, ended_ns: on `time.monotonic_ns`.
+        stages: durations in nanoseconds, one after the other.
+    """
+
+    application: str
+    number: int
+    engine: str
+    queued_ns: int
+    started_ns: int
+    ended_ns: int
+    stages: dict[str, int]
+
+    def spans(self) -> Iterator[Span]:
+        """Give the time in the queue, on the engine, and there in each stage."""
+        name, number, start_ns = self.application, self.number, self.started_ns
+        if self.queued_ns:
+            yield Span(name, "queue", self.queued_ns, start_ns, number)
+        yield Span(name, self.engine, start_ns, self.ended_ns, number)
+        for stage, duration_ns in self.stages.items():
+            yield Span(stage, f"{self.engine} stages", start_ns, start_ns + duration_ns, number)
+            start_ns += duration_ns
+
+
 @dataclass(slots=True)
 class Trace:
-    """The spans of one invocation. Holds no data of the invocation.
+    """What happened in one invocation. Holds no data of the invocation.
 
     Attributes:
         id: of the invocation.
@@ -46,15 +77,26 @@ class Trace:
     start_ns: int
     end_ns: int = 0
     outcome: str = ""
-    spans: list[Span] = field(default_factory=list)
     left_out: int = 0
+    _kept: list[Span | CallRecord] = field(default_factory=list)
 
-    def add(self, span: Span) -> None:
-        """Keep a span, if there is room."""
-        if len(self.spans) < EVENT_LIMIT:
-            self.spans.append(span)
+    def add(self, event: Span | CallRecord) -> None:
+        """Keep a span or the spans of a call, if there is room."""
+        if len(self._kept) < EVENT_LIMIT:
+            self._kept.append(event)
         else:
             self.left_out += 1
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans that were kept, in the order in which they ended."""
+        spans: list[Span] = []
+        for event in self._kept:
+            if isinstance(event, Span):
+                spans.append(event)
+            else:
+                spans.extend(event.spans())
+        return spans
 
     def chrome_json(self) -> bytes:
         """Give the trace as JSON in the Chrome trace event format, times in microseconds."""
