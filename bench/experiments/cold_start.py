@@ -143,7 +143,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def panel_of(key: str, system: str, found: dict[str, list[Timed]]) -> Panel:
+def panel_of(key: str, system: str, found: dict[str, list[Timed]], title: str = "") -> Panel:
     """Show the median call of each state, by its stages."""
     rows = []
     names: dict[str, None] = {}
@@ -154,9 +154,10 @@ def panel_of(key: str, system: str, found: dict[str, list[Timed]]) -> Panel:
         totals.record_all(call.total_us for call in calls)
         values = totals.values() | {"p50": middle.total_us} | middle.stages
         rows.append(Row(system, state, values, len(calls)))
-    order = [REGISTER, *(n for n in names if n not in (REGISTER, REST)), REST]
+    first = [REGISTER] if REGISTER in names else []
+    order = [*first, *(n for n in names if n not in (REGISTER, REST)), REST]
     metrics = tuple(Metric(n, n.replace("_", " "), Unit.US) for n in order)
-    title = f"The first call and later ones, {system}"
+    title = title or f"The first call and later ones, {system}"
     return Panel(key, title, Axis("state"), (*metrics, TOTAL), tuple(rows), Look.STACKED)
 
 
@@ -185,12 +186,15 @@ def cold_start(bench: Bench) -> Found:
         except BackendUnavailable as error:
             skips.append(Skip(system, str(error)))
             continue
-        panels.append(panel_of(f"cold_{kind}", system, found))
+        whole = panel_of(f"cold_{kind}", system, found)
+        loaded = {state: found[state] for state in (SIZE, HOT)}
+        title = f"Of these, the calls whose code was loaded, {system}"
+        panels += [whole, panel_of(f"loaded_{kind}", system, loaded, title)]
         times = Histogram()
         times.record_all(started)
         up.append(row(system, "node with its engines", times))
         if kind == GPU and bench.gpu:
-            budgets.append(_budget(panels[-1]))
+            budgets.append(_budget(whole))
     panels.append(Panel("up", "A node of one backend, until its engines are ready",
                         Axis("what starts"), (UP,), tuple(up), Look.BARS))  # fmt: skip
     if not bench.backend:

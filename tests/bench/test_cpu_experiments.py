@@ -224,7 +224,7 @@ def test_a_panel_of_first_calls_shows_the_median_one() -> None:
     panel = cold_start.panel_of("key", "system", {"hot": calls})
     (shown,) = panel.rows
     assert (shown.values["p50"], shown.values["run"], shown.values["rest"]) == (7.0, 6.0, 1.0)
-    assert [m.key for m in panel.metrics] == ["register", "run", "rest", "p50"]
+    assert [m.key for m in panel.metrics] == ["run", "rest", "p50"]
 
 
 def test_a_cold_call_is_judged_by_its_median() -> None:
