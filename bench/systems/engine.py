@@ -1,4 +1,4 @@
-"""A GPU engine in this process, without a node: what the engine itself adds to bare work.
+"""A GPU engine without a node: what the engine itself adds to bare work.
 
 Inputs lie in an arena, as a node's do. `HeldCall.call` is what an engine process does from getting
 a call to having its outputs; `HeldCall.settle` is what it does between calls.
@@ -17,9 +17,11 @@ from dandelion.backends.gpu.sequential import SequentialEngine
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet
 from dandelion.documents import FunctionDocument, content, gpu_function, set_spec
-from dandelion.driver import Call, InstanceSets, load_driver
+from dandelion.driver import Call, InstanceSets, Sharing, load_driver
 from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
-from dandelion.memory import SharedDomain
+from dandelion.memory import SharedDomain, Transfers
+from dandelion.node.remote import RemoteEngine
+from dandelion.settings import Settings
 
 from .bare import TICK
 
@@ -73,15 +75,7 @@ class LocalEngine:
             document: of the function.
             given: the bytes of each input set that is not static.
         """
-        function = function_of(document)
-        values = dict(given)
-        for name, items in document.static.items():
-            (values[name],) = (content(item).bytes() for item in items.values())
-        sets = []
-        for name in function.spec.input_names:
-            view = self.domain.acquire(len(values[name])).write(0, values[name])
-            sets.append(ItemSet(name, (Item(name, 0, view),)))
-        return HeldCall(self, function, tuple(sets))
+        return HeldCall(self, *prepared(self.domain, document, given))
 
     def call(self, function: Function, sets: tuple[ItemSet, ...]) -> InstanceSets:
         """Run a call to its outputs."""
@@ -91,6 +85,12 @@ class LocalEngine:
             Call(self._number, function, sets, self.domain, deadline)
         )
         return outputs
+
+    def settle(self) -> None:
+        """Zero what the last call used, and wait until it is."""
+        self.engine.settle()
+        self.engine.device.synchronize()
+        self.domain.recycle()
 
     def close(self) -> None:
         """Give the device back. May be called twice."""
@@ -109,6 +109,91 @@ class LocalEngine:
         self.close()
 
 
+class EngineProcess:
+    """An engine in a process of its own, as a node has it, without the node; use it with ``with``.
+
+    Args:
+        backend: ``cuda``, ``hip`` or ``opencl``.
+        workers: 0 for a sequential engine, else one of so many workers that share the device.
+
+    Raises:
+        BackendUnavailable: the device cannot be used.
+    """
+
+    def __init__(self, backend: str, workers: int, arena_bytes: int = 512 << 20) -> None:
+        self.domain = SharedDomain(arena_bytes)
+        options = {**_OPTIONS.get(backend, _SMALL), "workers": str(workers)}
+        self._driver = load_driver(backend)
+        self._driver.configure(options)
+        self._sharing = self._driver.share("0") if workers else Sharing()
+        role = {"role": "worker"} if workers else {}
+        self.engine = RemoteEngine(
+            (backend,),
+            "0",
+            {backend: {**options, **role}},
+            self._sharing.environment,
+            self._driver,
+            self.domain,
+            Transfers(),
+            Settings().spin,
+        )
+        self._number = 0
+        try:
+            self.engine.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def held(self, document: FunctionDocument, given: Mapping[str, bytes]) -> HeldCall:
+        """Make a call that can be made again and again; see `LocalEngine.held`."""
+        return HeldCall(self, *prepared(self.domain, document, given))
+
+    def call(self, function: Function, sets: tuple[ItemSet, ...]) -> InstanceSets:
+        """Run a call to its outputs."""
+        self._number += 1
+        deadline = time.monotonic_ns() + _DEADLINE_S * 10**9
+        call = Call(self._number, function, sets, self.domain, deadline)
+        call.demand = self._driver.demand(function, sets)
+        outputs: InstanceSets = self.engine.run(call)
+        return outputs
+
+    def settle(self) -> None:
+        """Zero what was let go; the process zeroes its device by itself."""
+        self.domain.recycle()
+
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        self.engine.close()
+        self._sharing.close()
+        self.domain.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def prepared(
+    domain: SharedDomain, document: FunctionDocument, given: Mapping[str, bytes]
+) -> tuple[Function, tuple[ItemSet, ...]]:
+    """Make a function of its document, and lay its inputs, static ones too, into an arena."""
+    function = function_of(document)
+    values = dict(given)
+    for name, items in document.static.items():
+        (values[name],) = (content(item).bytes() for item in items.values())
+    sets = []
+    for name in function.spec.input_names:
+        view = domain.acquire(len(values[name])).write(0, values[name])
+        sets.append(ItemSet(name, (Item(name, 0, view),)))
+    return function, tuple(sets)
+
+
 class HeldCall:
     """A call with its inputs in the arena.
 
@@ -116,7 +201,9 @@ class HeldCall:
         outputs: of the last call, until `settle`.
     """
 
-    def __init__(self, local: LocalEngine, function: Function, sets: tuple[ItemSet, ...]) -> None:
+    def __init__(
+        self, local: LocalEngine | EngineProcess, function: Function, sets: tuple[ItemSet, ...]
+    ) -> None:
         self._local = local
         self._function = function
         self._sets = sets
@@ -129,9 +216,7 @@ class HeldCall:
     def settle(self) -> None:
         """Do what a node does between calls, to its end: let the outputs go, zero what was used."""
         self.outputs = ()
-        self._local.engine.settle()
-        self._local.engine.device.synchronize()
-        self._local.domain.recycle()
+        self._local.settle()
 
     def call_and_settle(self) -> None:
         """Run it, and zero before anything else is done."""

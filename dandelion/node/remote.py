@@ -130,7 +130,7 @@ class RemoteEngine(Engine):
         driver: tells the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
-        spin_us: how long the process looks for the next call before it sleeps, in microseconds.
+        spin_us: how long it and `run` look for each other's messages before they sleep.
     """
 
     def __init__(
@@ -349,8 +349,9 @@ class RemoteEngine(Engine):
     # a call that may wait
 
     def _run(self, call: Call) -> InstanceSets:
-        self._load(call)
-        self.begin(call, quickly=False)
+        if self.begin(call) is Sent.NOTHING:
+            self._load(call)
+            self.begin(call, quickly=False)
         return self.finish(call)
 
     def finish(self, call: Call) -> InstanceSets:
@@ -368,7 +369,7 @@ class RemoteEngine(Engine):
                 if out.unsent:
                     with self._sending:
                         channel.push(out.unsent, call.left_s() + GRACE_S)
-                reply = _received(channel, call.left_s() + GRACE_S)
+                reply = _received(channel, call.left_s() + GRACE_S, 1000 * self._spin_us)
             except OSError:
                 reply = None
         if isinstance(reply, Ready) or reply is None:
@@ -433,9 +434,9 @@ class RemoteEngine(Engine):
             spare.end(0.0)
 
 
-def _received(channel: Channel[Reply], limit_s: float) -> Reply | None:
+def _received(channel: Channel[Reply], limit_s: float, spin_ns: int = 0) -> Reply | None:
     try:
-        return channel.receive(limit_s)
+        return channel.receive(limit_s, spin_ns)
     except Ended:
         return None
 
