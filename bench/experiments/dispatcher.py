@@ -150,7 +150,7 @@ def by_size(
         made = {name: make(size) for name, make in calls.items()}
         actions = {name: action for name, action in made.items() if action is not None}
         count = max(5, min(400, (2000 if bench.quick else 20_000) // size))
-        limit_s = 0.5 if bench.quick else 2.5
+        limit_s = 0.5 if bench.quick else 2.0
         timed = in_turns(actions, count=count, warm_up=3, seconds=limit_s)
         rows += [row(name, float(size), timed[name], per=size) for name in actions]
     return tuple(rows)
