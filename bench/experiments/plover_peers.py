@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
-from dandelion.bench.experiment import Bench, experiment
-from dandelion.bench.load import closed_loop
-from dandelion.bench.records import Axis, Found, Metric, Panel, Row, Skip, Unit
-from dandelion.bench.systems import names
-from dandelion.bench.systems.peers_serving import entries, running, triton
-from dandelion.bench.systems.plover_chains import network
+from ..experiment import Bench, experiment
+from ..load import closed_loop
+from ..records import Axis, Found, Metric, Panel, Row, Skip, Unit
+from ..systems import names
+from ..systems.peers_serving import entries, running, triton
+from ..systems.plover_chains import network
 
 METRICS = (
     Metric("p50", "median latency", Unit.US, logarithmic=True),
