@@ -1,0 +1,128 @@
+"""Closed and open loops over scripted tenants: what counts, from when, and who gives up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from dandelion.bench.systems.tenants import Tenants, closed_loop, open_loop, rate, split
+
+from dandelion.errors import TimedOut
+from dandelion.node.traces import Span, Trace
+
+BODIES = [b"a", b"b", b"c"]
+
+
+class Scripted(Tenants):
+    """Answers with the request; counts who asked."""
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.given_up: list[bool] = []
+        self.lock = threading.Lock()
+
+    def call(self, tenant: int, body: bytes) -> bytes:
+        assert body == BODIES[tenant]
+        with self.lock:
+            self.asked.append(tenant)
+        time.sleep(0.001)
+        return body
+
+    def give_up(self, patience_over: bool) -> None:
+        with self.lock:
+            self.given_up.append(patience_over)
+
+    def close(self) -> None:
+        pass
+
+
+class Stuck(Scripted):
+    """Answers nothing until it is told to give up; then all fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def call(self, tenant: int, body: bytes) -> bytes:
+        assert self.over.wait(30)
+        raise TimedOut("tenant", "wall", 0.0)
+
+    def give_up(self, patience_over: bool) -> None:
+        super().give_up(patience_over)
+        if patience_over:
+            self.over.set()
+
+
+class Broken(Scripted):
+    """The second request of the first tenant fails."""
+
+    def call(self, tenant: int, body: bytes) -> bytes:
+        if self.asked.count(0) >= 1 and tenant == 0:
+            raise TimedOut("tenant", "wall", 0.0)
+        return super().call(tenant, body)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(0.0, 1.0), (1.0, 2.0)], 1.0),  # all inside
+        ([(-1.0, 1.0)], 0.25),  # half of it, in a window of two
+        ([(1.0, 5.0)], 0.125),
+        ([(-2.0, 6.0)], 0.125),  # one that is longer than the window
+        ([(-2.0, -1.0), (3.0, 4.0)], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_requests_count_by_their_part_in_the_window(
+    spans: list[tuple[float, float]], expected: float
+) -> None:
+    assert rate(spans, 0.0, 2.0) == pytest.approx(expected)
+
+
+def test_a_closed_loop_asks_for_every_tenant_until_enough() -> None:
+    system = Scripted()
+    found = closed_loop(system, BODIES, seconds=0.0, least=9, most_s=30.0)
+    assert set(system.asked) == {0, 1, 2}
+    assert found.latency.count == len(system.asked) >= 9
+    assert found.errors == {}
+    assert found.per_s > 0
+    assert system.given_up[-1] is False
+
+
+def test_a_tenant_that_fails_is_counted_and_leaves() -> None:
+    found = closed_loop(Broken(), BODIES, seconds=0.0, least=9, most_s=30.0)
+    assert found.errors == {"TimedOut": 1}
+    assert found.latency.count >= 9
+
+
+def test_an_open_loop_asks_as_often_as_it_should() -> None:
+    system = Scripted()
+    found = open_loop(system, BODIES, rate_per_s=400.0, seconds=0.1, seed=1)
+    assert len(system.asked) == found.latency.count == 40
+    assert len(set(system.asked)) == 3
+    again = Scripted()
+    open_loop(again, BODIES, rate_per_s=400.0, seconds=0.1, seed=1)
+    assert sorted(again.asked) == sorted(system.asked)
+
+
+def test_what_is_never_answered_counts_with_the_time_until_patience_ends() -> None:
+    system = Stuck()
+    found = open_loop(system, BODIES, rate_per_s=50.0, seconds=0.1, seed=1, patience_s=0.05)
+    assert found.errors == {"TimedOut": 5}
+    assert found.latency.count == 5
+    assert found.per_s == 0
+    assert found.latency.highest >= 50_000
+    assert system.given_up == [True, False]
+
+
+def test_a_trace_is_split_into_stages_that_add_up() -> None:
+    trace = Trace("i", "f", 0, 0, "ok")
+    trace.add(Span("f", "opencl:0", 0, 9000, 0))
+    trace.add(Span("plan", "opencl:0 stages", 0, 1000, 0))
+    trace.add(Span("kernels", "opencl:0 stages", 1000, 4000, 0))
+    trace.add(Span("zero", "opencl:0 stages", 4000, 9000, 0))
+    found = split(trace, 10.0)
+    assert found == {"dispatch": 6.0, "plan": 1.0, "kernels": 3.0, "total": 10.0}
