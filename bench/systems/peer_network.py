@@ -1,14 +1,12 @@
 """A program: PyPlover's network in PyTorch, behind one of several servers.
 
-Its first argument is the KIND. It prints its port once it listens, or, where
-the server opens its port itself, takes the port as a second argument. SIGTERM ends it.
+Its first argument is the kind. It prints its port once it listens; SIGTERM ends it.
 
-======== ========================================================================================
-asgi     the raw ASGI application of `echo`, with the network in the loop's thread
-fastapi  the same in FastAPI
-ray      the raw ASGI application in front of one actor of Ray that has the network
-litserve LitServe, with one worker; it takes and gives JSON
-======== ========================================================================================
+======= ========================================================================================
+asgi    the raw ASGI application of `echo`, with the network in the loop's thread
+fastapi the same in FastAPI
+ray     the raw ASGI application in front of one actor of Ray that has the network
+======= ========================================================================================
 
 The network runs on the first NVIDIA GPU if PyTorch finds one. Weights are those of the composition
 `digits`; they are on the device beforehand.
@@ -117,27 +115,6 @@ def ray_actor() -> Answer:
     return answer
 
 
-def litserve(port: int) -> None:
-    """Serve by LitServe until a signal comes."""
-    ls = importlib.import_module("litserve")
-
-    class Api(ls.LitAPI):  # type: ignore[name-defined,misc]  # a class of what was just imported
-        def setup(self, device: str) -> None:
-            self.network = Network()
-
-        def decode_request(self, request: dict[str, list[float]]) -> bytes:
-            return np.array(request["image"], np.float32).tobytes()
-
-        def predict(self, body: bytes) -> bytes:
-            return self.network(body)
-
-        def encode_response(self, reply: bytes) -> dict[str, list[float]]:
-            return {"logits": np.frombuffer(reply, np.float32).tolist()}
-
-    server = ls.LitServer(Api(), accelerator="auto", devices=1, workers_per_device=1)
-    server.run(host="127.0.0.1", port=port, log_level="error", generate_client_file=False)
-
-
 def serve(app: Any) -> None:  # an ASGI application
     """Serve on uvicorn, set up as the node's, until a signal comes."""
     listener = socket.socket()
@@ -151,18 +128,16 @@ def serve(app: Any) -> None:  # an ASGI application
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def main(kind: str, port: str = "0") -> None:
+def main(kind: str) -> None:
     """Serve in one of the ways above."""
-    if kind == "litserve":
-        litserve(int(port))
-    elif kind == "fastapi":
-        serve(fastapi_app())
-    elif kind == "ray":
-        serve(asgi(ray_actor()))
-    elif kind == "asgi":
-        serve(asgi(in_process()))
-    else:
+    ways: dict[str, Callable[[], Any]] = {  # each an ASGI application
+        "asgi": lambda: asgi(in_process()),
+        "fastapi": fastapi_app,
+        "ray": lambda: asgi(ray_actor()),
+    }
+    if kind not in ways:
         raise SystemExit(f"there is no way '{kind}'")
+    serve(ways[kind]())
 
 
 if __name__ == "__main__":

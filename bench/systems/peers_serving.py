@@ -27,6 +27,7 @@ from .servers import ServerFailed, ServerProcess, module, node_server
 from .tenants import named
 
 _PROGRAM = "dandelion.bench.systems.peer_network"
+_LITSERVE = "dandelion.bench.systems.peer_litserve"
 _START_S = 120.0
 _ANSWER_S = 30.0
 _JSON = "application/json"
@@ -89,7 +90,7 @@ def _peer(name: str, kind: str, request: HttpRequest, *needs: str) -> Entry:
         if kind != "litserve":
             return ServerProcess(name, module(_PROGRAM, kind), wait_s=_START_S)
         port = _free_port()
-        return ServerProcess(name, module(_PROGRAM, kind, str(port)), port=port, wait_s=_START_S)
+        return ServerProcess(name, module(_LITSERVE, str(port)), port=port, wait_s=_START_S)
 
     return Entry(name, start, request, needs, f"pip install {' '.join(needs)}")
 
