@@ -230,6 +230,23 @@ def test_only_its_own_descriptors_are_open(engine: ProcessEngine) -> None:
     assert large in ("[0, 1, 2, 3, 4, 5]", "[0, 1, 2, 3, 4, 5, 6]")  # its inputs
 
 
+def test_what_was_shared_at_its_birth_is_given_up(engine: ProcessEngine) -> None:
+    source = """
+def f(x):
+    import sys
+    frame = sys._getframe()
+    while "birth" not in frame.f_locals:
+        frame = frame.f_back
+    birth = frame.f_locals["birth"]
+    try:
+        birth.births[0] = 1
+    except ValueError as error:
+        return f"{error}; {birth.control.fileno()}"
+"""
+    gone = first(run(engine, function(source), b"")).text()
+    assert gone == f"mmap closed or invalid; {seccomp.CHANNEL_FD}"
+
+
 def test_nothing_of_the_node_is_visible(engine: ProcessEngine) -> None:
     assert look(engine, "dict(os.environ)") == "{'TZ': 'UTC0'}"
     assert look(engine, "sys.argv") == "['']"

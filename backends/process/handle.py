@@ -6,12 +6,15 @@ import os
 import select
 import signal
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
 
-from . import wire
+SOON_NS = 5_000_000
+"""A receive from a sandbox's channel ends after this time."""
 
+_SOON = struct.pack("@ll", 0, SOON_NS // 1000)  # struct timeval
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 
 
@@ -39,6 +42,9 @@ class Sandbox:
     log: int
     listener: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SOON)
 
     def cpu_s(self) -> float:
         """CPU time that it has used, in seconds; zero if it is gone."""
@@ -76,40 +82,6 @@ class Sandbox:
         os.close(self.log)
         if self.listener is not None:
             os.close(self.listener)
-
-
-def greet(pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
-    """Take the first message of a new sandbox: that it is locked, and the listener.
-
-    Args:
-        pid: its process id.
-        files: its socket, pidfd, output file and log.
-        deadline_ns: on `time.monotonic_ns`.
-
-    Returns:
-        The sandbox; None if it is dead.
-
-    Raises:
-        NoSandbox: it was not ready in time, and was ended.
-    """
-    channel_fd, pidfd, output, log = files
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel_fd)
-    sandbox = Sandbox(pid, channel, pidfd, output, log)
-    try:
-        while True:
-            try:
-                message, listeners = wire.receive(channel, 16, 1, socket.MSG_DONTWAIT)
-                break
-            except BlockingIOError:
-                wait_readable(channel, deadline_ns)
-    except (OSError, NoSandbox):
-        sandbox.close()
-        raise
-    sandbox.listener = listeners[0] if listeners else None
-    if not message or sandbox.ended(0):
-        sandbox.close()
-        return None
-    return sandbox
 
 
 def wait_readable(source: socket.socket, deadline_ns: int) -> None:

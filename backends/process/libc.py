@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
-_LIBC.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 _LIBC.unshare.argtypes = [ctypes.c_int]
 
 _HELD = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock during a call
+_HELD.syscall.restype = ctypes.c_long
+_HELD.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -23,8 +26,25 @@ def syscall(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -
     Raises:
         OSError: it failed.
     """
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return _checked(int(_LIBC.syscall(ctypes.c_long(number), *words)))
+    return _checked(int(_LIBC.syscall(*_words(number, *arguments))))
+
+
+def prepared(number: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> Callable[[], int]:
+    """Get a system call ready, to be made later by a forked process.
+
+    A fork copies every page that it writes to, and each object that is made or even looked at is a
+    write. So what can be made before the fork is made here.
+
+    Returns:
+        What makes the call, and raises OSError if that fails.
+    """
+    words = _words(number, *arguments)
+    call = _HELD.syscall
+    return lambda: _checked(int(call(*words)))
+
+
+def _words(*arguments: int | ctypes.Array[ctypes.c_char] | None) -> list[Any]:
+    return [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
 
 
 def prctl(option: int, value: int) -> int:
@@ -33,7 +53,7 @@ def prctl(option: int, value: int) -> int:
     Raises:
         OSError: it failed.
     """
-    return _checked(int(_LIBC.prctl(option, value, 0, 0, 0)))
+    return _checked(int(_HELD.prctl(option, value, 0, 0, 0)))
 
 
 def unshare(flags: int) -> None:

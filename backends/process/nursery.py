@@ -25,7 +25,7 @@ import msgspec
 from dandelion.errors import EngineDied
 
 from . import wire
-from .handle import NoSandbox, Sandbox, greet, wait_readable
+from .handle import NoSandbox, Sandbox, wait_readable
 from .zygote import FORK, QUERY
 
 _BOOT = (
@@ -209,13 +209,14 @@ class _Zygote:
                 if isinstance(said, wire.Ready):
                     self.facts.update(said.facts)
                 elif isinstance(said, wire.Born):
-                    break
+                    return _sandbox(said.pid, files)
+                elif isinstance(said, wire.Stillborn):
+                    return None
                 elif said.user:
                     raise ImportFailed(said.message)
                 else:
                     self.ask(FORK)
                     raise EngineDied(f"zygote {self.process.pid}", said.message)
-        return self._greet(said.pid, files, deadline_ns)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -231,13 +232,6 @@ class _Zygote:
                 last = self._closing and not self._users
             if last:
                 self._control.close()
-
-    def _greet(self, pid: int, files: list[int], deadline_ns: int) -> Sandbox | None:
-        try:
-            return greet(pid, files, deadline_ns)
-        except NoSandbox:
-            self.ask(FORK)  # that one is given up
-            raise
 
     def ask(self, message: bytes) -> None:
         """Send a request; if the zygote is gone, the next `take` finds out."""
@@ -270,10 +264,21 @@ class _Zygote:
         self.process.wait()
 
 
+def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
+    """Take a sandbox over; None if it has died since."""
+    channel_fd, pidfd, output, log, *listener = files
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel_fd)
+    sandbox = Sandbox(pid, channel, pidfd, output, log, listener[0] if listener else None)
+    if sandbox.ended(0):
+        sandbox.close()
+        return None
+    return sandbox
+
+
 def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
     while True:
         try:
-            message, files = wire.receive(control, _MESSAGE_BYTES, 4, socket.MSG_DONTWAIT)
+            message, files = wire.receive(control, _MESSAGE_BYTES, 5, socket.MSG_DONTWAIT)
         except BlockingIOError:
             wait_readable(control, deadline_ns)
             continue

@@ -5,16 +5,18 @@
     born --rehearse, lock--> waiting --call--> running --reply--> gone
                                  \\--engine or zygote gone: killed by the kernel
 
-It is born with four descriptors (0 to 4 after `_arrange`): nothing to read, its log twice, its
-channel, its output file. Before it waits it **rehearses**: it runs a call of an empty function in
-memory, so that the pages which every call writes to are its own by then and cost the real call no
-page fault. From `seccomp.Filter.install` on it is not trusted any more, whatever runs here: the
-engine reads its reply as it would read a stranger's.
+It has five descriptors when it waits: nothing to read, its log twice, its channel, its output file.
+Before, it **rehearses**: it runs a call over its channel, so that the pages which every call writes
+to are its own by then and cost the real call no page fault. What can be made before the fork is
+made there, for the same reason. From `seccomp.Filter.install` on it is not trusted any more,
+whatever runs here: the engine reads its reply as it would read a stranger's. What it shares with
+the zygote, it has given up before it can receive a call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import linecache
 import marshal
@@ -25,6 +27,7 @@ import resource
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -39,7 +42,7 @@ OUTPUT_FD = 4
 MODULE = "function"
 """Name of the module that a user's code is."""
 
-_ASIDE_FD = 200  # above all that a zygote has open
+_CLOSED_FDS = 4096
 _TEXT_LIMIT = 4000
 _FRAME_LIMIT = 20
 _call_decoder = msgspec.msgpack.Decoder(wire.CallRecord)
@@ -73,6 +76,7 @@ def settle() -> None:
     linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
     os.cpu_count = lambda: 1
     modules.close()
+    sys.stdout = sys.stderr = _text_log()
     sys.argv[:] = [""]
     random.seed(0)  # a function that is run again gives the same outputs
     if "numpy.random" in sys.modules:
@@ -83,52 +87,68 @@ def settle() -> None:
         os.environ["TZ"] = timezone  # without it the C library looks for /etc/localtime
 
 
-def live(
-    parent: int, filter_: seccomp.Filter, mapped_bytes: int, files: tuple[int, int, int]
-) -> NoReturn:
-    """Be a sandbox, from the fork to the end of the process.
+@dataclass(slots=True)
+class Birth:
+    """What a sandbox gets from its zygote, and shares with it until it is locked.
 
-    Args:
+    Attributes:
         parent: process id of the zygote; the sandbox dies with it.
-        filter_: the filter to lock this process with.
+        control: the zygote's connection to the node, at the place where the channel will be.
+        filter: the filter to lock this process with.
         mapped_bytes: address space that the interpreter has already.
-        files: descriptors of the channel, the output file and the log.
+        births: shared memory, a byte for each sandbox; 1 tells that it has said that it waits.
+        place: where its byte is.
     """
+
+    parent: int
+    control: socket.socket
+    filter: seccomp.Filter
+    mapped_bytes: int
+    births: mmap.mmap
+    place: int = 0
+
+
+def live(birth: Birth) -> NoReturn:
+    """Be a sandbox, from the fork to the end of the process."""
     code = 70
     try:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(code)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _arrange(files)
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=seccomp.CHANNEL_FD)
-        sys.stdout = sys.stderr = _text_log()
-        rehearse()
-        lockdown.limit_processes()
-        lockdown.yield_to_others(False)
-        listener = filter_.install()
-        if listener is None:
-            wire.send(channel, [b"."])
-        else:
-            wire.send(channel, [b"."], [listener])
-            os.close(listener)
-        lockdown.limit_descriptors()  # before, the kernel counts those that travel
-        _serve(channel, mapped_bytes)
-        code = 0
-    except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}".encode())  # told by `nursery.take`
+        if os.getppid() == birth.parent:
+            _be_born(birth)
+            _serve(birth.control, birth.mapped_bytes)  # which is the channel by now
+            code = 0
     finally:
         os._exit(code)
 
 
-def _arrange(files: tuple[int, int, int]) -> None:
-    """Give descriptors their places and close all others."""
-    aside = [os.dup2(file, _ASIDE_FD + at) for at, file in enumerate(files)]
-    for place, source in zip((seccomp.CHANNEL_FD, OUTPUT_FD, 1), aside, strict=True):
-        os.dup2(source, place)
-    os.dup2(1, 2)
-    os.closerange(OUTPUT_FD + 1, 4096)
+def _be_born(birth: Birth) -> None:
+    """Open what is its own, rehearse, be locked, and tell the node."""
+    os.closerange(OUTPUT_FD, _CLOSED_FDS)
+    output = os.memfd_create("dandelion-output", os.MFD_CLOEXEC)
+    assert output == OUTPUT_FD, "the lowest that is free"
+    log, printed = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rehearse(theirs, ours)
+    lockdown.limit_processes()
+    lockdown.yield_to_others(False)
+    pid = os.getpid()
+    rights = [theirs.detach(), os.pidfd_open(pid), output, log]
+    listener = birth.filter.install()
+    if listener is not None:
+        rights.append(listener)
+    birth.births[birth.place] = 1
+    wire.send(birth.control, [_encoder.encode(wire.Born(pid))], rights)
+    birth.births.close()
+    channel = ours.detach()
+    os.close(seccomp.CHANNEL_FD)  # the control socket: nobody can reach the zygote from here on
+    place = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, seccomp.CHANNEL_FD)
+    assert place == seccomp.CHANNEL_FD
+    for file in (*rights, channel, printed):
+        if file != output:
+            os.close(file)
+    lockdown.limit_descriptors()  # before, the kernel counts those that travel
 
 
 def _serve(channel: socket.socket, mapped_bytes: int) -> None:
@@ -271,14 +291,12 @@ def _frames(traceback: TracebackType | None, filename: str) -> list[wire.Frame]:
     return frames
 
 
-def rehearse() -> None:
-    """Run a call as `_serve` does, over a socket pair of its own."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        wire.send(theirs, _REHEARSAL)
-        message, _ = wire.receive(ours, wire.PREFIX.size + wire.INLINE_BYTES, 1)
-        wire.send(ours, _answer(memoryview(message), 0))
-        wire.receive(theirs, wire.PREFIX.size + wire.INLINE_BYTES, 1)
+def rehearse(theirs: socket.socket, ours: socket.socket) -> None:
+    """Run a call as `_serve` does, over the two ends of a channel."""
+    wire.send(theirs, _REHEARSAL)
+    message, _ = wire.receive(ours, wire.PREFIX.size + wire.INLINE_BYTES, 1)
+    wire.send(ours, _answer(memoryview(message), 0))
+    wire.receive(theirs, wire.PREFIX.size + wire.INLINE_BYTES, 1)
     del sys.modules[MODULE]
 
 

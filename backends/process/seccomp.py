@@ -25,7 +25,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from .libc import syscall
+from . import libc
 from .syscalls import Architecture
 
 CHANNEL_FD = 3
@@ -61,6 +61,7 @@ _NEW_LISTENER = 1 << 3
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")
 _RESPONSE = struct.Struct("<QqiI")
+_PID = struct.Struct("<I")
 _SIGABRT = 6
 _ANY_PID = 0x5AFEB0C5  # no process has it, nor does any other operand look like it
 _F_DUPFD_CLOEXEC = 1030
@@ -140,7 +141,7 @@ def notification_available(architecture: Architecture) -> bool:
     """
     action = ctypes.create_string_buffer(struct.pack("<I", _NOTIFY), 4)
     try:
-        syscall(architecture.numbers["seccomp"], _GET_ACTION_AVAILABLE, 0, action)
+        libc.syscall(architecture.numbers["seccomp"], _GET_ACTION_AVAILABLE, 0, action)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return False
@@ -149,12 +150,15 @@ def notification_available(architecture: Architecture) -> bool:
 
 
 class Filter:
-    """The filter of this machine, written once for all sandboxes that a zygote will fork."""
+    """The filter of this machine, written once for all sandboxes that a zygote will fork.
+
+    All that a sandbox does to it is to write its process id, in place: see `libc.prepared`.
+    """
 
     def __init__(self, architecture: Architecture) -> None:
-        self._architecture = architecture
-        self._notify = program(architecture, _ANY_PID)
-        self._kill = program(architecture, _ANY_PID, denied=_KILL)
+        number = architecture.numbers["seccomp"]
+        self._notify = _Prepared(number, program(architecture, _ANY_PID), _NEW_LISTENER)
+        self._kill = _Prepared(number, program(architecture, _ANY_PID, denied=_KILL), 0)
 
     def install(self) -> int | None:
         """Filter this process's calls from here on, for ever.
@@ -165,21 +169,28 @@ class Filter:
         Raises:
             OSError: no filter could be installed.
         """
-        pid = struct.pack("<I", os.getpid())
-        any_pid = struct.pack("<I", _ANY_PID)
         try:
-            return self._install(self._notify.replace(any_pid, pid), _NEW_LISTENER)
+            return self._notify.install()
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EBUSY):
                 raise
-        self._install(self._kill.replace(any_pid, pid), 0)
+        self._kill.install()
         return None
 
-    def _install(self, code: bytes, flags: int) -> int:
-        instructions = ctypes.create_string_buffer(code, len(code))
-        head = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
-        number = self._architecture.numbers["seccomp"]
-        return syscall(number, _SET_FILTER, flags, ctypes.create_string_buffer(head))
+
+class _Prepared:
+    """A program in memory with a gap for a process id, and the call that installs it."""
+
+    def __init__(self, number: int, code: bytes, flags: int) -> None:
+        self._gap = code.index(_PID.pack(_ANY_PID))
+        assert code.count(_PID.pack(_ANY_PID)) == 1
+        self._code = ctypes.create_string_buffer(code, len(code))
+        head = struct.pack("@HP", len(code) // 8, ctypes.addressof(self._code))
+        self._set = libc.prepared(number, _SET_FILTER, flags, ctypes.create_string_buffer(head))
+
+    def install(self) -> int:
+        _PID.pack_into(self._code, self._gap, os.getpid())
+        return self._set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Born(msgspec.Struct, frozen=True, tag="born"):
-    """A sandbox waits. With it come its socket, its pidfd, its output file and its log."""
+    """A sandbox waits, and is locked; it says so itself.
+
+    With it come its socket, its pidfd, its output file, its log, and, if the kernel has such a
+    thing, the listener that tells of denied system calls.
+    """
+
+    pid: int
+
+
+class Stillborn(msgspec.Struct, frozen=True, tag="stillborn"):
+    """A sandbox has ended before it could wait."""
 
     pid: int
 
@@ -163,7 +173,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     user: bool
 
 
-FromZygote: TypeAlias = Ready | Born | Failed
+FromZygote: TypeAlias = Ready | Born | Stillborn | Failed
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -5,11 +5,14 @@ Engines talk to it over one SOCK_SEQPACKET pair, and any number of them may shar
 
 =============  ============================================================================
 to it          ``+`` fork one more; ``?`` and a process id, with a socket: how did it end?
-from it        `Ready` once, then `Born` with descriptors for each ``+``; or `Failed`
+from it        `Ready` once, then `Born` with descriptors for each ``+``; or `Stillborn`, `Failed`
 =============  ============================================================================
 
-Sandboxes that nobody has taken yet simply lie in the socket's queue. The zygote keeps nothing of a
-sandbox but its process id, so their sockets close when they end.
+A sandbox opens what it needs and says itself that it is born, over the zygote's connection, which
+it then closes for ever. Sandboxes that nobody has taken yet simply lie in the socket's queue. The
+zygote keeps nothing of a sandbox but its process id, so their sockets close when they end. One that
+ends before it could tell is found by its mark, in memory that a sandbox gives up with the
+connection.
 
 It ends with the node: a pipe whose other end the node holds sends SIGKILL when that closes (even
 while an import hangs), and the control socket ends the loop. (PR_SET_PDEATHSIG would tie it to the
@@ -21,6 +24,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import mmap
 import os
 import select
 import signal
@@ -38,6 +42,9 @@ QUERY = struct.Struct("<cI")
 _F_SETSIG = 10
 _REMEMBERED = 256
 _WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
+_LOOKS = 3
+_LOOK_MS = 30
+_UNREAPED = 8
 _SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -49,7 +56,7 @@ class _Gone(Exception):
 def main(settings: wire.Settings) -> None:
     """Be a zygote, to the end of the process."""
     _die_with(settings.life_fd)
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=settings.control_fd)
+    control = _control(settings)
     try:
         ready = _prepare(settings)
     except _Unfit as error:
@@ -58,7 +65,10 @@ def main(settings: wire.Settings) -> None:
     except Exception as error:
         control.send(_encoder.encode(wire.Failed(f"{type(error).__name__}: {error}", False)))
         return
-    zygote = Zygote(control, seccomp.Filter(native()), ready.mapped_bytes)
+    births = mmap.mmap(-1, mmap.PAGESIZE)
+    zygote = Zygote(
+        sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), ready.mapped_bytes, births)
+    )
     try:
         control.send(_encoder.encode(ready))
         for _ in range(settings.ahead):
@@ -83,6 +93,16 @@ def _die_with(life_fd: int) -> None:
         os._exit(0)
 
 
+def _control(settings: wire.Settings) -> socket.socket:
+    """Move the connection to where sandboxes have their channel, so that they can use it first."""
+    place = seccomp.CHANNEL_FD
+    fcntl.fcntl(settings.life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
+    os.dup2(settings.control_fd, place, inheritable=False)
+    for file in {settings.control_fd, settings.life_fd} - {place}:
+        os.close(file)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=place)
+
+
 def _prepare(settings: wire.Settings) -> wire.Ready:
     facts = {"landlock": "none"}
     lockdown.allow_descriptors()
@@ -105,8 +125,10 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()
-    for _ in range(_WARM_UPS):
-        sandbox.rehearse()
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, ours:
+        for _ in range(_WARM_UPS):
+            sandbox.rehearse(theirs, ours)
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
     return wire.Ready(facts, mapped_bytes)
@@ -115,39 +137,44 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
 class Zygote:
     """Forks sandboxes and remembers how they ended.
 
+    What it does between two forks is as little as possible: a fork shares its memory again, so
+    that every page which it writes to is copied once more.
+
     Args:
-        control: connection to the node.
-        filter_: locks the sandboxes.
-        mapped_bytes: address space before the first fork.
+        birth: what sandboxes get.
     """
 
-    def __init__(self, control: socket.socket, filter_: seccomp.Filter, mapped_bytes: int) -> None:
-        self._control = control
-        self._filter = filter_
-        self._mapped_bytes = mapped_bytes
+    def __init__(self, birth: sandbox.Birth) -> None:
+        self._birth = birth
+        self._control = birth.control
+        self._births = birth.births
+        self._unborn: dict[int, int] = {}  # process ids, and their places in `births`
         self._ended: dict[int, wire.Ended] = {}
-        self._pid = os.getpid()
+        self._looks = 0  # how often it will look without being asked to
+        self._unreaped = 0
 
     def serve(self) -> NoReturn:
         """Do what engines ask, and reap, until the node goes.
 
+        The end of a sandbox wakes nobody. It follows a request, as a rule, so the zygote looks for
+        some at once after a few requests, and a few times after the last.
+
         Raises:
             _Gone: it has.
         """
-        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._reap()  # those that ended before the signal was watched
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        poll.register(woken, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
-                if descriptor == woken:
-                    os.read(woken, 4096)
-                    self._reap()
-                else:
-                    self._obey()
+            if poll.poll(_LOOK_MS if self._looks else None):
+                self._obey()
+                self._looks = _LOOKS
+                self._unreaped += 1
+                if self._unreaped < _UNREAPED:
+                    continue
+            else:
+                self._looks -= 1
+            self._unreaped = 0
+            self._reap()
 
     def _obey(self) -> None:
         message, files = wire.receive(self._control, 64, 1)
@@ -161,33 +188,21 @@ class Zygote:
             wire.send(answer, [_encoder.encode(self._end_of(pid))])
 
     def fork(self) -> None:
-        """Make a sandbox and hand it to whoever takes it first."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output = os.memfd_create("dandelion-output", os.MFD_CLOEXEC)
-        log_read, log_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        opened = [output, log_read, log_write]
+        """Make a sandbox, which tells the node of itself."""
+        self._unborn = {pid: at for pid, at in self._unborn.items() if not self._births[at]}
+        place = self._birth.place = (self._birth.place + 1) % len(self._births)
+        self._births[place] = 0
         try:
             pid = libc.fork()
-            if pid == 0:
-                sandbox.live(
-                    self._pid,
-                    self._filter,
-                    self._mapped_bytes,
-                    (theirs.fileno(), output, log_write),
-                )
-            self._ended.pop(pid, None)  # of an earlier process with the same number
-            opened.append(os.pidfd_open(pid))
-            rights = [ours.fileno(), opened[-1], output, log_read]
-            wire.send(self._control, [_encoder.encode(wire.Born(pid))], rights)
         except OSError as error:
             if error.errno not in _SCARCE:
                 raise
             wire.send(self._control, [_encoder.encode(wire.Failed(str(error), False))])
-        finally:
-            ours.close()
-            theirs.close()
-            for descriptor in opened:
-                os.close(descriptor)
+            return
+        if pid == 0:
+            sandbox.live(self._birth)
+        self._ended.pop(pid, None)  # of an earlier process with the same number
+        self._unborn[pid] = place
 
     def _reap(self) -> None:
         while True:
@@ -200,6 +215,9 @@ class Zygote:
             self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
     def _remember(self, pid: int, status: int, cpu_s: float) -> wire.Ended:
+        place = self._unborn.pop(pid, None)
+        if place is not None and not self._births[place]:
+            wire.send(self._control, [_encoder.encode(wire.Stillborn(pid))])
         self._ended.pop(pid, None)
         while len(self._ended) >= _REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -110,6 +110,61 @@ def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
 
 
+_BIRTHS = """
+import mmap, os, socket, sys
+import msgspec
+from dandelion.backends.process import sandbox, seccomp, wire, zygote
+from dandelion.backends.process.syscalls import native
+
+node, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+births = mmap.mmap(-1, mmap.PAGESIZE)
+birth = sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), 0, births)
+
+def end(birth):
+    birth.births[birth.place] = announced
+    os.kill(os.getpid(), 9)
+
+sandbox._be_born = end
+made = zygote.Zygote(birth)
+for announced in (1, 0):
+    made.fork()
+    assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    made._reap()
+    try:
+        print(msgspec.msgpack.decode(node.recv(100, socket.MSG_DONTWAIT), type=wire.FromZygote))
+    except BlockingIOError:
+        print("nothing")
+"""
+
+
+def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BIRTHS], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stderr == ""
+    assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "Stillborn"]
+
+
+def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> None:
+    nursery = nursery_of(engine)
+    run(engine, ECHO, b"")
+    zygote = nursery.pid()
+    asked = nursery.ahead + 1
+    os.kill(zygote, signal.SIGSTOP)
+    for _ in range(asked):
+        nursery.replace()
+    known = set(children(zygote))
+    os.kill(zygote, signal.SIGCONT)
+    killed = 0
+    while killed < 3:  # as early as we can see them
+        for pid in set(children(zygote)) - known:
+            known.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    for _ in range(asked + 3):
+        assert first(run(engine, ECHO, b"1", left_s=20)).bytes() == b"1"
+
+
 def test_a_zygote_killed_during_a_call(engine: ProcessEngine) -> None:
     call = Background(engine, call_of(SLEEP, b""))
     zygote = nursery_of(engine).pid()
