@@ -1,7 +1,7 @@
 """The engine: one sandbox for each call, watched until it replies or breaks a rule or a limit.
 
 Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
-call cannot leave anything for the next one. Clearing it away, and taking the next one, waits for
+call cannot leave anything for the next one. After a reply that, and taking the next one, waits for
 `settle`, when the outputs have been handed over. What an end means is decided in this order: the
 call was cancelled; it tried what it may not; it ran out of time; it replied; it died.
 """
@@ -135,8 +135,9 @@ class ProcessEngine(Engine):
             if end is End.CLOSED:
                 raise self._closed_early(call, sandbox, nursery)
             outputs = self._outputs(call, sandbox, watch.size_bytes)
-        finally:
+        except BaseException:
             sandbox.kill()
+            raise
         call.stages["sandbox"] = taken - started
         call.stages["run"] = ran - taken
         call.stages["outputs"] = time.monotonic_ns() - ran
