@@ -75,7 +75,7 @@ def _panel(given: Tuned, rows: tuple[Row, ...]) -> Panel:
 def _window(made: Cast, clients: int) -> list[Row]:
     """Measure all systems with so many clients, in turns."""
     bench = made.bench
-    seconds, rounds = bench.pick(0.15, 0.25, 0.8), bench.pick(1, 2, 2)
+    seconds, rounds = bench.pick(0.15, 0.25, 0.6), bench.pick(1, 2, 2)
     partitions = made.partitions(clients)
     systems = [*made.systems, *([partitions] if partitions is not None else [])]
     rates: dict[str, list[float]] = {system.name: [] for system in systems}
@@ -115,7 +115,7 @@ def _asked(system: Tenants, bodies: Sequence[bytes], seconds: float, bench: Benc
     found: Asked
     if isinstance(system, Exclusive) and len(bodies) > 1:
         system.close()  # it begins with a switch, as it goes on
-        least, most = bench.pick((1, 2.0), (2, 3.0), (4, 10.0))
+        least, most = bench.pick((1, 2.0), (2, 3.0), (2, 10.0))
         found = closed_loop(system, bodies, seconds=0.1, least=least, most_s=most)
     else:
         found = closed_loop(system, bodies, seconds=seconds)
