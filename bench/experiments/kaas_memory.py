@@ -61,9 +61,7 @@ def memory(bench: Bench) -> Found:
 def _rows(bench: Bench, given: Tuned, counts: Sequence[int], *, same: bool) -> tuple[Row, ...]:
     tenants = max(counts)
     bodies = [kaas_graphs.body(given.shape, bench.seed + t) for t in range(tenants)]
-    # A block is as large as whole pieces of 2 MiB; half a block is room for none.
-    block = -(-given.shape.constant_bytes // (2 * MIB) + 1) * 2 * MIB
-    room = ROOM * block + block // 2
+    room = room_bytes(given)
     rows = []
     with Dandelion(bench.backend, given, tenants, same=same, weights_bytes=room) as node:
         for clients in counts:
@@ -75,6 +73,16 @@ def _rows(bench: Bench, given: Tuned, counts: Sequence[int], *, same: bool) -> t
             failed = sum(found.errors.values())
             rows.append(Row(names.SEQUENTIAL, clients, values, found.latency.count, failed))
     return tuple(rows)
+
+
+def room_bytes(given: Tuned) -> int:
+    """Tell what the constants of `ROOM` tenants take on a device, and not one tenant's more.
+
+    A block of constants takes whole pieces of 2 MiB, and each constant begins at 256 bytes.
+    """
+    shape = given.shape
+    block = -(-(shape.constant_bytes + 256 * len(shape.sizes())) // (2 * MIB)) * 2 * MIB
+    return ROOM * block + block // 2
 
 
 def _cliff(given: Tuned, rows: Sequence[Row]) -> Claim:

@@ -9,8 +9,8 @@ from dandelion.bench.experiments import kaas, kaas_alone, kaas_cold, kaas_latenc
 from dandelion.bench.records import Axis, Claim, Found, Panel, Row
 from dandelion.bench.systems import names
 from dandelion.bench.systems.kaas_cast import Cast
-from dandelion.bench.systems.kaas_shapes import CGEMM, RESNET50, SHAPES, tuned
-from dandelion.bench.systems.tenants import Tenants
+from dandelion.bench.systems.kaas_shapes import CGEMM, RESNET50, SHAPES, Scale, tuned
+from dandelion.bench.systems.tenants import MIB, Tenants
 
 from dandelion.errors import InternalError
 
@@ -105,6 +105,14 @@ def test_a_cliff_is_told_from_rates_before_and_after() -> None:
     assert kaas_memory._cliff(given, flat).holds is False
     cliff = [*flat[:2], Row("s", 8, {"achieved_per_s": 4.0})]
     assert kaas_memory._cliff(given, cliff).holds is True
+
+
+@pytest.mark.parametrize("constants", [1.0, 4.0, 1024.0])
+def test_there_is_room_for_seven_tenants_and_no_more(constants: float) -> None:
+    given = tuned(Scale(constants=constants).of(CGEMM), 132)
+    pieces = -(-given.shape.constant_bytes // (2 * MIB))
+    room = kaas_memory.room_bytes(given) // (2 * MIB)
+    assert 7 * pieces <= room < 8 * pieces
 
 
 def test_latencies_of_unanswered_requests_are_a_bound() -> None:
