@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import linecache
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -270,7 +271,9 @@ class OpenClDevice(Device):
                 program.build(["-cl-std=CL1.2"])
             # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
             names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
-            return Handle({name: cl.Kernel(program, name) for name in names if name})
+            kernels = {name: cl.Kernel(program, name) for name in names if name}
+            linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
+            return Handle(kernels)
         except cl.Error as error:
             problem = Problem("compile", "it does not compile", code.name, excerpt=str(error))
             raise InvalidFunction((problem,)) from None

@@ -8,7 +8,7 @@ runs. So neither the catalogue nor the dispatcher knows a backend by name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -118,9 +118,9 @@ class Function:
         code: the code object that was chosen.
         main: bytes of ``code.main``.
         files: bytes of ``code.files``, by name.
-        static: static input sets by name, in memory; an engine process has none, they come as
-        inputs.
+        static: static input sets by name, in memory.
         identity: digest of code and files; equal identity means equal behaviour.
+        given: positions of the input sets that come with a call, in order.
     """
 
     spec: FunctionSpec
@@ -129,9 +129,23 @@ class Function:
     files: Mapping[str, Bytes] = field(default_factory=dict)
     static: Mapping[str, ItemSet] = field(default_factory=dict)
     identity: Digest = Digest("")
+    given: tuple[int, ...] = field(init=False)
+    _template: list[ItemSet | None] = field(init=False)
 
     def __post_init__(self) -> None:
+        names = self.spec.input_names
+        self.given = tuple(i for i, name in enumerate(names) if name not in self.static)
+        self._template = [self.static.get(name) for name in names]
         if not self.identity:
             self.identity = digest_of(
                 msgspec.msgpack.encode((self.spec, self.code), order="sorted")
             )
+
+    def with_static(self, inputs: Sequence[ItemSet | None]) -> tuple[ItemSet | None, ...]:
+        """Put the static sets into the inputs of a call, which has one place for each set."""
+        if not self.static:
+            return tuple(inputs)
+        whole = self._template.copy()
+        for position in self.given:
+            whole[position] = inputs[position]
+        return tuple(whole)

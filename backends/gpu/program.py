@@ -12,7 +12,7 @@ from typing import TypeAlias
 from dandelion.blueprint import Access, Action, GpuConfig, Ptr, Repeat, parse_blueprint
 from dandelion.data import Item
 from dandelion.driver import InstanceSets
-from dandelion.errors import InvalidBlueprint, InvalidInput, Problem, nearest
+from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Digest, Function, FunctionSpec
 
 from .layout import Slot, aligned
@@ -39,6 +39,7 @@ class Program:
         naming: position of the set whose item names the outputs, or -1.
         outputs: names of the output sets, in their order.
         reads: the integers that plans depend on: position of the set, offset in bytes.
+        varying: positions of the sets that are not static.
         constants: digests of the static sets that no kernel writes to, by the buffer's name.
     """
 
@@ -49,23 +50,30 @@ class Program:
     naming: int
     outputs: tuple[str, ...]
     reads: tuple[tuple[int, int], ...]
+    varying: tuple[int, ...]
     constants: Mapping[str, Digest]
 
     def signature(self, inputs: InstanceSets) -> Signature:
         """Give all that the plan of a call depends on: sizes, and integers that are inside.
 
+        Static sets never change, so their sizes say nothing.
+
         Raises:
             InvalidInput: a set is missing or has more than one item.
         """
         found: list[int | None] = []
-        for _, position in self.inputs:
+        for position in self.varying:
             item_set = inputs[position]
             if item_set is None or len(item_set.items) != 1:
                 self.items(inputs)  # says which, and how
             else:
                 found.append(item_set.items[0].size_bytes)
         for position, offset in self.reads:
-            item = inputs[position].items[0]  # type: ignore[union-attr]  # seen above
+            item_set = inputs[position]
+            if item_set is None or len(item_set.items) != 1:
+                self.items(inputs)
+                raise InternalError(f"{self.function}: no integer can be read")
+            item = item_set.items[0]
             inside = offset + 8 <= item.size_bytes
             found.append(_INTEGER.unpack_from(item.data, offset)[0] if inside else None)
         return tuple(found)
@@ -122,6 +130,7 @@ def make_program(function: Function) -> Program:
         naming,
         spec.output_names,
         tuple((position[r.bufname], r.idx * 8) for r in integers_read(config)),
+        tuple(position[name] for name in names if name not in spec.static),
         _constants(spec, config),
     )
 

@@ -151,6 +151,7 @@ class EngineProcess:
                     request.code,
                     request.main,
                     request.files,
+                    {name: self._set(wire) for name, wire in request.static.items()},
                     identity=Digest(request.identity),
                 )
             elif isinstance(request, Forget):
@@ -162,10 +163,14 @@ class EngineProcess:
 
     def _run(self, engine: Engine, request: Run) -> bool:
         """Run a call and answer it. True if the process must leave: its device is lost."""
+        function = self._functions[request.identity]
+        inputs: list[ItemSet | None] = [None] * len(function.spec.inputs)
+        for position, wire in zip(function.given, request.inputs, strict=True):
+            inputs[position] = None if wire is None else self._set(wire)
         call = Call(
             request.call,
-            self._functions[request.identity],
-            self._sets(request.inputs),
+            function,
+            function.with_static(inputs),
             SliceDomain(self._arena, request.result_offset, request.result_bytes),
             time.monotonic_ns() + request.left_ns,
         )
@@ -178,9 +183,6 @@ class EngineProcess:
         self._node.send(Done(request.call, outputs, call.stages))
         engine.settle()
         return False
-
-    def _sets(self, sets: WireSets) -> InstanceSets:
-        return tuple(None if s is None else self._set(s) for s in sets)
 
     def _set(self, wire: WireSet) -> ItemSet:
         view = self._arena.view
@@ -210,7 +212,7 @@ def main(arguments: list[str]) -> int:
         except DandelionError as error:
             node.send(Failed(-1, error.record()))
             return 1
-        except Ended:
+        except (Ended, OSError):  # the node is gone, or does not want a spare any more
             return 0
         try:
             process.serve(engine)

@@ -60,13 +60,17 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """Keep this function; it is named by its identity from now on."""
+    """Keep this function; it is named by its identity from now on.
+
+    `static` has its static sets, by name, which the node keeps in the arena until `Forget`.
+    """
 
     identity: str
     spec: FunctionSpec
     code: CodeObject
     main: bytes
     files: dict[str, bytes]
+    static: dict[str, WireSet]
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
@@ -81,7 +85,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     Attributes:
         call: id of the call.
         identity: which function.
-        inputs: its sets, by position.
+        inputs: its sets that are not static, in order.
         result_offset, result_bytes: the context for its outputs.
         left_ns: time until the call's deadline.
     """

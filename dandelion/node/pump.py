@@ -36,7 +36,6 @@ from dandelion.errors import (
     NoEngine,
     TimedOut,
 )
-from dandelion.function import Function
 from dandelion.memory import MemoryDomain
 from dandelion.node.cache import ResultCache, content_key
 from dandelion.node.failures import typed
@@ -257,7 +256,7 @@ class Pump:
             return Needs(formats, alone=waiting.alone)
         code_format, ask = asked
         function = self._library.function(run.function, code_format)
-        demand = ask(function, _with_static(function, run.inputs))
+        demand = ask(function, function.with_static(run.inputs))
         return Needs(formats, demand, waiting.alone)
 
     def _answered(self, waiting: WaitingCall) -> bool:
@@ -290,7 +289,7 @@ class Pump:
             call = Call(
                 self._next_call,
                 function,
-                _with_static(function, run.inputs) if function.static else run.inputs,
+                function.with_static(run.inputs),
                 self._domain,
                 min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
                 min(limit_s, invocation.deadline_s),
@@ -380,11 +379,6 @@ def _blamed(work: Work, error: DandelionError) -> DandelionError:
             work.call.function.spec.name, f"{ATTEMPTS} engines died under it; {error.message}"
         ).because(error)
     return error
-
-
-def _with_static(function: Function, inputs: InstanceSets) -> InstanceSets:
-    declared = function.spec.inputs
-    return tuple(function.static.get(s.name, i) for s, i in zip(declared, inputs, strict=True))
 
 
 def _record(invocation: Invocation, run: Run, work: Work, host: EngineHost) -> None:

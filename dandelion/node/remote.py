@@ -150,7 +150,7 @@ class RemoteEngine(Engine):
         self._driver = driver
         self._arena = arena
         self._transfers = transfers
-        self._loaded: OrderedDict[str, None] = OrderedDict()
+        self._loaded: OrderedDict[str, InstanceSets] = OrderedDict()  # with their static sets
         self._process: _Process | None = None
         self._spare: _Process | None = None
         self._sending = threading.Lock()  # requests, and what the process has loaded
@@ -293,7 +293,9 @@ class RemoteEngine(Engine):
         arena = self._arena
         moving = kept = 0
         wire: list[WireSet | None] = []
-        for item_set in call.inputs:
+        inputs = call.inputs
+        for position in call.function.given:
+            item_set = inputs[position]
             if item_set is None:
                 wire.append(None)
                 continue
@@ -313,8 +315,9 @@ class RemoteEngine(Engine):
         if quickly and (moving > QUICK_BYTES or 2 * moving > arena.largest_free_bytes):
             return None
         # The process reads them from the arena until it answers; so long the call keeps them.
-        call.inputs = self._transfers.place(call.inputs, arena)
-        return tuple(None if s is None else wire_set(s, arena.map) for s in call.inputs)
+        given = self._transfers.place(tuple(inputs[p] for p in call.function.given), arena)
+        call.inputs = given
+        return tuple(None if s is None else wire_set(s, arena.map) for s in given)
 
     def take(self, call: Call) -> InstanceSets | Answer:
         """Take the outputs of the call that is out, if they are here.
@@ -394,14 +397,17 @@ class RemoteEngine(Engine):
         if function.identity in self._loaded:
             return
         files = {name: bytes(data) for name, data in function.files.items()}
-        load = Load(function.identity, function.spec, function.code, bytes(function.main), files)
+        static = self._transfers.place(tuple(function.static.values()), self._arena)
+        wire = {s.name: wire_set(s, self._arena.map) for s in static if s is not None}
+        main = bytes(function.main)
+        load = Load(function.identity, function.spec, function.code, main, files, wire)
         channel = self._channel
         assert channel is not None
         limit_s = call.left_s() + GRACE_S
         try:
             with self._sending:
                 channel.send(load, limit_s)
-                self._loaded[function.identity] = None
+                self._loaded[function.identity] = static
                 if len(self._loaded) > LOADED_LIMIT:
                     channel.send(Forget(self._loaded.popitem(last=False)[0]), limit_s)
         except OSError:
@@ -422,10 +428,11 @@ class RemoteEngine(Engine):
 
     def _end(self, limit_s: float = 0.05) -> int:
         """End the process and reap it; the next call starts another. Gives its exit code."""
-        self._out = None
-        self._loaded.clear()
         process, self._process = self._process, None
-        return 0 if process is None else process.end(limit_s)
+        code = 0 if process is None else process.end(limit_s)
+        self._out = None  # not before: its device may have read from and written to this memory
+        self._loaded.clear()
+        return code
 
     def close(self) -> None:
         self._end(_LEAVE_LIMIT_S)
