@@ -157,7 +157,8 @@ class Zygote:
         """Do what engines ask, and reap, until the node goes.
 
         The end of a sandbox wakes nobody. It follows a request, as a rule, so the zygote looks for
-        some at once after a few requests, and a few times after the last.
+        some at once after a few requests, and a few times after the last; and, since a call may
+        wait for it, as long as one has not said that it is born.
 
         Raises:
             _Gone: it has.
@@ -165,16 +166,20 @@ class Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         while True:
-            if poll.poll(_LOOK_MS if self._looks else None):
+            if poll.poll(_LOOK_MS if self._looks or self._expects() else None):
                 self._obey()
                 self._looks = _LOOKS
                 self._unreaped += 1
                 if self._unreaped < _UNREAPED:
                     continue
             else:
-                self._looks -= 1
+                self._looks = max(0, self._looks - 1)
             self._unreaped = 0
             self._reap()
+
+    def _expects(self) -> bool:
+        self._unborn = {pid: at for pid, at in self._unborn.items() if not self._births[at]}
+        return bool(self._unborn)
 
     def _obey(self) -> None:
         message, files = wire.receive(self._control, 64, 1)
@@ -189,7 +194,7 @@ class Zygote:
 
     def fork(self) -> None:
         """Make a sandbox, which tells the node of itself."""
-        self._unborn = {pid: at for pid, at in self._unborn.items() if not self._births[at]}
+        self._expects()
         place = self._birth.place = (self._birth.place + 1) % len(self._births)
         self._births[place] = 0
         try:

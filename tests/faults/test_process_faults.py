@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from dandelion.backends.process import nursery
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
 from dandelion.backends.process.nursery import Nursery
@@ -145,14 +146,27 @@ def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
     assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "Stillborn"]
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.2])
+def test_where_all_are_stillborn_no_call_waits(
+    after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = (
+        "from dandelion.backends.process import sandbox;"
+        f"import time; sandbox._be_born = lambda birth: time.sleep({after_s}) or 1 / 0;"
+    )
+    monkeypatch.setattr(nursery, "_BOOT", nursery._BOOT.replace("run(sys", ending + "run(sys"))
+    with process_engine(ahead=1) as engine, pytest.raises(EngineDied):
+        run(engine, ECHO, b"", left_s=50)
+
+
 def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> None:
-    nursery = nursery_of(engine)
     run(engine, ECHO, b"")
-    zygote = nursery.pid()
-    asked = nursery.ahead + 1
+    home = nursery_of(engine)
+    zygote = home.pid()
+    asked = home.ahead + 1
     os.kill(zygote, signal.SIGSTOP)
     for _ in range(asked):
-        nursery.replace()
+        home.replace()
     known = set(children(zygote))
     os.kill(zygote, signal.SIGCONT)
     killed = 0
