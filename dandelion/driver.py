@@ -13,9 +13,9 @@ LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); 
 ========= ====================================================================================
 
 A backend is a module or package ``dandelion.backends.NAME`` with a function ``driver() -> Driver``.
-Importing it, and calling `driver`, `check` and `demand`, must work without the backend's heavy
-library; only `probe` and `engine` may load that. Third parties add a backend by an entry point of
-the group ``dandelion.backends``.
+Importing it, and calling `driver`, `check`, `prepare` and `demand`, must work without the backend's
+heavy library; only `probe` and `engine` may load that. Third parties add a backend by an entry point
+of the group ``dandelion.backends``.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ class Capacity:
     Attributes:
         device_bytes: device memory for one call; 0 is no bound.
         blocks: thread blocks that fill the device alone; 0 is unknown.
+        archs: architectures whose code its device runs, best first; empty where there are none.
     """
 
     device_bytes: int = 0
     blocks: int = 0
+    archs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,21 @@ class Driver(abc.ABC):
 
         Raises:
             InvalidFunction, InvalidBlueprint: with all problems at once.
+        """
+
+    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
+        """Do at registration what a first call would have to do: compile.
+
+        Called in the node's process, by any thread, for code that passed `check`; may take long.
+        What cannot be done here without being the function's fault is left to the first call.
+
+        Args:
+            function: without its static sets.
+            archs: `Capacity.archs` of an engine that is up.
+
+        Raises:
+            InvalidBlueprint: with a problem ``no-code`` if nothing of it fits such a device.
+            InvalidFunction: it claims to fit, and does not compile.
         """
 
     def references(self, main: Bytes) -> tuple[str, ...]:

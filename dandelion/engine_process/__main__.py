@@ -134,6 +134,7 @@ class EngineProcess:
                 capacity.blocks,
                 engine.workers,
                 engine.spare,
+                capacity.archs,
             )
         )
 

@@ -112,6 +112,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         device_bytes, blocks: the engine's capacity.
         workers: how many further engines should share the resource.
         spare: a process should wait to take this one's place.
+        archs: architectures that the device runs.
     """
 
     backend: str
@@ -122,6 +123,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     blocks: int = 0
     workers: int = 0
     spare: bool = False
+    archs: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):

@@ -169,7 +169,7 @@ class RemoteEngine(Engine):
         """
         self.ready = self._start()
         self.name = self.ready.engine
-        self.capacity = Capacity(self.ready.device_bytes, self.ready.blocks)
+        self.capacity = _capacity(self.ready)
         self.workers = self.ready.workers
 
     def abandon(self) -> None:
@@ -249,6 +249,7 @@ class RemoteEngine(Engine):
 
     def recover(self) -> None:
         self.ready = self._start()
+        self.capacity = _capacity(self.ready)
 
     # a call that must not wait
 
@@ -454,6 +455,10 @@ def _environment(further: Mapping[str, str]) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH", "")
     parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
     return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}
+
+
+def _capacity(ready: Ready) -> Capacity:
+    return Capacity(ready.device_bytes, ready.blocks, ready.archs)
 
 
 def _result_bytes(demand: Demand, function: Function) -> int:
