@@ -14,8 +14,8 @@ LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); 
 
 A backend is a module or package ``dandelion.backends.NAME`` with a function ``driver() -> Driver``.
 Importing it, and calling `driver`, `check`, `prepare` and `demand`, must work without the backend's
-heavy library; only `probe` and `engine` may load that. Third parties add a backend by an entry point
-of the group ``dandelion.backends``.
+heavy library; only `probe` and `engine` may load that. Third parties add a backend by an entry
+point of the group ``dandelion.backends``.
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ class Call:
         limit_s: the wall-clock limit that led to the deadline, for error messages.
         stages: an engine writes here how long its stages took, in nanoseconds, by name.
         demand: what the driver said that the call will need, if somebody asked it already.
+        latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
+            engine has its limit from when it begins, but not beyond this. 0 is the deadline.
     """
 
     id: int
@@ -145,6 +147,11 @@ class Call:
     limit_s: float = 60.0
     stages: dict[str, int] = field(default_factory=dict)
     demand: Demand | None = None
+    latest_ns: int = 0
+
+    def begins(self, now_ns: int) -> None:
+        """Count its limit from now."""
+        self.deadline_ns = min(self.latest_ns or self.deadline_ns, now_ns + int(self.limit_s * 1e9))
 
     def left_s(self) -> float:
         """Seconds until the deadline, not below zero."""

@@ -173,7 +173,8 @@ class EngineProcess:
             function,
             function.with_static(inputs),
             SliceDomain(self._arena, request.result_offset, request.result_bytes),
-            time.monotonic_ns() + request.left_ns,
+            min(request.latest_ns, time.monotonic_ns() + int(request.limit_s * 1e9)),
+            request.limit_s,
         )
         try:
             outputs = self._wire(engine.run(call))

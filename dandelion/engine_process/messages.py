@@ -1,10 +1,10 @@
 """What a node and an engine process say to each other: MessagePack, length-prefixed, over a socket.
 
-Data never travels here: sets name items by (offset, size) in the arena, which both sides map.
-One conversation is one call at a time: the node sends `Open` and the process answers `Ready` when
-its engine is up. Then the node sends `Load` (once for each function) and `Run`, and the process
-answers a `Run` with `Done` or `Failed`. `Forget` has no answer. The end of the stream is the order
-to leave, so an engine process never outlives its node.
+Data never travels here: sets name items by (offset, size) in the arena, which both sides map. The
+node sends `Open` and the process answers `Ready` when its engine is up. Then the node sends `Load`
+(once for each function) and `Run`, and the process answers each `Run` with `Done` or `Failed`, in
+order; one more `Run` may wait while another runs. `Forget` has no answer. The end of the stream is
+the order to leave, so an engine process never outlives its node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
         identity: which function.
         inputs: its sets that are not static, in order.
         result_offset, result_bytes: the context for its outputs.
-        left_ns: time until the call's deadline.
+        latest_ns: when its invocation ends, on the clock that all processes of a machine share.
+        limit_s: how long it may run, from when the process begins with it.
     """
 
     call: int
@@ -95,7 +96,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     inputs: WireSets
     result_offset: int
     result_bytes: int
-    left_ns: int
+    latest_ns: int
+    limit_s: float
 
 
 Request: TypeAlias = Open | Load | Forget | Run

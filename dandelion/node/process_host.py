@@ -6,23 +6,41 @@ only the engine's process and the caller wake up. Everything that takes time is 
 host's thread: starting and replacing the process, functions that are not loaded, large copies,
 calls whose process died or does not answer.
 
-`_out` is the call that is out. Whoever takes it from there, under the lock, finishes it.
+`_out` has the calls that are out, first the one that runs. Whoever takes one from there, under the
+lock, finishes it. While the host's thread has to do with calls (`_slow`), all calls go through it.
+
+Where calls are short, one more is sent while another runs: the process then goes from one to the
+next without waiting for anybody.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from dandelion.driver import Engine, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.node.failures import typed
-from dandelion.node.hosts import EngineHost, HostFacts, Work, result_of
+from dandelion.node.hosts import (
+    EngineHost,
+    HostFacts,
+    Result,
+    State,
+    Work,
+    result_of,
+    run_call,
+)
 from dandelion.node.remote import GRACE_S, Answer, RemoteEngine, Sent
 from dandelion.node.replies import Replies
 from dandelion.node.thread_host import ThreadHost
 
+DEPTH = 2
+"""How many calls are out at once where calls are short."""
+SHORT_NS = 5_000_000
+"""Calls that take longer on average wait at the node, where any engine may take them."""
+_WEIGHT = 0.2  # of the last call in that average
 _GRACE_NS = int(GRACE_S * 1e9)
 
 
@@ -46,7 +64,9 @@ class ProcessHost(ThreadHost):
     ) -> None:
         self._remote = remote
         self._replies = replies
-        self._out: Work | None = None
+        self._out: deque[Work] = deque()
+        self._slow: deque[Work | None] = deque()
+        self._mean_ns = 0.0
         self._taking = threading.Lock()
         super().__init__(facts, formats, changed, self._started_engine, describe, remote.abandon)
         replies.watch(self)
@@ -59,59 +79,118 @@ class ProcessHost(ThreadHost):
         """Give what becomes readable when an answer comes; -1 if there is no process."""
         return self._remote.fileno()
 
+    @property
+    def free(self) -> int:
+        if self.state is not State.READY:
+            return 0
+        return (DEPTH if 0 < self._mean_ns < SHORT_NS else 1) - self.busy
+
     def _submit(self, work: Work) -> None:
-        work.started_ns = time.monotonic_ns()
-        sent = self._remote.begin(work.call)
-        if sent is Sent.NOTHING:
-            super()._submit(work)
+        if self._slow:
+            self._submit_slowly(work)
             return
-        self._out = work
+        work.started_ns = time.monotonic_ns()
+        if self._out:
+            work.queued_ns = work.queued_ns or work.started_ns
+        self._out.append(work)  # first: its answer may come before this thread goes on
+        try:
+            sent = self._remote.begin(work.call)
+        except BaseException:
+            self._out.pop()
+            raise
         if sent is Sent.ALL:
             self._replies.expect(self)
+        elif sent is Sent.PART:
+            self._care()
         else:
-            self._inbox.put(self._finish_out)
+            self._out.pop()
+            self._submit_slowly(work)
+
+    def _submit_slowly(self, work: Work) -> None:
+        self._slow.append(work)
+        super()._submit(work)
+
+    def _care(self) -> None:
+        """Have the host's thread see to the calls that are out."""
+        self._slow.append(None)
+        self._inbox.put(self._finish_out)
 
     def receive(self) -> bool:
-        """Take the answer if it is here. True if there is nothing to look for any more."""
+        """Take the answers that are here. True if there is nothing to look for any more."""
         if not self._taking.acquire(blocking=False):
             return False
-        outputs: InstanceSets | None = None
-        failure: DandelionError | None = None
+        ended: list[tuple[Work, Result]] = []
         try:
-            work = self._out
-            if work is None:
-                return True
+            looking = self._take(ended)
+        finally:
+            self._taking.release()
+        for work, result in ended:
+            self._finish(work, *result)
+        return not looking
+
+    def _take(self, ended: list[tuple[Work, Result]]) -> bool:
+        """Take what is here. True if there is more to look for."""
+        while self._out:
+            outputs: InstanceSets | None = None
+            failure: DandelionError | None = None
             try:
-                answer = self._remote.take(work.call)
+                answer = self._remote.take()
             except Exception as error:
                 failure = typed(error, self.facts.name)
             else:
                 if answer is Answer.NOT_YET:
-                    return False
-                if isinstance(answer, Answer):
-                    self._inbox.put(self._finish_out)
                     return True
+                if isinstance(answer, Answer):
+                    self._care()
+                    return False
                 outputs = answer
-            self._out = None
-        finally:
-            self._taking.release()
-        self._finish(work, outputs, failure)
-        return True
+            ended.append((self._next(), (outputs, failure)))
+        return False
+
+    def _next(self) -> Work:
+        """Take the first call off; the one behind it begins."""
+        work = self._out.popleft()
+        now_ns = time.monotonic_ns()
+        self._mean_ns += _WEIGHT * (now_ns - work.started_ns - self._mean_ns)
+        if self._out:
+            self._out[0].started_ns = now_ns
+        return work
 
     def check(self, now_ns: int) -> None:
-        """Give up the call that is out, if it should have been answered long ago."""
-        work = self._out
-        if work is not None and now_ns > work.call.deadline_ns + _GRACE_NS:
-            self._inbox.put(self._finish_out)
+        """Give up the calls that are out, if the first should have been answered long ago."""
+        try:
+            work = self._out[0]
+        except IndexError:
+            return
+        if not self._slow and now_ns > work.call.deadline_ns + _GRACE_NS:
+            self._care()
 
     def _finish_out(self, engine: Engine) -> None:
-        """See the call that is out to its end, however long that takes."""
+        """See the calls that are out to their end, however long that takes."""
+        ended: list[tuple[Work, Result]] = []
         with self._taking:
-            work, self._out = self._out, None
-        if work is not None:
-            self._end(work, engine, result_of(engine, self._remote.finish, work.call))
+            while self._out:
+                work = self._next()
+                work.begun = not self._remote.lost
+                ended.append((work, result_of(engine, self._remote.finish, work.call)))
+        self._slow.popleft()
+        if ended:
+            self._end(engine, ended)
+
+    def _run(self, work: Work, engine: Engine) -> None:
+        self._slow.appendleft(None)
+        self._finish_out(engine)
+        refused = self._refused(work)
+        result = (None, refused) if refused is not None else run_call(engine, work)
+        self._slow.popleft()
+        if refused is not None:
+            self._finish(work, *result)
+        else:
+            self._mean_ns += _WEIGHT * (time.monotonic_ns() - work.started_ns - self._mean_ns)
+            self._end(engine, [(work, result)])
 
     def _shut(self, engine: Engine) -> None:
+        self._slow.append(None)
         self._finish_out(engine)
         super()._shut(engine)
 

@@ -172,9 +172,10 @@ class Pump:
         host.vacate()
         _record(invocation, run, work, host)
         wanted = invocation.calls.pop(run.instance, None) is not None
-        if wanted and work.attempt < ATTEMPTS and _may_run_again(work, error):
+        if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
             alone = isinstance(error, Faulted)
-            self._place(WaitingCall(invocation, run, work.attempt + 1, alone, work.cache_key))
+            attempt = work.attempt + work.begun
+            self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key))
         elif outputs is not None:
             if work.cache_key:
                 self._cache.put(work.cache_key, run.function.name, outputs)
@@ -294,6 +295,7 @@ class Pump:
                 min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
                 min(limit_s, invocation.deadline_s),
                 demand=waiting.needs.demand if host.facts.demand is not None else None,
+                latest_ns=invocation.deadline_ns,
             )
             work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
             invocation.calls[run.instance] = work

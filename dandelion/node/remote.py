@@ -7,7 +7,9 @@ copies, a process that dies, answers what nobody understands, or does not answer
 and a grace after it. Such a process is killed and replaced; the call that was out gets `EngineDied`
 or `TimedOut`. Calls are pure, so the node may run others again.
 
-One call is out at a time. Its owner sees to it that only one thread at a time takes or finishes it.
+A call may be sent while another one is out; they are answered in order, so the process has the
+next one at hand when it is done with the first. Their data never meet on the device: it is zeroed
+between them. The owner sees to it that only one thread at a time sends, and one takes or finishes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,15 +107,17 @@ class _Process:
 
 @dataclass(slots=True)
 class _Out:
-    """The call that is out.
+    """A call that is out.
 
     Attributes:
+        inputs: what the process reads from the arena until it answers.
         result: the context for its outputs.
         unsent: the end of its request, if there was no room for it.
         reply: what came, if it was more than `take` could deal with.
     """
 
     call: Call
+    inputs: InstanceSets
     result: Context
     unsent: Bytes = b""
     reply: Reply | None = None
@@ -154,7 +158,7 @@ class RemoteEngine(Engine):
         self._process: _Process | None = None
         self._spare: _Process | None = None
         self._sending = threading.Lock()  # requests, and what the process has loaded
-        self._out: _Out | None = None
+        self._out: deque[_Out] = deque()
         self._leaving = False
         self.starts = 0
         self.name = "|".join(backends)
@@ -264,33 +268,39 @@ class RemoteEngine(Engine):
             ContextFull, InternalError: nothing was sent.
         """
         function, demand = call.function, call.demand
-        if function.identity not in self._loaded:
+        channel = self._channel
+        if function.identity not in self._loaded or channel is None:
             return Sent.NOTHING
         if demand is None:
             demand = self._driver.demand(function, call.inputs)
-        wire = self._wired(call, quickly)
+        wired = self._wired(call, quickly)
         size = max(1, _result_bytes(demand, function))
         result = self._arena.acquire_clean(size) if quickly else self._arena.acquire(size)
-        if wire is None or result is None:
+        if wired is None or result is None:
             return Sent.NOTHING
-        left_ns = max(0, call.deadline_ns - time.monotonic_ns())
-        request = Run(call.id, function.identity, wire, result.offset_bytes, size, left_ns)
-        out = _Out(call, result)
-        channel = self._channel
-        assert channel is not None
+        wire, inputs = wired
+        latest_ns = call.latest_ns or call.deadline_ns
+        limit_s = call.limit_s
+        request = Run(
+            call.id, function.identity, wire, result.offset_bytes, size, latest_ns, limit_s
+        )
+        out = _Out(call, inputs, result)
         with self._sending:
-            if function.identity not in self._loaded:
+            if function.identity not in self._loaded or (self._out and self._out[-1].unsent):
                 return Sent.NOTHING
             self._loaded.move_to_end(function.identity)
-            self._out = out
+            self._out.append(out)  # first: whoever looks for answers must know of it
             try:
                 out.unsent = channel.post(request)
             except OSError:
                 return Sent.PART
         return Sent.PART if out.unsent else Sent.ALL
 
-    def _wired(self, call: Call, quickly: bool) -> WireSets | None:
-        """Name the inputs by their place in the arena, and bring them there if they are not."""
+    def _wired(self, call: Call, quickly: bool) -> tuple[WireSets, InstanceSets] | None:
+        """Name the inputs by their place in the arena, and bring them there if they are not.
+
+        Gives the names, and the sets as they lie there.
+        """
         arena = self._arena
         moving = kept = 0
         wire: list[WireSet | None] = []
@@ -312,22 +322,23 @@ class RemoteEngine(Engine):
             wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
         if not moving:
             self._transfers.kept(kept)
-            return tuple(wire)
+            return tuple(wire), inputs
         if quickly and (moving > QUICK_BYTES or 2 * moving > arena.largest_free_bytes):
             return None
-        # The process reads them from the arena until it answers; so long the call keeps them.
         given = self._transfers.place(tuple(inputs[p] for p in call.function.given), arena)
-        call.inputs = given
-        return tuple(None if s is None else wire_set(s, arena.map) for s in given)
+        return tuple(None if s is None else wire_set(s, arena.map) for s in given), given
 
-    def take(self, call: Call) -> InstanceSets | Answer:
-        """Take the outputs of the call that is out, if they are here.
+    def take(self) -> InstanceSets | Answer:
+        """Take the outputs of the call that is out first, if they are here.
 
         Raises:
             DandelionError: the call failed, the engine is well.
         """
-        out, channel = self._out, self._channel
-        if out is None or channel is None:
+        channel = self._channel
+        if not self._out or channel is None:
+            return Answer.NOT_YET
+        out = self._out[0]
+        if out.reply is not None:
             return Answer.CARE
         try:
             reply = channel.take()
@@ -336,14 +347,17 @@ class RemoteEngine(Engine):
         if reply is None:
             return Answer.NOT_YET
         out.reply = reply
-        if isinstance(reply, Ready) or reply.call != call.id:
+        if isinstance(reply, Ready) or reply.call != out.call.id:
             return Answer.CARE
         if isinstance(reply, Failed) and reply.fatal:
             return Answer.CARE
         return self._answered(out, reply)
 
     def _answered(self, out: _Out, reply: Done | Failed) -> InstanceSets:
-        self._out = None
+        if self._out:
+            self._out.popleft()
+        if self._out:
+            self._out[0].call.begins(time.monotonic_ns())
         out.call.stages.update(reply.stages)
         if isinstance(reply, Failed):
             raise from_record(reply.error)
@@ -355,24 +369,28 @@ class RemoteEngine(Engine):
     def _run(self, call: Call) -> InstanceSets:
         if self.begin(call) is Sent.NOTHING:
             self._load(call)
-            self.begin(call, quickly=False)
+            if self.begin(call, quickly=False) is Sent.NOTHING:
+                raise EngineDied(self.name, "it lost a function while it was called")
         return self.finish(call)
 
     def finish(self, call: Call) -> InstanceSets:
-        """Wait for the outputs of the call that is out, and end the process if it has to be.
+        """Wait for the outputs of the call that is out first; end the process if it has to be.
 
         Raises:
             DandelionError: the call failed; see `lost` for the engine.
         """
-        out, channel = self._out, self._channel
-        assert out is not None
-        assert channel is not None
+        channel = self._channel
+        if not self._out or channel is None:
+            raise EngineDied(self.name, "it ended before the call began")
+        out = self._out[0]
+        assert out.call is call, "calls end in the order in which they were sent"
         reply = out.reply
         if reply is None:
             try:
                 if out.unsent:
                     with self._sending:
                         channel.push(out.unsent, call.left_s() + GRACE_S)
+                    out.unsent = b""
                 reply = _received(channel, call.left_s() + GRACE_S, 1000 * self._spin_us)
             except OSError:
                 reply = None
@@ -403,7 +421,8 @@ class RemoteEngine(Engine):
         main = bytes(function.main)
         load = Load(function.identity, function.spec, function.code, main, files, wire)
         channel = self._channel
-        assert channel is not None
+        if channel is None:
+            raise EngineDied(self.name, "it ended before the call began")
         limit_s = call.left_s() + GRACE_S
         try:
             with self._sending:
@@ -431,7 +450,7 @@ class RemoteEngine(Engine):
         """End the process and reap it; the next call starts another. Gives its exit code."""
         process, self._process = self._process, None
         code = 0 if process is None else process.end(limit_s)
-        self._out = None  # not before: its device may have read from and written to this memory
+        self._out.clear()  # not before: its device may have read from and written to this memory
         self._loaded.clear()
         return code
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from dandelion.driver import Engine
-from dandelion.errors import Cancelled, EngineDied
+from dandelion.errors import Cancelled, DandelionError, EngineDied
 from dandelion.function import Function
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, HostFacts, Result, State, Work, run_call
@@ -93,19 +93,27 @@ class ThreadHost(EngineHost):
             del order  # the next wait must not keep the last call's memory
 
     def _run(self, work: Work, engine: Engine) -> None:
-        if work.cancelled or not self._works:
-            work.started_ns = time.monotonic_ns()
-            died = EngineDied(self.facts.name, "it cannot be used any more")
-            self._finish(work, None, Cancelled("before it began") if self._works else died)
-            return
-        self._end(work, engine, run_call(engine, work))
+        refused = self._refused(work)
+        if refused is not None:
+            self._finish(work, None, refused)
+        else:
+            self._end(engine, [(work, run_call(engine, work))])
 
-    def _end(self, work: Work, engine: Engine, result: Result) -> None:
-        """Hand over what came of a call, and make the engine ready for the next."""
+    def _refused(self, work: Work) -> DandelionError | None:
+        """Tell why a call is not even begun, if it is not."""
+        work.started_ns = time.monotonic_ns()
+        if not self._works:
+            return EngineDied(self.facts.name, "it cannot be used any more")
+        return Cancelled("before it began") if work.cancelled else None
+
+    def _end(self, engine: Engine, ended: list[tuple[Work, Result]]) -> None:
+        """Hand over what came of calls, and make the engine ready for the next."""
         if engine.lost and not self._closing:
             self.state = State.STARTING  # before its place is free again
-        self._finish(work, *result)
-        del work, result
+        while ended:  # and nothing of them is kept while the engine gets ready
+            work, result = ended.pop(0)
+            self._finish(work, *result)
+            del work, result
         self._works = self._ready_again(engine)
 
     def _forget(self, function: Function, engine: Engine) -> None:
