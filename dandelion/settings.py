@@ -8,6 +8,7 @@ import msgspec
 
 MIB = 1024 * 1024
 _SPIN_US = 200
+_ENGINE_SPIN_US = 3000
 _SPIN_CORES = 8
 
 
@@ -28,9 +29,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cache_bytes: memory for results of functions that opted in; part of the arena, of which it
             takes one half at most.
         keep_traces: how many finished invocations can be looked at.
-        spin_us: how long callers and engine processes look for each other's messages before they
-            sleep, in microseconds. It saves the time of waking up and costs a core meanwhile; -1 is
-            200 where there are 8 cores or more, else 0.
+        spin_us: how long a caller looks for the answer of an engine process before it sleeps, in
+            microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where
+            there are 8 cores or more, else 0.
+        engine_spin_us: the same of engine processes, which look for the next call; -1 is 3000 where
+            there are 8 cores or more, else 0.
     """
 
     host: str = "127.0.0.1"
@@ -47,10 +50,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache_bytes: int = 64 * MIB
     keep_traces: int = 256
     spin_us: int = -1
+    engine_spin_us: int = -1
 
     @property
-    def spin(self) -> int:
-        """`spin_us`, decided for this machine."""
-        if self.spin_us >= 0:
-            return self.spin_us
-        return _SPIN_US if len(os.sched_getaffinity(0)) >= _SPIN_CORES else 0
+    def spins_us(self) -> tuple[int, int]:
+        """`spin_us` and `engine_spin_us`, decided for this machine."""
+        spare = len(os.sched_getaffinity(0)) >= _SPIN_CORES
+        caller = _SPIN_US if spare else 0
+        engine = _ENGINE_SPIN_US if spare else 0
+        return (
+            self.spin_us if self.spin_us >= 0 else caller,
+            self.engine_spin_us if self.engine_spin_us >= 0 else engine,
+        )

@@ -135,7 +135,7 @@ class EngineProcess:
             self._driver,
             self.domain,
             Transfers(),
-            Settings().spin,
+            *Settings().spins_us,
         )
         self._number = 0
         try:

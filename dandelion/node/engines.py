@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dandelion.driver import (
@@ -24,12 +24,13 @@ from dandelion.driver import (
 from dandelion.engine_process.messages import Ready
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.hosts import EngineHost, HostFacts, InlineHost
+from dandelion.node.hosts import EngineHost, HostFacts, InlineHost, State
 from dandelion.node.loop_host import LoopHost
 from dandelion.node.process_host import ProcessHost
 from dandelion.node.remote import RemoteEngine
 from dandelion.node.replies import Replies
 from dandelion.node.thread_host import ThreadHost
+from dandelion.registration import Target
 from dandelion.settings import Settings
 
 
@@ -41,11 +42,13 @@ class Backend:
         entry: as the settings have it.
         names: the backends that it names and that can be loaded.
         driver: the first of them: checks code, tells demands.
+        others: of the further ones.
     """
 
     entry: str
     names: tuple[str, ...]
     driver: Driver
+    others: tuple[Driver, ...] = ()
 
 
 def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
@@ -62,7 +65,8 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
             except BackendUnavailable as error:
                 reasons.append(error)
         if drivers:
-            loaded.append(Backend(entry, tuple(d.name for d in drivers), drivers[0]))
+            first, *others = drivers
+            loaded.append(Backend(entry, tuple(d.name for d in drivers), first, tuple(others)))
     return loaded, reasons
 
 
@@ -80,6 +84,20 @@ def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
     for backend in backends:
         checkers.update(dict.fromkeys(backend.driver.formats, backend.driver))
     return checkers
+
+
+def targets(
+    backends: Iterable[Backend], hosts: Iterable[EngineHost], format_name: str
+) -> list[Target]:
+    """Give the devices that are up and run a format, once each kind; none without architectures."""
+    drivers = {d.name: d for b in backends for d in (b.driver, *b.others)}
+    found: dict[tuple[str, tuple[str, ...]], Target] = {}
+    for host in hosts:
+        driver, archs = drivers.get(host.facts.backend), host.facts.capacity.archs
+        gone = host.state in (State.UNAVAILABLE, State.CLOSED)
+        if driver is not None and archs and not gone and format_name in host.formats:
+            found[driver.name, archs] = Target(driver, archs)
+    return list(found.values())
 
 
 class EngineStarter:
@@ -209,7 +227,7 @@ class EngineStarter:
             backend.driver,
             self._arena,
             self._transfers,
-            self._settings.spin,
+            *self._settings.spins_us,
         )
         formats = backend.driver.formats
         return ProcessHost(facts, formats, self._changed, remote, describe, self._replies)

@@ -52,7 +52,13 @@ from dandelion.errors import (
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
-from dandelion.node.engines import Backend, EngineStarter, load_backends, load_checkers
+from dandelion.node.engines import (
+    Backend,
+    EngineStarter,
+    load_backends,
+    load_checkers,
+    targets,
+)
 from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State
@@ -63,7 +69,7 @@ from dandelion.node.metrics import NodeFacts, exposition
 from dandelion.node.pump import SLICE, Pump
 from dandelion.node.replies import Answering, Replies
 from dandelion.node.traces import Trace, TraceStore
-from dandelion.registration import Registrar
+from dandelion.registration import Registrar, Target
 from dandelion.settings import Settings
 
 
@@ -89,14 +95,14 @@ class Node:
         checkers = load_checkers(self._backends)
         platform = {f.name: f for b in self._backends for f in b.driver.functions()}
         self._library = Library(self.catalog, platform, self._arena, self._transfers)
-        self._registrar = Registrar(self.catalog, platform, checkers)
+        self._registrar = Registrar(self.catalog, platform, checkers, self._targets)
         self._traces = TraceStore(self.settings.keep_traces)
         self._cache = ResultCache(min(self.settings.cache_bytes, self.settings.arena_bytes // 2))
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
-        self._replies = Replies(self.settings.spin, self._arena.recycle_some)
+        self._replies = Replies(self.settings.spins_us[0], self._arena.recycle_some)
         self._loop = NodeLoop(self._arena, self._replies)
         self._starter: EngineStarter | None = None
         self._state = State.STARTING
@@ -216,6 +222,8 @@ class Node:
     ) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing.
 
+        Code for devices that are up is compiled for them before.
+
         Args:
             things: registration documents, functions, compositions of the DSL, texts in the
                 composition language.
@@ -231,8 +239,18 @@ class Node:
         """
         document = collect(things, functions, libraries)
         with self._registering:
+            preparations = self._registrar.preparations(document)
+        for preparation in preparations:  # takes long, so nobody else is kept meanwhile
+            preparation.run()
+        del preparations
+        with self._registering:
+            if self._state is State.CLOSED:
+                raise Cancelled("the node is closed")
             records = self.catalog.register(self._registrar.batch(document))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
+
+    def _targets(self, format_name: str) -> list[Target]:
+        return targets(self._backends, self._pump.hosts, format_name)
 
     def records(self) -> list[Record]:
         """All registered records in their newest versions, and the platform's functions."""

@@ -134,7 +134,8 @@ class RemoteEngine(Engine):
         driver: tells the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
-        spin_us: how long it and `run` look for each other's messages before they sleep.
+        spin_us: how long `run` looks for an answer before it sleeps, in microseconds.
+        engine_spin_us: how long the process looks for the next call before it sleeps.
     """
 
     def __init__(
@@ -147,9 +148,11 @@ class RemoteEngine(Engine):
         arena: SharedDomain,
         transfers: Transfers,
         spin_us: int = 0,
+        engine_spin_us: int = 0,
     ) -> None:
         self._arguments = (backends, resource, options)
         self._spin_us = spin_us
+        self._engine_spin_us = engine_spin_us
         self._environment = environment
         self._driver = driver
         self._arena = arena
@@ -226,7 +229,7 @@ class RemoteEngine(Engine):
                 str(self._arena.map.fd),
                 str(self._arena.map.size_bytes),
                 resource,
-                str(self._spin_us),
+                str(self._engine_spin_us),
                 msgspec.json.encode(options).decode(),
                 *backends,
             )

@@ -226,3 +226,81 @@ def test_a_node_closes_while_a_call_is_out(tell: Tell) -> None:
     caller.join()
     assert time.monotonic() - begin < 5
     assert [type(e).__name__ for e in errors] == ["Cancelled"]
+
+
+# --- two calls out ------------------------------------------------------------------------------
+
+WARM = "for _ in range(12): answer(run().call)"
+
+
+def two_calls(node: Node) -> list[str]:
+    """Invoke twice at once, after calls that showed to be short; give what came of them."""
+    code = (CodeDocument("told"),)
+    node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+    for _ in range(12):
+        node.invoke("F", a=b"1")
+    came: list[str] = []
+
+    def invoke() -> None:
+        try:
+            node.invoke("F", a=b"1")
+            came.append("answer")
+        except DandelionError as error:
+            came.append(type(error).__name__)
+
+    callers = [threading.Thread(target=invoke) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    return came
+
+
+@pytest.mark.parametrize("spin_us", [0, 200])
+def test_a_short_call_is_sent_while_another_runs(spin_us: int, tell: Tell) -> None:
+    tell(f"greet()\n{WARM}\na = run(); b = run(); answer(a.call); answer(b.call); run()")
+    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
+    with Node(settings, [Told()]) as node:
+        assert two_calls(node) == ["answer", "answer"]
+
+
+def test_long_calls_wait_where_any_engine_may_take_them(tell: Tell) -> None:
+    tell(
+        "greet()\nwhile True:\n    a = run(); time.sleep(0.02)\n"
+        "    import select; assert not select.select([peer], [], [], 0)[0]\n    answer(a.call)"
+    )
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+        assert two_calls(node) == ["answer", "answer"]
+
+
+@pytest.mark.parametrize(("deaths", "expected"), [(1, ["answer"] * 2), (2, ["Faulted", "answer"])])
+def test_a_call_pays_for_no_death_before_it_began(
+    deaths: int, expected: list[str], tell: Tell, tmp_path: Path
+) -> None:
+    """Two calls are out when their process dies; only the first of them can be to blame."""
+    count = tmp_path / "count"
+    count.mkdir()
+    tell(
+        f"starts = len(os.listdir({str(count)!r})) + 1\n"
+        f"open(os.path.join({str(count)!r}, str(starts)), 'x')\n"
+        f"greet()\n"
+        f"if starts == 1:\n    {WARM}\n    a = run(); b = run(); sys.exit(3)\n"
+        f"if starts <= {deaths}: run(); sys.exit(3)\n"
+        "while True: answer(run().call)"
+    )
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+        assert sorted(two_calls(node)) == sorted(expected)
+
+
+def test_the_limit_of_a_call_counts_from_when_it_begins(tell: Tell, engine: RemoteEngine) -> None:
+    tell(
+        "greet(); a = run(); b = run()\nfor one in (a, b): time.sleep(0.4); answer(one.call)\nrun()"
+    )
+    engine.start()
+    first, second = call(engine, 1, left_s=0.5), call(engine, 2, left_s=0.5)
+    second.latest_ns = time.monotonic_ns() + 20 * 10**9
+    engine._load(first)
+    assert engine.begin(first, quickly=False) is remote.Sent.ALL
+    assert engine.begin(second, quickly=False) is remote.Sent.ALL
+    assert engine.finish(first) == (None,)
+    assert engine.finish(second) == (None,)
