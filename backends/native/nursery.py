@@ -33,6 +33,7 @@ import msgspec
 
 from dandelion.errors import EngineDied
 
+from ..process.life import tie
 from .zygote import Facts, Settings
 
 _BOOT = "import sys; from dandelion.backends.native.zygote import run; run(sys.argv[1])"
@@ -221,6 +222,7 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,
             )
+            tie(life, self.process.pid)
         finally:
             theirs.close()
             os.close(life)

@@ -9,19 +9,15 @@ process when that closes.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import select
-import signal
 import socket
 
 import msgspec
 
-from ..process import libc, lockdown
+from ..process import libc, life, lockdown
 from . import launcher
 
 _CONTROL, _LIFE = 0, 1
-_F_SETSIG = 10
 _MFD_EXEC = 0x10
 
 
@@ -42,7 +38,7 @@ def run(text: str) -> None:
     """Start from the settings on a command line; does not return, unless it fails."""
     control = socket.socket(fileno=_CONTROL)
     try:
-        _die_with(_LIFE)
+        life.tie_self(_LIFE)
         program = _program()
         facts = _prepare(msgspec.json.decode(text, type=Settings))
     except Exception as error:
@@ -55,17 +51,6 @@ def run(text: str) -> None:
         os.execve(program, ["dandelion-native"], {})
     except OSError as error:
         control.send(msgspec.json.encode(Facts(failure=f"no program from memory: {error}")))
-
-
-def _die_with(life: int) -> None:
-    """Have the kernel kill this process when the last writer of a pipe is gone."""
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(life, select.POLLIN)
-    if poll.poll(0):  # it had gone before
-        os._exit(0)
 
 
 def _prepare(settings: Settings) -> dict[str, str]:

@@ -26,6 +26,7 @@ from dandelion.errors import EngineDied
 
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
+from .life import tie
 from .zygote import FORK, QUERY
 
 _BOOT = (
@@ -191,6 +192,7 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,
             )
+            tie(life, self.process.pid)
         finally:
             theirs.close()
             os.close(life)

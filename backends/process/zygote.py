@@ -14,9 +14,8 @@ zygote keeps nothing of a sandbox but its process id, so their sockets close whe
 ends before it could tell is found by its mark, in memory that a sandbox gives up with the
 connection.
 
-It ends with the node: a pipe whose other end the node holds sends SIGKILL when that closes (even
-while an import hangs), and the control socket ends the loop. (PR_SET_PDEATHSIG would tie it to the
-thread that started it.) Its sandboxes are tied to it by PR_SET_PDEATHSIG.
+It ends with the node, see `dandelion.backends.process.life`. Its sandboxes are tied to it by
+PR_SET_PDEATHSIG.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ from typing import NoReturn
 
 import msgspec
 
-from . import libc, lockdown, modules, sandbox, seccomp, wire
+from . import libc, life, lockdown, modules, sandbox, seccomp, wire
 from .syscalls import native
 
 FORK = b"+"
 QUERY = struct.Struct("<cI")
-_F_SETSIG = 10
 _REMEMBERED = 256
 _WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
 _LOOKS = 3
@@ -55,7 +53,7 @@ class _Gone(Exception):
 
 def main(settings: wire.Settings) -> None:
     """Be a zygote, to the end of the process."""
-    _die_with(settings.life_fd)
+    life.tie_self(settings.life_fd)
     control = _control(settings)
     try:
         ready = _prepare(settings)
@@ -80,17 +78,6 @@ def main(settings: wire.Settings) -> None:
 
 class _Unfit(Exception):
     """The declared imports cannot be had in a sandbox."""
-
-
-def _die_with(life_fd: int) -> None:
-    """Have the kernel kill this process when the last writer of a pipe is gone."""
-    fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life_fd, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(life_fd, select.POLLIN)
-    if poll.poll(0):  # it had gone before
-        os._exit(0)
 
 
 def _control(settings: wire.Settings) -> socket.socket:

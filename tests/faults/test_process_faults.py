@@ -289,6 +289,35 @@ with process_engine() as engine:
 """
 
 
+_STARTING = """
+import os, signal, sys
+from dandelion.backends.native import nursery as native
+from dandelion.backends.process import nursery as process
+if sys.argv[1] == "native":
+    zygote = native._Zygote(-1).process.pid
+else:
+    zygote = process._Zygote((), 1).process.pid
+os.kill(zygote, signal.SIGSTOP)
+print(zygote, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("backend", ["process", "native"])
+def test_a_zygote_stopped_as_it_starts_does_not_outlive_the_node(backend: str) -> None:
+    command = [sys.executable, "-c", _STARTING, backend]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as node:
+        assert node.stdout is not None
+        pidfd = os.pidfd_open(int(node.stdout.readline()))
+        node.kill()
+        try:
+            assert select.select([pidfd], [], [], 10)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
 def test_nothing_outlives_a_killed_node() -> None:
     node = subprocess.Popen([sys.executable, "-c", _NODE], stdout=subprocess.PIPE, cwd=ROOT)
     with node:
