@@ -49,6 +49,10 @@ class CudaDevice(CudaLikeDevice):
         """Load the binding; see `CudaLikeDevice.calls`."""
         return _calls(_import("driver"))
 
+    @classmethod
+    def compiler(cls) -> Compiler:
+        return _compiler()
+
 
 class CudaDriver(CudaLikeDriver):
     """NVIDIA devices. A further setting: ``worker_percentage``, the part of the compute units that
@@ -208,14 +212,18 @@ def _calls(cu: Any) -> Calls:
         record=cu.cuEventRecord,
         wait=cu.cuEventSynchronize,
         destroy_event=cu.cuEventDestroy,
-        compiler=Compiler(
-            load=lambda: _import("nvrtc"),
-            prefix="nvrtc",
-            code="CUBIN",
-            options=_options,
-            headers=_headers,
-            reference=lambda program: program,
-        ),
+        compiler=_compiler(),
+    )
+
+
+def _compiler() -> Compiler:
+    return Compiler(
+        load=lambda: _import("nvrtc"),
+        prefix="nvrtc",
+        code="CUBIN",
+        options=_options,
+        headers=_headers,
+        reference=lambda program: program,
     )
 
 

@@ -45,6 +45,10 @@ class HipDevice(CudaLikeDevice):
         """Load the binding; see `CudaLikeDevice.calls`."""
         return _calls(_import("hip.hip"), _import("hip._util.types"))
 
+    @classmethod
+    def compiler(cls) -> Compiler:
+        return _compiler()
+
 
 class HipDriver(CudaLikeDriver):
     """AMD devices."""
@@ -190,12 +194,16 @@ def _calls(hip: Any, types: Any) -> Calls:
         record=hip.hipEventRecord,
         wait=hip.hipEventSynchronize,
         destroy_event=hip.hipEventDestroy,
-        compiler=Compiler(
-            load=lambda: _import("hip.hiprtc"),
-            prefix="hiprtc",
-            code="Code",
-            options=lambda arch: (f"--offload-arch={arch}".encode(), b"-std=c++17"),
-            headers=lambda: (),
-            reference=lambda program: program.createRef(),
-        ),
+        compiler=_compiler(),
+    )
+
+
+def _compiler() -> Compiler:
+    return Compiler(
+        load=lambda: _import("hip.hiprtc"),
+        prefix="hiprtc",
+        code="Code",
+        options=lambda arch: (f"--offload-arch={arch}".encode(), b"-std=c++17"),
+        headers=lambda: (),
+        reference=lambda program: program.createRef(),
     )

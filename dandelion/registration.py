@@ -3,13 +3,16 @@
 A registration is checked whole, against itself and the catalogue, before anything is stored. What
 is registered can therefore be run: names resolve, sets agree, code loads, nothing is recursive, and
 no composition that was registered before is broken by it.
+
+What a first call would have to compile can be compiled before (`Registrar.preparations`), for the
+devices that are up. That may take long, and is done while nothing is held.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,6 +38,7 @@ from dandelion.driver import Driver
 from dandelion.errors import (
     Conflict,
     DandelionError,
+    InvalidBlueprint,
     InvalidComposition,
     InvalidFunction,
     InvalidInput,
@@ -50,6 +54,42 @@ _LARGEST = 2**53
 _DIMENSIONS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Devices of one kind that are up: their driver, and `Capacity.archs`."""
+
+    driver: Driver
+    archs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Checked code, and the devices that it may run on."""
+
+    function: Function
+    targets: tuple[Target, ...]
+
+    def run(self) -> None:
+        """Have the code compiled for the devices that it fits.
+
+        Raises:
+            InvalidBlueprint: it fits none of them.
+            InvalidFunction: it does not compile for one.
+        """
+        unfit: list[Problem] = []
+        misses = 0
+        for target in self.targets:
+            try:
+                target.driver.prepare(self.function, target.archs)
+            except InvalidBlueprint as error:
+                if any(problem.code != "no-code" for problem in error.problems):
+                    raise
+                unfit += error.problems
+                misses += 1
+        if misses and misses == len(self.targets):
+            raise InvalidBlueprint(tuple(dict.fromkeys(unfit)))
+
+
 @dataclass(slots=True)
 class Registrar:
     """Checks documents against a catalogue and the backends.
@@ -58,13 +98,29 @@ class Registrar:
         catalog: what is registered already.
         platform: functions that the platform provides, by name; their names are reserved.
         drivers: for each format of code objects a driver that can check it.
+        targets: gives the devices that are up and run a format, those that have architectures.
     """
 
     catalog: Catalog
     platform: Mapping[str, FunctionSpec]
     drivers: Mapping[str, Driver]
+    targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
     _blobs: dict[Digest, Bytes] = field(default_factory=dict)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
+    _preparations: list[Preparation] = field(default_factory=list)
+
+    def preparations(self, document: RegistrationDocument) -> list[Preparation]:
+        """Check a document as `batch` does, and give what can be done before it is registered.
+
+        Nothing is checked if there is nothing to be done. The preparations refer to nothing here,
+        so they may run while another document is checked.
+        """
+        formats = {code.format for function in document.functions for code in function.code}
+        if not any(self.targets(name) for name in formats):
+            return []
+        self.batch(document)
+        found, self._preparations = self._preparations, []
+        return found
 
     def batch(self, document: RegistrationDocument) -> Batch:
         """Check a document and give what is to be registered.
@@ -75,6 +131,7 @@ class Registrar:
             Conflict: a name is reserved, or a registered composition would break.
         """
         self._blobs = {}
+        self._preparations = []
         self._libraries = {name: self._library(name, c) for name, c in document.libraries.items()}
         functions = [self._function(f) for f in document.functions]
         names = [f.name for f in functions]
@@ -128,7 +185,11 @@ class Registrar:
                 files[name] = self._reference(where, name, files)
         code = CodeObject(document.format, self._blob(document.main), files, document.options)
         loaded = {name: self._read(digest) for name, digest in files.items()}
-        driver.check(Function(spec, code, main, loaded))
+        function = Function(spec, code, main, loaded)
+        driver.check(function)
+        targets = tuple(self.targets(document.format))
+        if targets:
+            self._preparations.append(Preparation(function, targets))
         return code
 
     def _reference(self, where: str, name: str, files: Mapping[str, Digest]) -> Digest:

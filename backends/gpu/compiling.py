@@ -1,5 +1,8 @@
 """Sources become binaries once for each architecture; a folder keeps them.
 
+A source is compiled when its function is registered, in a process of its own (`.compile_process`),
+if an engine is up for whose device that is; else by the engine, when it is first called.
+
 A file of the folder is named after everything that its content depends on: the source, the
 architecture, the options. It begins with a digest of the rest, so a torn or damaged file is none.
 Writers write beside and rename, so any number may write at once, and the last one wins with the
@@ -15,14 +18,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dandelion.errors import DeviceFault, InvalidFunction, Problem
+from dandelion.errors import BackendUnavailable, DeviceFault, InvalidFunction, Problem
 
 from .calls import Compiler
-from .source import LoadedCode, checked_includes
+from .source import CodeFormat, LoadedCode, checked_includes
 
 _MAGIC = b"dandelion code 1\n"
 _DIGEST_BYTES = 32
 LIMIT_BYTES = 2**30
+LOG_BYTES = 2**16
+"""How much of a compiler's words is kept, from their beginning."""
+SOURCES = frozenset({CodeFormat.PORTABLE, CodeFormat.CUDA, CodeFormat.HIP})
 
 
 class CodeCache:
@@ -92,6 +98,13 @@ def default_folder() -> Path | None:
     return Path(base) / "dandelion" / "code"
 
 
+def key_of(compiler: Compiler, code: LoadedCode, arch: str) -> str:
+    """Give the name under which a cache keeps the binary of a source."""
+    options = compiler.options(arch)
+    depends = b"\0".join((compiler.prefix.encode(), arch.encode(), *options, b"", code.data))
+    return f"{hashlib.sha256(depends).hexdigest()}.{arch}"
+
+
 def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache | None) -> bytes:
     """Give the binary of a source.
 
@@ -100,19 +113,17 @@ def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache |
         BackendUnavailable: the compiler is missing.
     """
     checked_includes(code)
-    options = compiler.options(arch)
-    depends = b"\0".join((compiler.prefix.encode(), arch.encode(), *options, b"", code.data))
-    key = f"{hashlib.sha256(depends).hexdigest()}.{arch}"
+    key = key_of(compiler, code, arch)
     found = cache.get(key) if cache is not None else None
     if found is None:
-        found = _compile(compiler, code, options)
+        found = _compile(compiler, code, compiler.options(arch))
         if cache is not None:
             cache.put(key, found)
     return found
 
 
 def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -> bytes:
-    rtc = compiler.load()
+    rtc = _loaded(compiler)
     name = compiler.prefix
 
     def do(operation: str, *arguments: Any) -> Any:
@@ -129,7 +140,7 @@ def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -
         if answer[0]:
             log = bytearray(int(do("GetProgramLogSize", program)) + 1)
             do("GetProgramLog", program, log)
-            text = log.rstrip(b"\0").decode(errors="replace")
+            text = log[:LOG_BYTES].rstrip(b"\0").decode(errors="replace")
             message = "it does not compile"
             problem = Problem("compile", message, code.name, found=str(answer[0]), excerpt=text)
             raise InvalidFunction((problem,))
@@ -138,3 +149,12 @@ def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -
         return bytes(binary)
     finally:
         getattr(rtc, name + "DestroyProgram")(compiler.reference(program))
+
+
+def _loaded(compiler: Compiler) -> Any:
+    rtc = compiler.load()
+    try:
+        getattr(rtc, compiler.prefix + "Version")()
+    except Exception as error:  # whatever a binding raises where its library is missing
+        raise BackendUnavailable(compiler.prefix, str(error)) from None
+    return rtc

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
-from .calls import BROKEN, OUT_OF_MEMORY, Calls, Function
+from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
 from .cudalike_held import Held, HeldMemory
@@ -74,6 +74,11 @@ class CudaLikeDevice(Device):
         Raises:
             BackendUnavailable: it is missing.
         """
+        raise NotImplementedError
+
+    @classmethod
+    def compiler(cls) -> Compiler:
+        """Give the vendor's compiler; nothing is loaded."""
         raise NotImplementedError
 
     # errors

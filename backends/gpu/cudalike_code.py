@@ -16,11 +16,10 @@ from dandelion.errors import (
 
 from .calls import NO_BINARY, Calls, Function
 from .code_facts import CodeFacts, facts_of
-from .compiling import CodeCache, compiled
+from .compiling import SOURCES, CodeCache, compiled
 from .plan import Launch, Pointer
-from .source import CodeFormat, LoadedCode
+from .source import LoadedCode
 
-_SOURCES = frozenset({CodeFormat.PORTABLE, CodeFormat.CUDA, CodeFormat.HIP})
 _ALIGNMENT_BYTES = 16  # of an argument, at least what any type needs
 
 Do: TypeAlias = Callable[[str, tuple[Any, ...]], Any]
@@ -85,7 +84,7 @@ def load_module(
         InvalidFunction: it does not compile, or is not for this device.
     """
     data = code.data
-    if code.format in _SOURCES:
+    if code.format in SOURCES:
         data = compiled(calls.compiler, code, archs[0], cache)
     facts = facts_of(data, archs)
     if facts.allocates:

@@ -8,11 +8,15 @@ from typing import Any, ClassVar
 
 from dandelion.driver import Resource
 from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.function import Function
 
-from .calls import Calls
-from .compiling import CodeCache, default_folder
+from .calls import Calls, Compiler
+from .compile_process import LIMIT_S, compile_apart
+from .compiling import SOURCES, CodeCache, default_folder, key_of
 from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
+from .program import make_program
+from .source import LoadedCode, checked_includes, choose
 from .weights import WeightsLimit
 
 
@@ -28,6 +32,7 @@ class CudaLikeDriver(GpuDriver):
     device_class: ClassVar[type[CudaLikeDevice]]
     default_weights: ClassVar[str]
     default_spare: ClassVar[bool] = True
+    compile_limit_s: ClassVar[float] = LIMIT_S
 
     def configure(self, options: Mapping[str, str]) -> None:
         super().configure(options)
@@ -73,6 +78,35 @@ class CudaLikeDriver(GpuDriver):
             total = int(do(calls.total_memory(ordinal)))
             found.append(Resource(str(ordinal), do(calls.device_name(ordinal)), total, details))
         return found
+
+    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
+        """Compile what the cache does not have; see `Driver.prepare`."""
+        chosen = self._chosen(function, archs)
+        cache = self.cache()
+        if cache is None:
+            return
+        missing: dict[str, LoadedCode] = {}
+        for code in chosen:
+            if code.format in SOURCES:
+                checked_includes(code)
+                key = key_of(self.compiler(), code, archs[0])
+                if cache.get(key) is None:
+                    missing[key] = code
+        if missing:
+            binaries = compile_apart(self.name, archs[0], missing.values(), self.compile_limit_s)
+            for key, binary in zip(missing, binaries, strict=False):
+                cache.put(key, binary)
+
+    def _chosen(self, function: Function, archs: tuple[str, ...]) -> list[LoadedCode]:
+        """Choose the code of all modules that a function's kernels come from."""
+        config = make_program(function).config
+        used = {kernel.module for kernel in config.kernels}
+        backend, formats = self.device_class.backend, self.device_class.formats
+        modules = [m for m in config.modules if m.name in used]
+        return [choose(m, function.files, backend, formats, archs) for m in modules]
+
+    def compiler(self) -> Compiler:
+        return self.device_class.compiler()
 
     def ordinal(self, resource: str) -> int:
         """Read the name of a resource; the empty one is the first."""

@@ -13,6 +13,7 @@ from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
+from .calls import Compiler
 from .device import Device
 from .plan_cache import PlanCache
 from .program import ProgramCache, Signature, make_program, plan_call
@@ -119,6 +120,10 @@ class GpuDriver(Driver):
     def weights(self) -> WeightsLimit:
         """How much device memory constants may take; nothing, unless a backend says otherwise."""
         return WeightsLimit()
+
+    def compiler(self) -> Compiler | None:
+        """Give the compiler of sources that works without a device, if there is one."""
+        return None
 
     @abc.abstractmethod
     def device(self, resource: str) -> Device:

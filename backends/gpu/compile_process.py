@@ -1,0 +1,240 @@
+"""Compile sources in a process of their own: ``python -m dandelion.backends.gpu.compile_process``.
+
+A compiler is a large program that reads text which anybody may have written, so it runs neither in
+the node nor for longer, or with more memory, than is set here. The process reads one `Job` from its
+input, writes one `Answer`, and leaves. It keeps nothing: the node puts the binaries into the cache,
+so a compiler that was led astray answers for its own sources only. It needs no device, and dies
+with its parent.
+
+It may die of a source, or not come to an end: both are that source's fault (`InvalidFunction`). A
+compiler that is missing or fails by itself is nobody's; then there are no binaries, and the first
+call compiles as it does on a node whose engines came up later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+import dandelion
+from dandelion.driver import load_driver
+from dandelion.errors import (
+    BackendUnavailable,
+    DandelionError,
+    DeviceFault,
+    ErrorRecord,
+    InternalError,
+    InvalidFunction,
+    Problem,
+    from_record,
+)
+from dandelion.function import Digest
+
+from .compiling import compiled
+from .driver import GpuDriver
+from .source import LoadedCode
+
+LIMIT_S = 30.0
+MEMORY_BYTES = 4 << 30
+_ANSWER_BYTES = 256 << 20
+_PROCESSES = threading.BoundedSemaphore(2)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+class Source(msgspec.Struct, frozen=True, array_like=True):
+    """A source, as `LoadedCode`; its text is whole."""
+
+    name: str
+    format: str
+    data: bytes
+    digest: str
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """What to compile.
+
+    Attributes:
+        parent: id of the process that wants it.
+        backend: whose compiler.
+        arch: for which architecture.
+        limit_s: bound on the processor's time, in seconds.
+    """
+
+    parent: int
+    backend: str
+    arch: str
+    sources: tuple[Source, ...]
+    limit_s: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The binaries of the sources, in their order, as far as it came; and why not further."""
+
+    binaries: tuple[bytes, ...]
+    error: ErrorRecord | None = None
+
+
+# --- the node's side ----------------------------------------------------------------------------
+
+
+def compile_apart(
+    backend: str, arch: str, sources: Iterable[LoadedCode], limit_s: float = LIMIT_S
+) -> tuple[bytes, ...]:
+    """Compile sources in a process of their own.
+
+    Args:
+        backend: whose compiler.
+        arch: for which architecture.
+        sources: all go to one process.
+        limit_s: how long the process may take.
+
+    Returns:
+        Their binaries in order; fewer, or none, where the compiler is missing or fails by itself.
+
+    Raises:
+        InvalidFunction: one does not compile, or takes too long, or the compiler dies of it.
+        InternalError: the process failed.
+    """
+    wanted = tuple(Source(c.name, c.format, c.data, c.digest) for c in sources)
+    job = Job(os.getpid(), backend, arch, wanted, limit_s)
+    try:
+        with _PROCESSES:
+            answer = _answer_to(job)
+    except OSError:  # no further process, or no memory for it
+        return ()
+    if answer.error is not None:
+        error = from_record(answer.error)
+        if not isinstance(error, BackendUnavailable | DeviceFault):
+            raise error
+    return answer.binaries
+
+
+def _answer_to(job: Job) -> Answer:
+    descriptor = os.memfd_create("compiled")
+    with open(descriptor, "rb") as output:
+        code = _ran(job, descriptor)
+        if code:
+            raise _death(job, code)
+        output.seek(0)
+        try:
+            return msgspec.msgpack.decode(output.read(_ANSWER_BYTES), type=Answer)
+        except msgspec.DecodeError as error:
+            raise InternalError(f"the compile process gave no answer: {error}") from None
+
+
+def _ran(job: Job, output: int) -> int:
+    """Run the process to its end, and whatever it started; gives its exit code."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dandelion.backends.gpu.compile_process"],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        env=_environment(),
+        start_new_session=True,
+    )
+    try:
+        child.communicate(msgspec.msgpack.encode(job), job.limit_s)
+    except subprocess.TimeoutExpired:
+        _end(child)
+        return -signal.SIGXCPU
+    except BaseException:  # a signal, such as Ctrl-C: the caller leaves
+        _end(child)
+        raise
+    return child.returncode
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.returncode is None:  # not reaped, so nobody else has its number
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):  # what it did not read is gone with it
+            child.stdin.close()
+
+
+def _death(job: Job, code: int) -> DandelionError:
+    if code > 0:
+        return InternalError(f"the compile process ended with code {code}")
+    names = ", ".join(source.name for source in job.sources)
+    if code == -signal.SIGXCPU:
+        message = f"compiling took more than {job.limit_s:g} s"
+        return InvalidFunction((Problem("compile", message, names),))
+    message = f"the compiler was killed by signal {-code}"
+    return InvalidFunction((Problem("compile", message, names),))
+
+
+def _environment() -> dict[str, str]:
+    """The node's environment, with the engine importable also from a checkout."""
+    root = str(Path(dandelion.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+def answer(job: Job) -> Answer:
+    """Compile the sources of a job, up to the first that cannot be."""
+    done: list[bytes] = []
+    try:
+        driver = load_driver(job.backend)
+        compiler = driver.compiler() if isinstance(driver, GpuDriver) else None
+        if compiler is None:
+            raise BackendUnavailable(job.backend, "a compiler")
+        for source in job.sources:
+            code = LoadedCode(source.name, source.format, source.data, Digest(source.digest))
+            done.append(compiled(compiler, code, job.arch, None))
+    except MemoryError:
+        message = f"compiling took more than {MEMORY_BYTES >> 30} GiB"
+        problem = Problem("compile", message, job.sources[len(done)].name)
+        return Answer(tuple(done), InvalidFunction((problem,)).record())
+    except DandelionError as error:
+        return Answer(tuple(done), error.record())
+    except Exception as error:
+        bug = InternalError(f"compiling: {type(error).__name__}: {error}")
+        return Answer(tuple(done), bug.record())
+    return Answer(tuple(done))
+
+
+def _confine(limit_s: float) -> None:
+    """Bound what a compiler takes: memory, the processor's time, files; no cores, no privileges."""
+    seconds = int(limit_s) + 1
+    for limit, value in (
+        (resource.RLIMIT_DATA, MEMORY_BYTES),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, _ANSWER_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def main() -> int:
+    """Do the job on standard input; the answer goes to standard output."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
+    if os.getppid() != job.parent:
+        return 1
+    _confine(job.limit_s)
+    with os.fdopen(os.dup(1), "wb") as output, open(os.devnull, "r+b") as nowhere:
+        for descriptor in (0, 1, 2):  # what a compiler prints is no answer
+            os.dup2(nowhere.fileno(), descriptor)
+        output.write(msgspec.msgpack.encode(answer(job)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
