@@ -97,8 +97,7 @@ class SharedDomain(MemoryDomain):
 
     def _acquire(self, size_bytes: int) -> Context:
         size = _pages(size_bytes)
-        if self._returned:
-            self._zero(_EAGER_BYTES)
+        self.recycle_some()
         start = self._take(size)
         if start is None:
             self.recycle()
@@ -141,24 +140,27 @@ class SharedDomain(MemoryDomain):
         return bool(self._returned)
 
     def recycle(self) -> int:
-        return self._zero(self.map.size_bytes)
+        with self._zeroing:  # who waits here for room finds all of it afterwards
+            return self._zero(self.map.size_bytes)
 
     def recycle_some(self) -> None:
         """Zero as much as costs microseconds; for a thread that waits for something anyway."""
-        if self._returned:
-            self._zero(_EAGER_BYTES)
+        if self._returned and self._zeroing.acquire(blocking=False):  # else somebody is at it
+            try:
+                self._zero(_EAGER_BYTES)
+            finally:
+                self._zeroing.release()
 
     def _zero(self, budget_bytes: int) -> int:
         """Zero what was returned, up to about a budget, and make it free. Gives the bytes."""
         total = 0
-        with self._zeroing:  # who waits here for room finds all of it afterwards
-            while self._returned and self._returned[0][1] <= budget_bytes - total:
-                start, size = self._returned.popleft()
-                ctypes.memset(self.map.address + start, 0, size)
-                with self._lock:
-                    self._ranges.give(start, size)
-                    self._leased -= 1
-                total += size
+        while self._returned and self._returned[0][1] <= budget_bytes - total:
+            start, size = self._returned.popleft()
+            ctypes.memset(self.map.address + start, 0, size)
+            with self._lock:
+                self._ranges.give(start, size)
+                self._leased -= 1
+            total += size
         return total
 
     def locate(self, data: Bytes) -> int | None:
