@@ -26,6 +26,8 @@ from dandelion.memory import ArenaMap
 _HEADER = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 1 << 30
 _BUFFER_BYTES = 64 * 1024
+LONG_S = 86400.0
+"""The longest sleep in one piece: the system knows no limit beyond some weeks."""
 
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -299,7 +301,13 @@ class Channel(Generic[_Message]):
     def _wait(self, events: int, limit_s: float | None) -> bool:
         poll = select.poll()
         poll.register(self.peer, events)
-        return bool(poll.poll(None if limit_s is None else max(0.0, limit_s) * 1e3))
+        if limit_s is None:
+            return bool(poll.poll())
+        while limit_s > LONG_S:
+            if poll.poll(LONG_S * 1e3):
+                return True
+            limit_s -= LONG_S
+        return bool(poll.poll(max(0.0, limit_s) * 1e3))
 
 
 def request_channel(peer: socket.socket) -> Channel[Request]:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from dandelion.engine_process.messages import LONG_S
 from dandelion.node.invocation import Invocation
 
 _ARMED = select.EPOLLIN | select.EPOLLONESHOT
@@ -136,12 +137,13 @@ class Replies:
         if not self._spin_ns:
             return
         clock = time.monotonic_ns
-        end_ns = clock() + self._spin_ns
+        last_ns = invocation.deadline_ns  # others' answers may keep coming
+        end_ns = min(last_ns, clock() + self._spin_ns)
         while hosts and not invocation.done and clock() < end_ns:
             for host in tuple(hosts):
                 if host.receive():
                     hosts.remove(host)
-                    end_ns = clock() + self._spin_ns
+                    end_ns = min(last_ns, clock() + self._spin_ns)
 
     def sleeper(self, hosts: list[Answering]) -> Sleeper:
         """Make what a caller's thread sleeps with."""
@@ -171,9 +173,13 @@ class _LockSleeper:
 
 
 class _AnswerSleeper:
-    """Sleeps, and takes the answers that come meanwhile."""
+    """Sleeps, and takes the answers that come meanwhile.
 
-    def __init__(self, hosts: list[Answering], event: int) -> None:
+    Who wakes it may be late: then the thread is past its sleep, in the next one, or gone. So the
+    event is kept open for as long as it may be written to, and a count in it alone means nothing.
+    """
+
+    def __init__(self, hosts: list[Answering], event: _Event) -> None:
         self._hosts = hosts
         self._event = event
         self._woken = False
@@ -182,7 +188,7 @@ class _AnswerSleeper:
     def wake(self) -> None:
         self._woken = True
         if threading.get_ident() != self._thread:
-            os.eventfd_write(self._event, 1)
+            os.eventfd_write(self._event.fd, 1)
 
     def sleep(self, limit_s: float | None = None) -> bool:
         end = None if limit_s is None else time.monotonic() + limit_s
@@ -191,18 +197,19 @@ class _AnswerSleeper:
             if left_s is not None and left_s <= 0:
                 return False
             self._look(left_s)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
         return True
 
     def _look(self, limit_s: float | None) -> None:
         poll = select.poll()
-        poll.register(self._event, select.POLLIN)
+        poll.register(self._event.fd, select.POLLIN)
         for host in self._hosts:
             fd = host.fileno()
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        poll.poll(None if limit_s is None else limit_s * 1e3)
+        ready = poll.poll(None if limit_s is None else min(limit_s, LONG_S) * 1e3)
+        if any(fd == self._event.fd for fd, _ in ready):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._event.fd)
         for host in tuple(self._hosts):
             if host.receive():
                 self._hosts.remove(host)
@@ -214,15 +221,15 @@ class _Thread(threading.local):
     hosts: list[Answering] | None = None
     _event: _Event | None = None
 
-    def event(self) -> int:
+    def event(self) -> _Event:
         """Give the event of this thread."""
         if self._event is None:
             self._event = _Event()
-        return self._event.fd
+        return self._event
 
 
 class _Event:
-    """An event descriptor that ends with its thread."""
+    """An event descriptor; it ends with its thread and with all who may still write to it."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
