@@ -364,6 +364,9 @@ class Node:
             del inputs
             if not invocation.done:
                 self._wait(invocation, expected)
+        except BaseException:  # a signal, such as Ctrl-C: the caller leaves
+            self._end(invocation, Cancelled("its caller was interrupted"))
+            raise
         finally:
             self._replies.end(expected)
         return invocation.outcome()
@@ -374,13 +377,9 @@ class Node:
         if not invocation.when_done(sleeper.wake):
             return
         left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
-        try:
-            if not sleeper.sleep(left_s):
-                self._expire(invocation)
-                sleeper.sleep()
-        except BaseException:  # a signal, such as Ctrl-C: the caller leaves
-            self._end(invocation, Cancelled("its caller was interrupted"))
-            raise
+        if not sleeper.sleep(left_s):
+            self._expire(invocation)
+            sleeper.sleep()
 
     async def invoke_sets_async(
         self,
