@@ -125,9 +125,8 @@ class EngineHost(abc.ABC):
         return self.places - self.busy if self.state is State.READY else 0
 
     def submit(self, work: Work) -> None:
-        """Take a call; there must be a free place. Called by one thread at a time."""
-        assert self.free > 0, "the node hands out free places only"
-        self.busy += 1
+        """Take a call; there was a free place. Called by one thread at a time."""
+        self.busy += 1  # it was free when it was chosen; its engine may have been lost meanwhile
         work.host = self
         try:
             self._submit(work)
