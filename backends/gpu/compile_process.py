@@ -169,7 +169,7 @@ def _death(job: Job, code: int) -> DandelionError:
     if code == -signal.SIGXCPU:
         message = f"compiling took more than {job.limit_s:g} s"
         return InvalidFunction((Problem("compile", message, names),))
-    message = f"the compiler was killed by signal {-code}"
+    message = f"the compiler died by signal {-code}; it has {MEMORY_BYTES >> 30} GiB of memory"
     return InvalidFunction((Problem("compile", message, names),))
 
 
