@@ -10,10 +10,12 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,8 @@ kind, arch, source, out = sys.argv[1:]
 text = open(source).read()
 with open(folder + "/runs", "a") as runs:
     runs.write(arch + "\\n")
+with open(folder + "/places", "a") as places:
+    places.write(os.path.dirname(source) + "\\n")
 if "BAD" in text:
     print("bad.c(2): error: identifier \\"BAD\\" is undefined")
     sys.exit(1)
@@ -115,11 +119,14 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def compiler(
     libraries: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Compiler:
+) -> Iterator[Compiler]:
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setenv("FAKE_COMPILER", f"{sys.executable} -S {tmp_path / 'script.py'}")
     monkeypatch.setenv("LD_PRELOAD", libraries["cuda"])
-    return Compiler(tmp_path)
+    yield Compiler(tmp_path)
+    places = tmp_path / "places"
+    for place in places.read_text().split() if places.exists() else ():
+        shutil.rmtree(place, ignore_errors=True)  # a compiler that was killed leaves its files
 
 
 def function(source: bytes = GOOD, path: str = "k.c", arch: str = "", name: str = "f") -> Function:
