@@ -156,6 +156,7 @@ def _calls(cu: Any) -> Calls:
         memory_info=cu.cuMemGetInfo,
         attributes=Attributes(
             compute_units=device_key.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            unit_threads=device_key.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
             block_threads=device_key.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
             grid=(
                 device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,

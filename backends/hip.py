@@ -136,6 +136,7 @@ def _calls(hip: Any, types: Any) -> Calls:
         memory_info=hip.hipMemGetInfo,
         attributes=Attributes(
             compute_units=device_key.hipDeviceAttributeMultiprocessorCount,
+            unit_threads=device_key.hipDeviceAttributeMaxThreadsPerMultiProcessor,
             block_threads=device_key.hipDeviceAttributeMaxThreadsPerBlock,
             grid=(
                 device_key.hipDeviceAttributeMaxGridDimX,

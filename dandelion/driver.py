@@ -46,6 +46,10 @@ InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None where a set is absent."""
 
 
+_LEAST_THREADS = 64
+"""What a small block counts as: compute units hold a limited number of blocks, too."""
+
+
 class Hosting(enum.Enum):
     """Where the node runs a driver's engines; see the module's text."""
 
@@ -79,13 +83,14 @@ class Demand:
 
     Attributes:
         output_bytes: upper bound of all outputs with their alignment; None if only the run tells.
-        device_bytes: device memory.
-        blocks: largest number of thread blocks that one launch has.
+        device_bytes: device memory, without constants that stay there.
+        blocks, block_threads: thread blocks of the largest launch, and threads in each of them.
     """
 
     output_bytes: int | None = None
     device_bytes: int = 0
     blocks: int = 0
+    block_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +99,22 @@ class Capacity:
 
     Attributes:
         device_bytes: device memory for one call; 0 is no bound.
-        blocks: thread blocks that fill the device alone; 0 is unknown.
+        blocks: compute units, each of which runs one block or more; 0 is unknown.
         archs: architectures whose code its device runs, best first; empty where there are none.
+        unit_threads: threads that a compute unit holds at the same time; 0 is unknown.
     """
 
     device_bytes: int = 0
     blocks: int = 0
     archs: tuple[str, ...] = ()
+    unit_threads: int = 0
+
+    def filled_by(self, demand: Demand) -> bool:
+        """Tell whether a call has a launch that fills the device alone."""
+        if not self.blocks:
+            return False
+        together = self.unit_threads // max(demand.block_threads, _LEAST_THREADS)
+        return demand.blocks >= self.blocks * max(together, 1)
 
 
 @dataclass(frozen=True, slots=True)

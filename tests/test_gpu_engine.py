@@ -510,6 +510,17 @@ def weighed(weights: npt.NDArray[Any] = WEIGHTS, name: str = "F", static: bool =
     return Function(spec, made.code, made.main, made.files)
 
 
+@pytest.mark.parametrize(("limit", "kept"), [("25%", True), ("1M", True), ("0", False)])
+def test_constants_that_stay_on_the_device_need_no_room_in_the_pool(limit: str, kept: bool) -> None:
+    driver = load_driver("cuda")
+    driver.configure({"weights": limit})
+    x = np.arange(1000, dtype=np.int32)
+    found = driver.demand(weighed(), (one("x", x), one("w", WEIGHTS)))
+    both = x.nbytes * 2 + 256
+    assert (found.device_bytes < both) if kept else (found.device_bytes > WEIGHTS.nbytes)
+    assert (found.blocks, found.block_threads) == (16, 64)
+
+
 class HoldingRunner(Runner):
     """An engine on a device that holds memory."""
 

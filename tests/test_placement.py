@@ -78,6 +78,45 @@ def test_calls_that_fill_the_device_are_sequential(blocks: int, expected: str) -
     assert chosen(device(), Needs(("x",), Demand(device_bytes=1, blocks=blocks))) == expected
 
 
+@pytest.mark.parametrize(
+    ("blocks", "threads", "fills"),
+    [
+        (256, 66, False),  # of 2048 threads a unit holds 31 such blocks
+        (49, 1024, False),
+        (264, 1024, True),  # two in each of 132 units
+        (263, 1024, False),
+        (132, 2048, True),
+        (132 * 32, 1, True),  # small blocks count as 64 threads
+        (132 * 32 - 1, 32, False),
+    ],
+)
+def test_a_launch_fills_a_device_that_holds_no_more_of_its_blocks(
+    blocks: int, threads: int, fills: bool
+) -> None:
+    h200 = Capacity(1 << 30, 132, ("sm_90",), 2048)
+    assert h200.filled_by(Demand(blocks=blocks, block_threads=threads)) is fills
+
+
+def test_a_device_that_does_not_tell_is_full_with_a_block_for_each_unit() -> None:
+    assert Capacity(0, 2).filled_by(Demand(blocks=2, block_threads=8))
+    assert not Capacity(0, 2).filled_by(Demand(blocks=1, block_threads=1024))
+    assert not Capacity().filled_by(Demand(blocks=10**6, block_threads=1024))
+
+
+def test_an_idle_worker_that_knows_the_function_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {"worker0": {"f": 1}, "worker1": {"f": 2, "g": 1}}
+    monkeypatch.setattr(
+        Idle, "knows", lambda self, function: known.get(self.facts.name, {}).get(function, 0)
+    )
+    here = device()
+    f, g = (Needs(("x",), Demand(device_bytes=1), function=name) for name in "fg")
+    assert chosen(here, f) == "worker1"
+    assert chosen(here, g) == "worker1"
+    assert chosen(device(busy="worker1"), f) == "worker0"
+
+
 def test_filling_calls_take_a_worker_where_there_is_nothing_else() -> None:
     workers = placement(
         host("worker0", worker=True, blocks=50), host("worker1", worker=True, blocks=50)

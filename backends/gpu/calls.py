@@ -31,6 +31,7 @@ class Attributes:
     """Keys of the facts about devices and kernels that are asked for."""
 
     compute_units: Any
+    unit_threads: Any
     block_threads: Any
     grid: tuple[Any, Any, Any]
     shared_bytes: Any

@@ -209,6 +209,7 @@ class CudaLikeDevice(Device):
             memory_bytes=max(total - spare, total // 2),
             pool_bytes=max(free - spare, free // 2) // _GRANULE_BYTES * _GRANULE_BYTES,
             compute_units=self._attribute("compute_units"),
+            unit_threads=self._attribute("unit_threads"),
             block_threads=self._limits.threads,
             shared_bytes=self._limits.shared_most_bytes,
             archs=archs,

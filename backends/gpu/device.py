@@ -74,6 +74,7 @@ class Properties:
         memory_bytes: its memory, as far as a pool could use it.
         pool_bytes: size of a pool unless somebody says another.
         compute_units: processors that run blocks in parallel.
+        unit_threads: threads that one of them holds at the same time; 0 if it does not say.
         block_threads: bound on the threads of a block.
         shared_bytes: bound on the local memory of a block.
         archs: architectures whose binaries it loads, best first.
@@ -84,6 +85,7 @@ class Properties:
     memory_bytes: int
     pool_bytes: int
     compute_units: int = 1
+    unit_threads: int = 0
     block_threads: int = 1024
     shared_bytes: int = 48 * 1024
     archs: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from dandelion.blueprint.reading import read_config
-from dandelion.data import Bytes
+from dandelion.data import Bytes, Item
 from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 from dandelion.function import Function
@@ -15,10 +15,11 @@ from dandelion.memory import ArenaMap
 
 from .calls import Compiler
 from .device import Device
+from .layout import Slot
 from .plan_cache import PlanCache
-from .program import ProgramCache, Signature, make_program, plan_call
+from .program import Program, ProgramCache, Signature, make_program, plan_call
 from .sequential import SequentialEngine
-from .weights import WeightsLimit
+from .weights import SMALL_BYTES, WeightsLimit, constant_slots
 
 MAX_WORKERS = 48  # clients that one MPS server takes
 HURRIED_BYTES = 1 << 30
@@ -82,8 +83,12 @@ class GpuDriver(Driver):
         key = (program.identity, program.signature(inputs))
         found = self._demands.get(key)
         if found is None:
-            plan = plan_call(self._plans, program, program.items(inputs))
-            found = Demand(program.output_bytes(plan), plan.used_bytes, plan.blocks)
+            items = program.items(inputs)
+            held = self._held(program, items)
+            plan = plan_call(self._plans, program, items, held)
+            found = Demand(
+                program.output_bytes(plan), plan.used_bytes, plan.blocks, plan.block_threads
+            )
             if len(self._demands) >= _DEMANDS:
                 self._demands.clear()
             self._demands[key] = found
@@ -98,6 +103,13 @@ class GpuDriver(Driver):
 
     def hurry(self) -> None:
         self._first_bytes = HURRIED_BYTES
+
+    def _held(self, program: Program, items: Mapping[str, Item]) -> Mapping[str, Slot] | None:
+        """Tell where constants would lie if the device kept them; it says no if it cannot."""
+        if self.weights() == WeightsLimit() or not program.constants:
+            return None
+        slots, size = constant_slots(program, items)
+        return slots if size > SMALL_BYTES else None
 
     def engine(self, resource: str) -> Engine:
         workers, role = self._workers(), self._options.get("role", "")

@@ -14,6 +14,7 @@ about, `InvalidBlueprint` if it would be so with any input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -98,7 +99,7 @@ class Plan:
         launches: how many steps are launched, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
         outputs: the slots that are copied out, by name, in the order of the blueprint.
-        blocks: largest number of blocks of one launch.
+        blocks, block_threads: of the launch that has most threads.
     """
 
     slots: Mapping[str, Slot]
@@ -108,6 +109,7 @@ class Plan:
     used_bytes: int
     outputs: Mapping[str, Slot]
     blocks: int
+    block_threads: int
 
     def walk(self) -> Iterator[int]:
         """Give the index of each step in the order of execution, loops unrolled."""
@@ -271,11 +273,12 @@ class _Planner:
         program = self.program
         if zeroed:
             program = _with_zeros(self.program, zeroed, lifetimes, slots, steps)
-        blocks = max((d.grid[0] * d.grid[1] * d.grid[2] for d in self.drafts), default=0)
+        shapes = [(math.prod(d.grid), math.prod(d.block)) for d in self.drafts]
+        blocks, threads = max(shapes, key=math.prod, default=(0, 0))
         used = max((s.offset_bytes + aligned(s.size_bytes) for s in slots.values()), default=0)
         outputs = {name: slots[name] for name in self.body.outputs}
         launches = self.launches + len(zeroed)
-        return Plan(slots, tuple(steps), program, launches, used, outputs, blocks)
+        return Plan(slots, tuple(steps), program, launches, used, outputs, blocks, threads)
 
     def launch(self, draft: _Draft, slots: Mapping[str, Slot]) -> Launch:
         args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)

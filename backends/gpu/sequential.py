@@ -110,7 +110,7 @@ class SequentialEngine(Engine):
             limit = (weights or WeightsLimit()).of(room) if device.abilities.holds else 0
             size = pool_bytes or max(room - limit, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
-            self.capacity = Capacity(size, found.compute_units, found.archs)
+            self.capacity = Capacity(size, found.compute_units, found.archs, found.unit_threads)
             self.modules = Modules(device)
             self.weights = Weights(device, limit, self.modules.forget_block)
             if arena is not None:

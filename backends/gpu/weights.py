@@ -71,6 +71,16 @@ class Block:
     uses: int = 0
 
 
+def constant_slots(program: Program, items: Mapping[str, Item]) -> tuple[dict[str, Slot], int]:
+    """Lay out the constants of a function; gives where each lies, and the size of all."""
+    slots: dict[str, Slot] = {}
+    end = 0
+    for name in program.constants:
+        slots[name] = Slot(end, items[name].size_bytes)
+        end += aligned(items[name].size_bytes)
+    return slots, end
+
+
 class Weights:
     """The blocks of one device; see the module's text.
 
@@ -120,11 +130,7 @@ class Weights:
         program: Program,
         items: Mapping[str, Item],
     ) -> Block | None:
-        slots: dict[str, Slot] = {}
-        end = 0
-        for name in program.constants:
-            slots[name] = Slot(end, items[name].size_bytes)
-            end += aligned(items[name].size_bytes)
+        slots, end = constant_slots(program, items)
         size = -(-end // _GRANULE_BYTES) * _GRANULE_BYTES
         if end <= SMALL_BYTES or size > self._limit_bytes:
             return None

@@ -123,18 +123,15 @@ class EngineProcess:
     ) -> None:
         names = tuple(r.name for r in resources)
         description = next((r.description for r in resources if r.name == chosen), chosen)
-        capacity = engine.capacity
         self._node.send(
             Ready(
                 driver.name,
                 engine.name,
                 names,
                 description,
-                capacity.device_bytes,
-                capacity.blocks,
+                engine.capacity,
                 engine.workers,
                 engine.spare,
-                capacity.archs,
             )
         )
 

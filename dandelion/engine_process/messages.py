@@ -19,6 +19,7 @@ from typing import Generic, TypeAlias, TypeVar
 import msgspec
 
 from dandelion.data import Bytes, ItemSet
+from dandelion.driver import Capacity
 from dandelion.errors import ErrorRecord, InternalError
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.memory import ArenaMap
@@ -113,21 +114,18 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         engine: its name.
         resources: names of all resources that the backend has here.
         description: of the resource in use, for people.
-        device_bytes, blocks: the engine's capacity.
+        capacity: what the engine has.
         workers: how many further engines should share the resource.
         spare: a process should wait to take this one's place.
-        archs: architectures that the device runs.
     """
 
     backend: str
     engine: str
     resources: tuple[str, ...]
     description: str
-    device_bytes: int = 0
-    blocks: int = 0
+    capacity: Capacity = Capacity()
     workers: int = 0
     spare: bool = False
-    archs: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):

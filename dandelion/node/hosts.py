@@ -145,6 +145,10 @@ class EngineHost(abc.ABC):
         """Stop a call that was submitted, if that is easy. ``done`` is called all the same."""
         work.cancelled = True
 
+    def knows(self, function: str) -> int:
+        """Tell whether the engine ran a function last (2), has it (1), or neither (0)."""
+        return 0
+
     def leave(self) -> None:
         """Begin to close, without waiting; calls under way may end with an error."""
         self.state = State.CLOSED

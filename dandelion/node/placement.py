@@ -9,8 +9,10 @@ Where a device has both an engine of its own (sequential) and workers that share
 the rules are those of the thesis on GPU engines for Dandelion, section 5.5:
 
 * a call that needs more device memory than a host has never goes there;
-* a call that fills the device alone runs on the sequential engine;
-* every other call runs on a worker.
+* a call that fills the device alone runs on the sequential engine: one with a launch of so many
+  blocks that no compute unit could hold another one (by threads; local memory is not counted);
+* every other call runs on a worker: an idle one if there is one, best the one that ran the function
+  last, where its code and constants are.
 
 While an engine of the kind that a call wants is not up, the other kind takes it. An idle sequential
 engine does not help out: it would take turns with the workers and slow all of them down (measured
@@ -43,11 +45,13 @@ class Needs:
         formats: formats of its function's code objects, best first.
         demand: what it will need of a device; None if nobody had to ask.
         alone: it may not run where others share its fate.
+        function: identity of its function, if that was asked for.
     """
 
     formats: tuple[str, ...]
     demand: Demand | None = None
     alone: bool = False
+    function: str = ""
 
 
 Waiting = TypeVar("Waiting", bound=Hashable)
@@ -113,7 +117,7 @@ class FifoPlacement(Generic[Waiting]):
             if not fitting:
                 fitting = [h for h in free if not self._has_other_kind(h, needs)]
             if fitting:
-                return max(fitting, key=_rank), name
+                return max(fitting, key=lambda h: _rank(h, needs)), name
         return None
 
     def _suits(self, host: EngineHost, needs: Needs) -> bool:
@@ -192,9 +196,9 @@ def _prefers(host: EngineHost, needs: Needs) -> bool:
     """Tell whether a host is of the kind, worker or sequential, that a call should have."""
     if needs.demand is None:
         return True
-    blocks = host.facts.capacity.blocks
-    return (not blocks or needs.demand.blocks < blocks) == host.facts.worker
+    return host.facts.worker != host.facts.capacity.filled_by(needs.demand)
 
 
-def _rank(host: EngineHost) -> tuple[bool, int]:
-    return host.facts.worker, host.free
+def _rank(host: EngineHost, needs: Needs) -> tuple[bool, bool, int, int]:
+    """Order hosts for a call: idle ones first, and there one that knows the function."""
+    return host.facts.worker, not host.busy, host.knows(needs.function), host.free

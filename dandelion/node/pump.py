@@ -258,7 +258,7 @@ class Pump:
         code_format, ask = asked
         function = self._library.function(run.function, code_format)
         demand = ask(function, function.with_static(run.inputs))
-        return Needs(formats, demand, waiting.alone)
+        return Needs(formats, demand, waiting.alone, function.identity)
 
     def _answered(self, waiting: WaitingCall) -> bool:
         """Answer a call from the cache, if its result is there."""

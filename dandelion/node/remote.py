@@ -33,7 +33,6 @@ import dandelion
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import (
     Call,
-    Capacity,
     Demand,
     Driver,
     Engine,
@@ -176,7 +175,7 @@ class RemoteEngine(Engine):
         """
         self.ready = self._start()
         self.name = self.ready.engine
-        self.capacity = _capacity(self.ready)
+        self.capacity = self.ready.capacity
         self.workers = self.ready.workers
 
     def abandon(self) -> None:
@@ -256,7 +255,7 @@ class RemoteEngine(Engine):
 
     def recover(self) -> None:
         self.ready = self._start()
-        self.capacity = _capacity(self.ready)
+        self.capacity = self.ready.capacity
 
     # a call that must not wait
 
@@ -414,6 +413,10 @@ class RemoteEngine(Engine):
             return TimedOut(call.function.spec.name, "wall", limit_s)
         return EngineDied(self.name, _death(code))
 
+    def knows(self, function: str) -> bool:
+        """Tell whether the process has a function, by its identity."""
+        return function in self._loaded
+
     def _load(self, call: Call) -> None:
         function = call.function
         if function.identity in self._loaded:
@@ -477,10 +480,6 @@ def _environment(further: Mapping[str, str]) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH", "")
     parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
     return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}
-
-
-def _capacity(ready: Ready) -> Capacity:
-    return Capacity(ready.device_bytes, ready.blocks, ready.archs)
 
 
 def _result_bytes(demand: Demand, function: Function) -> int:

@@ -79,6 +79,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
     case 6: case 7: *value = 65535; break;
     case 8: *value = SHARED_BYTES; break;
     case 16: *value = 4; break;
+    case 39: *value = 2048; break;
     case 75: *value = version / 10; break;
     case 76: *value = version % 10; break;
     case 97: *value = SHARED_MOST_BYTES; break;

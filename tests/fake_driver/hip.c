@@ -62,6 +62,7 @@ int hipDeviceGetAttribute(int *value, int attribute, int device)
     case 29: *value = 2147483647; break;
     case 30: case 31: *value = 65535; break;
     case 56: *value = THREADS; break;
+    case 57: *value = 2048; break;
     case 63: *value = 4; break;
     case 74: *value = SHARED_BYTES; break;
     case 75: *value = SHARED_MOST_BYTES; break;

@@ -62,7 +62,7 @@ int hipGetDevicePropertiesR0600(struct properties *found, int device)
 
 int hipDeviceGetAttribute(int *value, int attribute, int device)
 {
-    static const int table[][2] = {{29, 5}, {30, 6},  {31, 7},  {56, 1},
+    static const int table[][2] = {{29, 5},  {30, 6}, {31, 7},  {56, 1},  {57, 39},
                                    {63, 16}, {74, 8}, {75, 97}, {89, 102}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i][0] == attribute)
