@@ -41,7 +41,7 @@ def throughput(bench: Bench) -> Found:
     """Ask with more and more clients, each of which waits for its answer."""
     if not bench.backend:
         return Found((), skips=(Skip("kaas_throughput", kaas_runs.NO_DEVICE),))
-    counts = bench.pick((1, 3), (1, 2, 6), (1, 4, 8, 16))
+    counts = bench.pick((1, 3), (1, 2, 6), (1, 4, 16))
     panels, skips = [], []
     for given in kaas_runs.fitted(bench, shapes(bench)):
         with cast(bench, given, max(counts)) as made:

@@ -11,7 +11,7 @@ from dandelion.errors import DandelionError, InternalError
 from ..experiment import Bench
 from ..records import Skip
 from . import kaas_graphs, names
-from .kaas_shapes import RESNET50, SHAPES, Shape, Tuned
+from .kaas_shapes import JACOBI, RESNET50, SHAPES, Shape, Tuned
 from .partitions import Exclusive, TimeSliced, mps_missing, mps_partitions
 from .tenants import Dandelion, Tenants, closed_loop
 
@@ -48,7 +48,7 @@ class Cast:
         def node(workers: int) -> Start:
             return lambda: Dandelion(backend, given, tenants, workers=workers, document=document)
 
-        small = given.shape.share < 0.5
+        small = given.shape.name in (RESNET50.name, JACOBI.name)  # several fit side by side
         starts: dict[str, Start] = {names.SEQUENTIAL: node(0), names.CONCURRENT: node(2)}
         if self.bench.gpu and small:
             starts[names.concurrent(8)] = node(8)
