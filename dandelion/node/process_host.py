@@ -101,15 +101,23 @@ class ProcessHost(ThreadHost):
         try:
             sent = self._remote.begin(work.call)
         except BaseException:
-            self._out.pop()
-            raise
+            if self._taken_back(work):
+                raise
+            return
         if sent is Sent.ALL:
             self._replies.expect(self)
         elif sent is Sent.PART:
             self._care()
-        else:
-            self._out.pop()
+        elif self._taken_back(work):
             self._submit_slowly(work)
+
+    def _taken_back(self, work: Work) -> bool:
+        """Take off a call that was not sent. False if it was ended meanwhile, with its engine."""
+        try:
+            self._out.remove(work)
+        except ValueError:
+            return False
+        return True
 
     def _submit_slowly(self, work: Work) -> None:
         self._slow.append(work)
@@ -135,11 +143,11 @@ class ProcessHost(ThreadHost):
 
     def _take(self, ended: list[tuple[Work, Result]]) -> bool:
         """Take what is here. True if there is more to look for."""
-        while self._out:
+        while (work := self._first()) is not None:
             outputs: InstanceSets | None = None
             failure: DandelionError | None = None
             try:
-                answer = self._remote.take()
+                answer = self._remote.take(work.call)
             except Exception as error:
                 failure = typed(error, self.facts.name)
             else:
@@ -149,33 +157,44 @@ class ProcessHost(ThreadHost):
                     self._care()
                     return False
                 outputs = answer
-            ended.append((self._next(), (outputs, failure)))
+            self._begin_next(work)
+            ended.append((work, (outputs, failure)))
         return False
 
-    def _next(self) -> Work:
-        """Take the first call off; the one behind it begins."""
-        work = self._out.popleft()
+    def _first(self) -> Work | None:
+        try:
+            return self._out[0]
+        except IndexError:  # also where its sender takes it back just now
+            return None
+
+    def _begin_next(self, ended: Work) -> bool:
+        """Take the first call off; the one behind it begins. False if its sender was faster."""
+        if not self._taken_back(ended):
+            return False
         now_ns = time.monotonic_ns()
-        self._mean_ns += _WEIGHT * (now_ns - work.started_ns - self._mean_ns)
-        if self._out:
-            self._out[0].started_ns = now_ns
-        return work
+        self._mean_ns += _WEIGHT * (now_ns - ended.started_ns - self._mean_ns)
+        following = self._first()
+        if following is not None:
+            following.started_ns = now_ns
+        return True
 
     def check(self, now_ns: int) -> None:
         """Give up the calls that are out, if the first should have been answered long ago."""
-        try:
-            work = self._out[0]
-        except IndexError:
+        work = self._first()
+        if work is None or self._slow:
             return
-        if not self._slow and now_ns > work.call.deadline_ns + _GRACE_NS:
+        if now_ns > work.call.deadline_ns + _GRACE_NS:
             self._care()
 
     def _finish_out(self, engine: Engine) -> None:
         """See the calls that are out to their end, however long that takes."""
         ended: list[tuple[Work, Result]] = []
         with self._taking:
-            while self._out:
-                work = self._next()
+            while (work := self._first()) is not None:
+                if not self._remote.lost and not self._remote.sent(work.call):
+                    break  # it is being sent; its sender goes on with it
+                if not self._begin_next(work):
+                    continue
                 work.begun = not self._remote.lost
                 ended.append((work, result_of(engine, self._remote.finish, work.call)))
         self._slow.popleft()

@@ -61,6 +61,8 @@ from dandelion.function import Function
 from dandelion.memory import Context, SharedDomain, Transfers
 
 START_LIMIT_S = 60.0
+RECOVERIES = 3
+"""How often a process that was lost is started again, if it ends before it is ready."""
 _LEAVE_LIMIT_S = 2.0
 GRACE_S = 0.25
 """How long after a call's deadline its process may still answer before it is killed."""
@@ -210,7 +212,8 @@ class RemoteEngine(Engine):
             reply = self._opened(self._spawned())
         if isinstance(reply, Ready):
             if reply.spare and not self._leaving:
-                self._spare = self._spawned()
+                with contextlib.suppress(OSError):  # it goes without
+                    self._spare = self._spawned()
             return reply
         code = self._end()
         if isinstance(reply, Failed):
@@ -222,7 +225,6 @@ class RemoteEngine(Engine):
         backends, resource, options = self._arguments
         ours, theirs = socket.socketpair()
         with theirs:
-            os.set_inheritable(theirs.fileno(), True)
             arguments = (
                 str(theirs.fileno()),
                 str(self._arena.map.fd),
@@ -254,7 +256,13 @@ class RemoteEngine(Engine):
         return _received(process.channel, START_LIMIT_S)
 
     def recover(self) -> None:
-        self.ready = self._start()
+        for left in reversed(range(RECOVERIES)):
+            try:
+                self.ready = self._start()
+                break
+            except EngineDied:  # it may have been killed as it started
+                if not left or self._leaving:
+                    raise
         self.capacity = self.ready.capacity
 
     # a call that must not wait
@@ -275,10 +283,12 @@ class RemoteEngine(Engine):
             return Sent.NOTHING
         if demand is None:
             demand = self._driver.demand(function, call.inputs)
-        wired = self._wired(call, quickly)
         size = max(1, _result_bytes(demand, function))
+        wired = self._wired(call, quickly)
+        if wired is None:
+            return Sent.NOTHING
         result = self._arena.acquire_clean(size) if quickly else self._arena.acquire(size)
-        if wired is None or result is None:
+        if result is None:
             return Sent.NOTHING
         wire, inputs = wired
         latest_ns = call.latest_ns or call.deadline_ns
@@ -288,7 +298,9 @@ class RemoteEngine(Engine):
         )
         out = _Out(call, inputs, result)
         with self._sending:
-            if function.identity not in self._loaded or (self._out and self._out[-1].unsent):
+            if function.identity not in self._loaded or channel is not self._channel:
+                return Sent.NOTHING
+            if self._out and self._out[-1].unsent:
                 return Sent.NOTHING
             self._loaded.move_to_end(function.identity)
             self._out.append(out)  # first: whoever looks for answers must know of it
@@ -330,15 +342,21 @@ class RemoteEngine(Engine):
         given = self._transfers.place(tuple(inputs[p] for p in call.function.given), arena)
         return tuple(None if s is None else wire_set(s, arena.map) for s in given), given
 
-    def take(self) -> InstanceSets | Answer:
-        """Take the outputs of the call that is out first, if they are here.
+    def sent(self, call: Call) -> bool:
+        """Tell whether a call is out."""
+        return any(out.call is call for out in tuple(self._out))
+
+    def take(self, call: Call) -> InstanceSets | Answer:
+        """Take the outputs of a call, if it is the one that is out first, and they are here.
 
         Raises:
             DandelionError: the call failed, the engine is well.
         """
         channel = self._channel
-        if not self._out or channel is None:
-            return Answer.NOT_YET
+        if channel is None:
+            return Answer.CARE
+        if not self._out or self._out[0].call is not call:
+            return Answer.NOT_YET  # it is being sent
         out = self._out[0]
         if out.reply is not None:
             return Answer.CARE
@@ -369,10 +387,9 @@ class RemoteEngine(Engine):
     # a call that may wait
 
     def _run(self, call: Call) -> InstanceSets:
-        if self.begin(call) is Sent.NOTHING:
-            self._load(call)
-            if self.begin(call, quickly=False) is Sent.NOTHING:
-                raise EngineDied(self.name, "it lost a function while it was called")
+        self._load(call)
+        if self.begin(call, quickly=False) is Sent.NOTHING:
+            raise EngineDied(self.name, "it lost a function while it was called")
         return self.finish(call)
 
     def finish(self, call: Call) -> InstanceSets:
@@ -447,14 +464,16 @@ class RemoteEngine(Engine):
             with self._sending:
                 self._loaded.pop(function.identity, None)
                 channel.send(Forget(function.identity), FORGET_LIMIT_S)
-        except OSError:
-            self._end()
+        except OSError:  # calls may be out: who looks for them, or sends the next, finds the end
+            with contextlib.suppress(OSError):
+                channel.peer.shutdown(socket.SHUT_RDWR)
 
     # the end
 
     def _end(self, limit_s: float = 0.05) -> int:
         """End the process and reap it; the next call starts another. Gives its exit code."""
-        process, self._process = self._process, None
+        with self._sending:  # nothing is sent to it after this
+            process, self._process = self._process, None
         code = 0 if process is None else process.end(limit_s)
         self._out.clear()  # not before: its device may have read from and written to this memory
         self._loaded.clear()

@@ -52,23 +52,28 @@ class Replies:
         self._spin_ns = 1000 * spin_us
         self._meanwhile = meanwhile
         self._epoll = select.epoll()
-        self._armed: dict[int, Answering] = {}
         self._watched: list[Answering] = []
         self._thread = _Thread()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
 
     # the event loop
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have a running loop look for what nobody else looks for."""
         self._loop = loop
-        loop.call_soon_threadsafe(loop.add_reader, self._epoll.fileno(), self._on_ready)
+        loop.call_soon_threadsafe(self._begin_on_loop, loop)
+
+    def _begin_on_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop_thread = threading.get_ident()
+        loop.add_reader(self._epoll.fileno(), self._on_ready)
 
     def stop(self) -> None:
         """Take the loop off; on the loop."""
         if self._loop is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._loop = None
+            self._loop_thread = 0
 
     def close(self) -> None:
         """Close what is open; after `stop`."""
@@ -76,13 +81,12 @@ class Replies:
 
     def _on_ready(self) -> None:
         for fd, _ in self._epoll.poll(0):
-            host = self._armed.get(fd)
-            if host is not None and not host.receive():
-                self._arm(host)
+            for host in tuple(self._watched):  # whose it is now: descriptors are used again
+                if host.fileno() == fd and not host.receive():
+                    self._arm(host)
 
     def _arm(self, host: Answering) -> None:
         fd = host.fileno()
-        self._armed[fd] = host
         # A process that has just ended has no socket; its host's own thread sees to its call.
         with contextlib.suppress(OSError, ValueError):
             try:
@@ -93,14 +97,12 @@ class Replies:
     # hosts
 
     def watch(self, host: Answering) -> None:
-        """Look after a host's deadlines; see `check`."""
+        """Look after a host: its answers, and its deadlines, see `check`."""
         self._watched.append(host)
 
     def unwatch(self, host: Answering) -> None:
         """It is closed."""
         self._watched.remove(host)
-        for fd in [fd for fd, armed in self._armed.items() if armed is host]:
-            self._armed.pop(fd, None)
 
     def check(self) -> None:
         """Have every host give up calls that should have been answered; called now and then."""
@@ -146,7 +148,12 @@ class Replies:
                     end_ns = min(last_ns, clock() + self._spin_ns)
 
     def sleeper(self, hosts: list[Answering]) -> Sleeper:
-        """Make what a caller's thread sleeps with."""
+        """Make what a caller's thread sleeps with.
+
+        The loop's own thread may call too; nobody else looks then for what is left to the loop.
+        """
+        if threading.get_ident() == self._loop_thread:
+            return _AnswerSleeper(hosts, self._thread.event(), self._epoll, self._on_ready)
         return _AnswerSleeper(hosts, self._thread.event()) if hosts else _LockSleeper()
 
 
@@ -179,9 +186,17 @@ class _AnswerSleeper:
     event is kept open for as long as it may be written to, and a count in it alone means nothing.
     """
 
-    def __init__(self, hosts: list[Answering], event: _Event) -> None:
+    def __init__(
+        self,
+        hosts: list[Answering],
+        event: _Event,
+        others: select.epoll | None = None,
+        look_for_others: Callable[[], None] = lambda: None,
+    ) -> None:
         self._hosts = hosts
         self._event = event
+        self._others = others
+        self._look_for_others = look_for_others
         self._woken = False
         self._thread = threading.get_ident()
 
@@ -202,6 +217,8 @@ class _AnswerSleeper:
     def _look(self, limit_s: float | None) -> None:
         poll = select.poll()
         poll.register(self._event.fd, select.POLLIN)
+        if self._others is not None:
+            poll.register(self._others, select.POLLIN)
         for host in self._hosts:
             fd = host.fileno()
             if fd >= 0:
@@ -210,6 +227,7 @@ class _AnswerSleeper:
         if any(fd == self._event.fd for fd, _ in ready):
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._event.fd)
+        self._look_for_others()
         for host in tuple(self._hosts):
             if host.receive():
                 self._hosts.remove(host)

@@ -26,6 +26,7 @@ from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource
 from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.function import Function, FunctionSpec, Limits
+from dandelion.memory import Context
 from dandelion.node import Node, Settings, remote
 from dandelion.node.hosts import State
 from dandelion.node.invocation import Invocation
@@ -311,6 +312,111 @@ def test_a_late_wake_up_is_taken_for_what_it_is() -> None:
     sleepers[0].wake()
     assert sleepers[0].sleep(0.01)
     replies.close()
+
+
+# --- two calls out, and others who have to do with the process -----------------------------------
+
+
+@contextmanager
+def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
+    """Hold the next call up as it is being sent; gives what waits until it is."""
+    sending, go_on = threading.Event(), threading.Event()
+    acquire = node._arena.acquire_clean
+
+    def acquire_clean(size_bytes: int) -> Context | None:
+        if not sending.is_set():
+            sending.set()
+            go_on.wait(10)
+        return acquire(size_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node._arena, "acquire_clean", acquire_clean)
+        yield lambda: sending.wait(10)
+        go_on.set()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_call_that_is_being_sent_as_others_end_gets_its_own_answer(
+    dies: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        echoed(node, b"q%d" % number)
+    host = host_of(node)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(echoed, node, b"W-first")
+        wait_until(lambda: host._out)
+        with held(node, monkeypatch) as wait:
+            second = pool.submit(echoed, node, b"q-second")
+            wait()
+            sent = host._out[0]
+            if dies:
+                kill(child_of(node))
+            else:
+                host.check(time.monotonic_ns() + 10**12)
+            wait_until(lambda: sent not in host._out and not host._slow)
+        assert first.result(10) == b"W-first"
+        assert second.result(10) == b"q-second"
+    assert [echoed(node, b"q%d" % n) for n in range(3)] == [b"q0", b"q1", b"q2"]
+
+
+def test_a_removal_finds_the_process_dead_before_who_waits_for_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(node, "G")
+    echoed(node, b"q")
+    echoed(node, b"q", "G")
+    host = host_of(node)
+    looked, looks = host.receive, threading.Event()
+    monkeypatch.setattr(host, "receive", lambda: looks.is_set() and looked())
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(echoed, node, b"W", "G")
+        wait_until(lambda: host.busy)
+        kill(child_of(node))
+        node.remove(FunctionSpec, "F")
+        wait_until(host._inbox.empty)
+        looks.set()
+        assert call.result(10) == b"W"
+    register(node, "F")
+
+
+def test_the_thread_of_the_loop_may_wait_for_what_the_loop_has_sent() -> None:
+    async def calls() -> None:
+        settings = Settings(backends=(), arena_bytes=8 << 20)
+        async with Node(settings, [Echo()]) as node:
+            while not node.ready():
+                await asyncio.sleep(0.01)
+            register(node, "F")
+            await node.invoke_async("F", a=b"q")
+            sent = asyncio.ensure_future(node.invoke_async("F", a=b"W"))
+            await asyncio.sleep(0)
+            assert echoed(node, b"q2", deadline_s=5) == b"q2"
+            assert (await sent).b.bytes() == b"W"
+
+    asyncio.run(calls())
+
+
+def test_a_process_that_dies_as_it_starts_is_started_once_more(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = host_of(node)._remote
+    start = engine._spawned
+    spawned: list[int] = []
+
+    def stillborn() -> remote._Process:
+        process = start()
+        spawned.append(process.child.pid)
+        if len(spawned) == 1:
+            kill(process.child.pid)
+        return process
+
+    echoed(node, b"q")
+    spare = engine._spare
+    assert spare is not None
+    kill(spare.child.pid)
+    monkeypatch.setattr(engine, "_spawned", stillborn)
+    kill(child_of(node))
+    assert echoed(node, b"q2") == b"q2"
+    assert len(spawned) > 1
 
 
 # --- memory and places --------------------------------------------------------------------------
