@@ -41,19 +41,21 @@ WASM_TEXT = """(module
 
 KERNEL = """#include "dandelion.h"
 #define NONCE {nonce}
-KERNEL void touch(GLOBAL const u8 *a, GLOBAL u8 *b) {{
+KERNEL void touch(GLOBAL const u8 *a, GLOBAL u8 *b, i64 unused) {{
     if (GLOBAL_ID(0) == 0) {{ b[0] = a[0]; }}
 }}
 """
 BLUEPRINT = """{
   "modules": {"touch": "touch.c"}, "kernels": {"touch": "touch"},
   "blueprint": {"inputs": ["x"], "buffers": {"y": {"Sizeof": "x"}}, "outputs": ["y"],
-    "control_flow": [{"ExecKernel": ["touch", [{"Ptr": "x"}, {"Ptr": "y"}],
+    "control_flow": [{"ExecKernel": ["touch", [{"Ptr": "x"}, {"Ptr": "y"}, {"Constant": NUMBER}],
       {"grid_dim_x": {"Absolute": 1}, "block_dim_x": {"Absolute": 1}}]}]}
 }"""
 
 
-def echo(backend: str, name: str, nonce: int = 0, *, fails: bool = False) -> FunctionDocument:
+def echo(
+    backend: str, name: str, nonce: int = 0, *, number: int = 0, fails: bool = False
+) -> FunctionDocument:
     """Describe the function ``name(x) -> (y)``.
 
     The GPU function copies everything in and out, but its kernel touches the first byte only.
@@ -61,7 +63,8 @@ def echo(backend: str, name: str, nonce: int = 0, *, fails: bool = False) -> Fun
     Args:
         backend: one of `FORMATS`.
         name: under which it is registered.
-        nonce: another number makes other code, which no cache has seen.
+        nonce: another one makes other code, which no cache has seen.
+        number: another one makes another GPU function of the same source, compiled once for all.
         fails: every call ends with an error of the function, not of the platform; no GPU function
             can be written that does.
 
@@ -75,7 +78,12 @@ def echo(backend: str, name: str, nonce: int = 0, *, fails: bool = False) -> Fun
     if backend == GPU:
         kernel = {"touch.c": KERNEL.format(nonce=nonce)}
         return gpu_function(
-            name, BLUEPRINT, inputs=["x"], outputs=["y"], files=kernel, limits=ROOMY
+            name,
+            BLUEPRINT.replace("NUMBER", str(number)),
+            inputs=["x"],
+            outputs=["y"],
+            files=kernel,
+            limits=ROOMY,
         )
     if backend == NULL:
         code = CodeDocument("null", options={"fail": "as asked"} if fails else {})

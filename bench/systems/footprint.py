@@ -149,6 +149,13 @@ def failing(kind: str, name: str) -> FunctionDocument:
     return replaced
 
 
+def idle_function(kind: str, at: int) -> FunctionDocument:
+    """Describe one of many functions; GPU functions share a source, which is compiled once."""
+    nonce = 0 if kind == GPU else at + 1
+    found: FunctionDocument = echo(kind, f"F{at}", nonce, number=at + 1)
+    return found
+
+
 def cycle(node: Node, kind: str) -> int:
     """Register, invoke, fail, remove; tell how many calls failed."""
     node.register(echo(kind, "Good"), failing(kind, "Bad"))
@@ -194,7 +201,7 @@ def _measure(order: FootprintOrder, settings: Settings) -> Footprint:
         failures = sum(cycle(node, order.kind) for _ in range(3))  # all that is lazy has come up
         idle = state_of(node)
         for at in range(order.functions):
-            node.register(echo(order.kind, f"F{at}", at + 1))
+            node.register(idle_function(order.kind, at))
         registered = state_of(node)
         for at in range(order.functions):
             node.remove(FunctionSpec, f"F{at}")

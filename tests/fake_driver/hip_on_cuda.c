@@ -315,6 +315,8 @@ struct program {
 
 const char *hiprtcGetErrorString(int result) { return result ? "an error" : "success"; }
 
+int hiprtcVersion(int *major, int *minor) { return RTC(nvrtcVersion, major, minor); }
+
 int hiprtcCreateProgram(struct program **program, const char *source, const char *name, int count,
                         const char *const *headers, const char *const *names)
 {
