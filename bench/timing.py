@@ -48,6 +48,7 @@ def in_turns(
     after: Mapping[str, Action] = _NOTHING_AFTER,
     block: int = 1,
     seconds: float | None = None,
+    rest_s: float = 0.0,
 ) -> dict[str, Histogram]:
     """Time several actions in turns, by one caller.
 
@@ -57,6 +58,8 @@ def in_turns(
         warm_up: calls of each that come first and do not count.
         after: what is run after each call of the action of that name, untimed.
         block: calls of one action in a row before the turn of the next.
+        rest_s: how long nothing is done between turns, so that what the last one left running,
+            such as a process that looks for its next call, is at rest.
         seconds: stop early after so long, warm-up left out, but not before each had a turn.
 
     Returns:
@@ -69,6 +72,8 @@ def in_turns(
     deadline = time.perf_counter() + seconds if seconds is not None else None
     for done in range(0, count, block):
         for turn in turns:
+            if rest_s:
+                time.sleep(rest_s)
             turn.run(min(block, count - done))
         if deadline is not None and time.perf_counter() >= deadline:
             break

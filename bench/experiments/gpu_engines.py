@@ -42,6 +42,7 @@ CONCURRENT = names.concurrent(2)
 MIB = 1 << 20
 TO_PROCESS, THROUGH_NODE = "a call to its process", "a call through a node"
 SEQUENTIAL_US, NODE_US = 25.0, 60.0
+REST_S = 0.005  # engine processes look for their next call for as long as 3 ms
 MESSAGES = (
     "two messages between processes take about 40 us, with nobody asleep: naming the data, "
     "encoding, a system call and a look at each end; a node's bookkeeping takes about 40 us more"
@@ -166,7 +167,7 @@ def time_matmul(
             actions[f"{name}, {THROUGH_NODE}"] = call
         bench.say("timing")
         count = bench.pick(30, 200, 2000)
-        return in_turns(actions, count=count, after=after, block=25), skips
+        return in_turns(actions, count=count, after=after, block=100, rest_s=REST_S), skips
 
 
 def started(bench: Bench, workers: int, closing: contextlib.ExitStack) -> Node | Skip:

@@ -46,6 +46,7 @@ class Work:
         attempt: 1, and more if engines died under it.
         cache_key: under which its result is kept, if it is.
         cancelled: its result is no longer wanted.
+        alone: it may not run where others share its fate.
         begun: False if its engine died before it began with this call.
         host: who runs it.
     """
@@ -58,6 +59,7 @@ class Work:
     started_ns: int = 0
     ended_ns: int = 0
     cancelled: bool = False
+    alone: bool = False
     begun: bool = True
     host: EngineHost | None = None
 

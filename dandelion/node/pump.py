@@ -173,7 +173,7 @@ class Pump:
         _record(invocation, run, work, host)
         wanted = invocation.calls.pop(run.instance, None) is not None
         if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
-            alone = isinstance(error, Faulted)
+            alone = work.alone or isinstance(error, Faulted)
             attempt = work.attempt + work.begun
             self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key))
         elif outputs is not None:
@@ -297,7 +297,14 @@ class Pump:
                 demand=waiting.needs.demand if host.facts.demand is not None else None,
                 latest_ns=invocation.deadline_ns,
             )
-            work = Work(call, done, waiting.since_ns, waiting.attempt, waiting.cache_key)
+            work = Work(
+                call,
+                done,
+                waiting.since_ns,
+                waiting.attempt,
+                waiting.cache_key,
+                alone=waiting.alone,
+            )
             invocation.calls[run.instance] = work
             host.submit(work)
         except Exception as error:

@@ -42,6 +42,8 @@ def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
     assert [(row.system, row.x) for row in found.panels[0].rows] == [
         (names.BARE, "a call"),
         (names.SEQUENTIAL, "a call"),
+        (names.SEQUENTIAL, "a call to its process"),
+        (names.concurrent(2), "a call to its process"),
         (names.SEQUENTIAL, "a call through a node"),
         (names.concurrent(2), "a call through a node"),
     ]
@@ -83,7 +85,13 @@ def timed(us: float) -> Histogram:
 
 
 def test_budgets_of_a_gpu_pass_and_fail_by_what_was_measured() -> None:
-    figures = {"bare": 100.0, "engine": 120.0, names.SEQUENTIAL: 150.0, names.concurrent(2): 170.0}
+    node = gpu_engines.THROUGH_NODE
+    figures = {
+        "bare": 100.0,
+        "engine": 120.0,
+        f"{names.SEQUENTIAL}, {node}": 150.0,
+        f"{names.concurrent(2)}, {node}": 170.0,
+    }
     lines = gpu_engines.matmul_budgets(GPU, {name: timed(us) for name, us in figures.items()})
     assert [line.passes for line in lines] == [True, True, False]
     launches = {gpu_engines.BARE_GRAPH: 100.0, names.SEQUENTIAL: 110.0, names.BARE: 290.0}
