@@ -173,7 +173,7 @@ class Pump:
         _record(invocation, run, work, host)
         wanted = invocation.calls.pop(run.instance, None) is not None
         if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
-            alone = work.alone or isinstance(error, Faulted)
+            alone = work.alone or host.facts.shared_fate
             attempt = work.attempt + work.begun
             self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key))
         elif outputs is not None:

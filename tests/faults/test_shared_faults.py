@@ -1,0 +1,137 @@
+"""Workers that share their fate, as clients of one MPS server do: a fault of one breaks all.
+
+Engine processes are replaced by a program that plays this: a worker in which the bad function runs
+breaks all workers that are up. Each says so in the call that it runs, or at its next one, and
+leaves. Whatever the order of things, the bad call alone fails.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource, Sharing
+from dandelion.errors import DandelionError
+from dandelion.function import Function
+from dandelion.node import Node, Settings, remote
+
+ROUNDS = 5
+WORKERS = 8
+GOOD_CALLERS = 5
+PROGRAM = """#!{python}
+import os, random, socket, sys, time
+sys.path.insert(0, {root!r})
+from dandelion.driver import Capacity
+from dandelion.engine_process.messages import *
+from dandelion.errors import EngineDied, Faulted
+node = request_channel(socket.socket(fileno=int(sys.argv[3])))
+worker = "BROKEN" in os.environ
+broken = os.environ.get("BROKEN", "")
+names = {{}}
+
+def generation():
+    return os.path.getsize(broken) if worker else 0
+
+def faulted(request):
+    leave(request, Faulted(names[request.identity], "illegal address"))
+
+def leave(request, error):
+    node.send(Failed(request.call, error.record(), {{}}, True))
+    sys.exit(0)
+
+try:
+    while not isinstance(node.receive(), Open):
+        pass
+    born = generation()
+    workers = 0 if worker else {workers}
+    node.send(Ready("shared", "shared:0", ("0",), "played", Capacity(), workers, not worker))
+    while True:
+        request = node.receive()
+        if isinstance(request, Load):
+            names[request.identity] = request.spec.name
+        elif isinstance(request, Run):
+            if generation() != born:  # it noticed as it zeroed what its last call had used
+                leave(request, EngineDied("shared:0", "illegal address"))
+            time.sleep(random.random() * 0.002)
+            if names[request.identity] == "Bad":
+                if worker:
+                    with open(broken, "a") as file:
+                        file.write("x")
+                faulted(request)
+            if generation() != born:
+                faulted(request)
+            node.send(Done(request.call, (None,), {{}}))
+except (Ended, OSError):
+    sys.exit(0)
+"""
+
+
+class Shared(Driver):
+    """A device that two workers share."""
+
+    name = "shared"
+    formats = frozenset({"shared"})
+    hosting = Hosting.PROCESS
+
+    def __init__(self, broken: Path) -> None:
+        self._broken = broken
+
+    def probe(self) -> list[Resource]:
+        raise AssertionError("a node leaves that to the process")
+
+    def engine(self, resource: str) -> Engine:
+        raise AssertionError("a node leaves that to the process")
+
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        return Demand(output_bytes=1)
+
+    def share(self, resource: str) -> Sharing:
+        return Sharing({"BROKEN": str(self._broken)}, concurrent=True, shared_fate=True)
+
+
+@pytest.fixture(params=[0, 200])
+def node(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Node]:
+    program, broken = tmp_path / "python", tmp_path / "broken"
+    broken.touch()
+    program.write_text(
+        PROGRAM.format(python=sys.executable, root=str(Path(__file__).parents[2]), workers=WORKERS)
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(remote, "sys", SimpleNamespace(executable=str(program)))
+    driver = Shared(broken)
+    monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
+    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=request.param)
+    with Node(settings, [driver]) as node:
+        while len(node.engines()) < WORKERS + 1 or not node.ready():
+            node.wait_ready(0.05)
+        code = (CodeDocument("shared"),)
+        for name in ("Good", "Bad"):
+            node.register(FunctionDocument(name, ("a",), ("b",), code=code))
+        yield node
+
+
+def test_a_fault_that_all_share_fails_the_bad_call_alone(node: Node) -> None:
+    def call(name: str, barrier: threading.Barrier) -> str:
+        barrier.wait()
+        try:
+            node.invoke(name, a=b"1")
+        except DandelionError as error:
+            return f"{type(error).__name__}: {error}"
+        return "answered"
+
+    for _ in range(ROUNDS):
+        for _ in range(10):
+            node.invoke("Good", a=b"1")
+        barrier = threading.Barrier(GOOD_CALLERS + 1)
+        with ThreadPoolExecutor(GOOD_CALLERS + 1) as pool:
+            bad = pool.submit(call, "Bad", barrier)
+            good = [pool.submit(call, "Good", barrier) for _ in range(GOOD_CALLERS)]
+            assert [one.result() for one in good] == ["answered"] * GOOD_CALLERS
+            assert bad.result().startswith("Faulted")
