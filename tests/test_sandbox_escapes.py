@@ -7,6 +7,7 @@ attempt the engine runs an honest call.
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Iterator
@@ -481,6 +482,7 @@ def test_descriptors_sent_along_are_dropped() -> None:
         [channel] = [s for s in sockets if s.fileno() == 3]
         wire.send(channel, [{forged(done(None))!r}], [0, 3])
     """
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     # Where many descriptors of this user are under way, the kernel refuses.
     with process_engine() as own, suppress(Raised):

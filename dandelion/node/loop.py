@@ -47,11 +47,13 @@ class NodeLoop:
         self._janitor = asyncio.ensure_future(self._keep_house())
 
     async def _keep_house(self) -> None:
+        zeroing: asyncio.Future[int] | None = None
         while True:
             await asyncio.sleep(JANITOR_S)
             self._replies.check()
-            if self._arena.dirty:
-                await asyncio.to_thread(self._arena.recycle)
+            if self._arena.dirty and (zeroing is None or zeroing.done()):
+                # Not waited for: the executor is the loop's, and others may keep it busy.
+                zeroing = asyncio.ensure_future(asyncio.to_thread(self._arena.recycle))
 
     def stop(self) -> None:
         """Stop what runs on the loop, and the loop if it is ours. Not from the loop itself."""

@@ -195,7 +195,7 @@ class ProcessHost(ThreadHost):
                     break  # it is being sent; its sender goes on with it
                 if not self._begin_next(work):
                     continue
-                work.begun = not self._remote.lost
+                work.begun = self._remote.reached(work.call)
                 ended.append((work, result_of(engine, self._remote.finish, work.call)))
         self._slow.popleft()
         if ended:

@@ -115,6 +115,7 @@ class _Out:
         result: the context for its outputs.
         unsent: the end of its request, if there was no room for it.
         reply: what came, if it was more than `take` could deal with.
+        reached: False if the process was gone before any of its request was sent.
     """
 
     call: Call
@@ -122,6 +123,7 @@ class _Out:
     result: Context
     unsent: Bytes = b""
     reply: Reply | None = None
+    reached: bool = True
 
 
 class RemoteEngine(Engine):
@@ -297,7 +299,9 @@ class RemoteEngine(Engine):
             call.id, function.identity, wire, result.offset_bytes, size, latest_ns, limit_s
         )
         out = _Out(call, inputs, result)
-        with self._sending:
+        if not self._sending.acquire(blocking=not quickly):
+            return Sent.NOTHING
+        try:
             if function.identity not in self._loaded or channel is not self._channel:
                 return Sent.NOTHING
             if self._out and self._out[-1].unsent:
@@ -307,7 +311,10 @@ class RemoteEngine(Engine):
             try:
                 out.unsent = channel.post(request)
             except OSError:
+                out.reached = False
                 return Sent.PART
+        finally:
+            self._sending.release()
         return Sent.PART if out.unsent else Sent.ALL
 
     def _wired(self, call: Call, quickly: bool) -> tuple[WireSets, InstanceSets] | None:
@@ -345,6 +352,10 @@ class RemoteEngine(Engine):
     def sent(self, call: Call) -> bool:
         """Tell whether a call is out."""
         return any(out.call is call for out in tuple(self._out))
+
+    def reached(self, call: Call) -> bool:
+        """Tell whether a call that is out may have come to the process."""
+        return not self.lost and all(out.reached for out in tuple(self._out) if out.call is call)
 
     def take(self, call: Call) -> InstanceSets | Answer:
         """Take the outputs of a call, if it is the one that is out first, and they are here.

@@ -89,7 +89,10 @@ class ThreadHost(EngineHost):
             order = self._inbox.get()
             if order is None:
                 return
-            order(engine)
+            try:
+                order(engine)
+            except Exception:  # a bug; the thread is needed all the same
+                log.exception("engine %s: an order failed", self.facts.name)
             del order  # the next wait must not keep the last call's memory
 
     def _run(self, work: Work, engine: Engine) -> None:
