@@ -15,9 +15,7 @@ import os
 import re
 import sys
 import tempfile
-import time
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -458,7 +456,9 @@ def test_ensembles_run_every_step(installed: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_others")
-@pytest.mark.parametrize(("flaw", "reason"), [("ends", "failed to load"), ("wrong", "wrong result")])
+@pytest.mark.parametrize(
+    ("flaw", "reason"), [("ends", "failed to load"), ("wrong", "wrong result")]
+)
 def test_one_that_does_not_work_is_skipped(
     installed: Path, monkeypatch: pytest.MonkeyPatch, flaw: str, reason: str
 ) -> None:
@@ -480,9 +480,7 @@ def test_a_quick_run_starts_none(
     assert "--quick" in skips[-1].reason
 
 
-def test_one_that_is_never_ready_is_ended(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_never_ready_is_ended(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLAW, "unready")
     ended: list[int] = []
     close = TritonServer.close
@@ -490,7 +488,7 @@ def test_one_that_is_never_ready_is_ended(
         TritonServer, "close", lambda server: (close(server), ended.append(server.pid))
     )
     with pytest.raises(ServerFailed):
-        TritonServer([no_op()], wait_s=1.5)
+        TritonServer([no_op()], wait_s=0.9)
     assert ended
     assert not lives(ended[0])
     assert list(installed.glob("triton-*")) == []

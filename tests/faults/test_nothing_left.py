@@ -55,12 +55,15 @@ def children(process: int) -> Iterator[int]:
 
 
 def private_bytes(process: int) -> int:
-    """Memory of a process that is its own; the arena is counted apart."""
+    """Memory that a process has written to and shares with nobody; the arena is counted apart.
+
+    Pages that were only read come and go with neighbours that map the same files.
+    """
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return sum(1024 * int(x.split()[1]) for x in lines if x.startswith("Private_"))
+    return sum(1024 * int(x.split()[1]) for x in lines if x.startswith("Private_Dirty"))
 
 
 def held(node: Node, folder: Path) -> Held:
