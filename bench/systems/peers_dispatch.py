@@ -9,6 +9,8 @@ process, as we are. Each is used as its own documentation says is fastest for ti
   core.
 - *Ray compiled graph*: the graph compiled once, on one actor, where a value is handed on at once;
   and across two actors, where every step is a hop through shared memory.
+- *Triton*: an ensemble of the no-op step in its backend for Python, asked over one kept connection,
+  since its users are clients; the request over HTTP is part of each call.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..records import Skip
+from . import names
+from .triton import FAILURES, PROGRAM, REMEDY, TritonEnsembles
 
 Action = Callable[[], object]
 COMPILED_LIMIT = 100
@@ -171,6 +175,7 @@ def peers(quick: bool, skips: list[Skip]) -> Iterator[list[Peer]]:
             skips.append(Skip("Ray", "takes seconds to start: leave out --quick"))
         else:
             found += stack.enter_context(_ray(skips))
+        found += _triton(quick, skips)
         for peer in found:
             stack.callback(peer.close)
         yield found
@@ -178,6 +183,20 @@ def peers(quick: bool, skips: list[Skip]) -> Iterator[list[Peer]]:
 
 def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
+
+
+def _triton(quick: bool, skips: list[Skip]) -> list[Peer]:
+    if shutil.which(PROGRAM) is None:
+        reason = f"not installed: no {PROGRAM} on the PATH; {REMEDY}"
+    elif quick:
+        reason = "takes seconds to start: leave out --quick"
+    else:
+        try:
+            return [TritonEnsembles()]
+        except FAILURES as error:
+            reason = f"does not start here: {type(error).__name__}: {error}"[:300]
+    skips.append(Skip(names.TRITON, reason))
+    return []
 
 
 @contextlib.contextmanager

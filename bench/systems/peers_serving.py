@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from .dedicated import dedicated_server
 from .plover_chains import Chain
 from .servers import ServerFailed, ServerProcess, module, node_server
 from .tenants import named
+from .triton import PROGRAM, REMEDY, TritonServer, inference, network_logits
+from .triton import network as triton_network
 
 _PROGRAM = "dandelion.bench.systems.peer_network"
 _LITSERVE = "dandelion.bench.systems.peer_litserve"
@@ -32,6 +35,27 @@ _START_S = 120.0
 _ANSWER_S = 30.0
 _JSON = "application/json"
 MIB = 1024 * 1024
+
+
+def _logits(port: int, request: HttpRequest) -> bytes:
+    reply = _post(port, request)
+    if request.accept != _JSON:
+        return reply
+    return np.array(json.loads(reply)["logits"], np.float32).tobytes()
+
+
+def _post(port: int, request: HttpRequest) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
+    try:
+        headers = {"content-type": request.content_type, "accept": request.accept}
+        connection.request("POST", request.path, request.body, headers)
+        answer = connection.getresponse()
+        reply = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}: {reply[:200]!r}")
+    return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +68,8 @@ class Entry:
         request: what it is asked.
         needs: modules that it must be able to import.
         remedy: how to get them.
+        program: that must be on the PATH.
+        logits: asks the server at a port once, and gives the logits [10] float32 of its answer.
     """
 
     name: str
@@ -51,10 +77,14 @@ class Entry:
     request: HttpRequest
     needs: tuple[str, ...] = ()
     remedy: str = ""
+    program: str = ""
+    logits: Callable[[int, HttpRequest], bytes] = _logits
 
     def missing(self) -> str:
         """Say what is not installed, and the remedy; empty if nothing is missing."""
         lacking = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if self.program and shutil.which(self.program) is None:
+            lacking.append(f"no {self.program} on the PATH")
         return f"not installed: {', '.join(lacking)}; {self.remedy}" if lacking else ""
 
 
@@ -82,6 +112,7 @@ def entries(bench: Bench, chain: Chain) -> list[Entry]:
         _peer(names.RAY_ACTORS, "ray", raw, "torch", "ray"),
         _peer(names.LITSERVE, "litserve", HttpRequest("/predict", text, _JSON, _JSON), "torch",
               "litserve"),
+        _triton(chain),
     ]  # fmt: skip
 
 
@@ -93,6 +124,18 @@ def _peer(name: str, kind: str, request: HttpRequest, *needs: str) -> Entry:
         return ServerProcess(name, module(_LITSERVE, str(port)), port=port, wait_s=_START_S)
 
     return Entry(name, start, request, needs, f"pip install {' '.join(needs)}")
+
+
+def _triton(chain: Chain) -> Entry:
+    model = triton_network()
+    request = inference(model, chain.body)
+
+    def start() -> ServerProcess:
+        return TritonServer([model])
+
+    return Entry(
+        names.TRITON, start, request, remedy=REMEDY, program=PROGRAM, logits=network_logits
+    )
 
 
 def _settings(bench: Bench, workers: int) -> dict[str, object]:
@@ -130,43 +173,18 @@ def running(
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(entry.start())
-            reply = _post(server.port, entry.request)
+            logits = entry.logits(server.port, entry.request)
         except (ServerFailed, OSError, ValueError, http.client.HTTPException) as error:
             skips.append(Skip(entry.name, str(error)))
             yield None
             return
-        if not chain.expected(_logits(entry.request, reply)):
+        if not chain.expected(logits):
             skips.append(Skip(entry.name, "it gives a wrong result"))
             yield None
             return
         yield server, entry.request
 
 
-def _logits(request: HttpRequest, reply: bytes) -> bytes:
-    if request.accept != _JSON:
-        return reply
-    return np.array(json.loads(reply)["logits"], np.float32).tobytes()
-
-
-def _post(port: int, request: HttpRequest) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
-    try:
-        headers = {"content-type": request.content_type, "accept": request.accept}
-        connection.request("POST", request.path, request.body, headers)
-        answer = connection.getresponse()
-        reply = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise ValueError(f"status {answer.status}: {reply[:200]!r}")
-    return reply
-
-
 def triton() -> Skip:
-    """Say why NVIDIA's Triton does not take part: its server is no library of Python."""
-    return Skip(
-        names.TRITON,
-        "it is a server of its own, from NVIDIA's container, with a repository of models; this "
-        "harness starts no containers. Remedy: serve the network there, and load its port with "
-        "dandelion.bench.load",
-    )
+    """Say where Triton takes part; `running` says the same of its entry."""
+    return Skip(names.TRITON, f"not installed: no {PROGRAM} on the PATH; {REMEDY}")

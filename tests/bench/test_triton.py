@@ -43,7 +43,10 @@ from dandelion.bench.systems.triton import (
 
 FLAW = "STAND_IN_FLAW"
 LONGEST = 50  # steps of an ensemble that the stand-in takes
-TYPES = {"TYPE_FP32": np.dtype(np.float32), "TYPE_UINT8": np.dtype(np.uint8)}
+TYPES: dict[str, np.dtype[Any]] = {
+    "TYPE_FP32": np.dtype(np.float32),
+    "TYPE_UINT8": np.dtype(np.uint8),
+}
 ABSENT = Skip(names.TRITON, f"not installed: no {PROGRAM} on the PATH; {REMEDY}")
 
 
@@ -143,7 +146,7 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.a.shape
+        return tuple(self.a.shape)
 
 
 def conv2d(x: Array, filters: Array, bias: Array, padding: int) -> Array:
@@ -425,7 +428,7 @@ def test_the_network_is_served_and_another_answer_is_wrong(installed: Path) -> N
         load = closed_loop(server.port, request, callers=2, seconds=0.1, warm_up_s=0.0)
         assert load.count > 0
         assert load.errors == {}
-        same = replace(triton(), start=lambda: contextlib.nullcontext(server))  # type: ignore[arg-type,return-value]  # it runs
+        same = replace(triton(), start=lambda: contextlib.nullcontext(server))
         with running(same, vector_addition(), skips) as wrong:
             assert wrong is None
     assert skips == [Skip(names.TRITON, "it gives a wrong result")]
@@ -444,9 +447,9 @@ def test_ensembles_run_every_step(installed: Path) -> None:
         assert chain is not None
         assert fan is not None
         before = steps_run(server)
-        assert outputs(bytes(chain())) == {"s7": b"x"}  # type: ignore[call-overload]  # bytes of an answer
+        assert outputs(bytes(chain())) == {"s7": b"x"}
         assert steps_run(server) == before + 7
-        assert outputs(bytes(fan())) == {f"y{i}": b"x" for i in range(5)}  # type: ignore[call-overload]  # as above
+        assert outputs(bytes(fan())) == {f"y{i}": b"x" for i in range(5)}
         assert steps_run(server) == before + 12
         assert peer.chain(LONGEST + 1) is None
         assert peer.chain(7) is not None  # described and loaded anew
@@ -483,10 +486,13 @@ def test_a_quick_run_starts_none(
 def test_one_that_is_never_ready_is_ended(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLAW, "unready")
     ended: list[int] = []
-    close = TritonServer.close
-    monkeypatch.setattr(
-        TritonServer, "close", lambda server: (close(server), ended.append(server.pid))
-    )
+    stop = TritonServer.stop
+
+    def stop_and_tell(server: TritonServer) -> None:
+        stop(server)
+        ended.append(server.pid)
+
+    monkeypatch.setattr(TritonServer, "stop", stop_and_tell)
     with pytest.raises(ServerFailed):
         TritonServer([no_op()], wait_s=0.9)
     assert ended
