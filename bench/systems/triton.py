@@ -46,6 +46,7 @@ Action = Callable[[], object]
 _START_S = 180.0
 _ANSWER_S = 60.0
 _CHECK_S = 0.02
+_MODEL_S = 120  # its default ends a model that imports PyTorch from a cold disk
 _EXIT_S = 5
 
 _NETWORK_PROGRAM = '''\
@@ -272,6 +273,7 @@ def _options(repository: Path, port: int) -> list[str]:
         "--allow-grpc=false",
         "--allow-metrics=false",
         "--log-verbose=0",
+        f"--backend-config=python,stub-timeout-seconds={_MODEL_S}",
         f"--exit-timeout-secs={_EXIT_S}",
     ]
 

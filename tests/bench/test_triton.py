@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
+import msgspec
 import numpy as np
 import pytest
 from dandelion.bench.experiment import Bench
-from dandelion.bench.load import closed_loop
+from dandelion.bench.load import HttpRequest, closed_loop
 from dandelion.bench.records import Skip
 from dandelion.bench.systems import names, peers_dispatch
 from dandelion.bench.systems.peers_serving import Entry, entries, running
@@ -42,6 +43,13 @@ from dandelion.bench.systems.triton import (
 )
 
 FLAW = "STAND_IN_FLAW"
+GIVEN = {  # options that must have these values
+    "model-control-mode": "explicit",
+    "http-address": "127.0.0.1",
+    "allow-grpc": "false",
+    "allow-metrics": "false",
+    "log-verbose": "0",
+}
 LONGEST = 50  # steps of an ensemble that the stand-in takes
 TYPES: dict[str, np.dtype[Any]] = {
     "TYPE_FP32": np.dtype(np.float32),
@@ -330,26 +338,28 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def of_a_backend(option: str) -> str:
+    if not re.fullmatch(r"python,stub-timeout-seconds=\d+", option):
+        raise ValueError(option)
+    return option
+
+
 def stand_in() -> None:
-    if os.environ.get(FLAW) == "ends":
-        raise SystemExit("error: creating server: Internal - failed to load all models")
     options = argparse.ArgumentParser()
     options.add_argument("--model-repository", type=Path, required=True)
-    options.add_argument("--model-control-mode", choices=["explicit"], required=True)
     options.add_argument("--load-model", action="append", default=[])
-    options.add_argument("--http-address", choices=["127.0.0.1"], required=True)
     options.add_argument("--http-port", type=int, required=True)
-    options.add_argument("--allow-grpc", choices=["false"], required=True)
-    options.add_argument("--allow-metrics", choices=["false"], required=True)
-    options.add_argument("--log-verbose", type=int)
     options.add_argument("--exit-timeout-secs", type=int)
+    options.add_argument("--backend-config", type=of_a_backend)
+    for name, value in GIVEN.items():
+        options.add_argument(f"--{name}", choices=[value], required=True)
     given = options.parse_args()
     sys.modules["triton_python_backend_utils"] = Utils("triton_python_backend_utils")
     sys.modules["torch"] = small_torch()
     Handler.repository = Repository(given.model_repository)
     for name in given.load_model:
         Handler.repository.load(name)
-    ThreadingHTTPServer((given.http_address, given.http_port), Handler).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", given.http_port), Handler).serve_forever()
 
 
 # --- tests --------------------------------------------------------------------------------------
@@ -360,7 +370,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the stand-in; its folder is given."""
     folder = tmp_path_factory.mktemp("bin")
     script = folder / PROGRAM
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
+    ends = f'test "${FLAW}" = ends && echo "failed to load all models" >&2 && exit 1\n'
+    script.write_text(f'#!/bin/sh\n{ends}exec "{sys.executable}" "{__file__}" "$@"\n')
     script.chmod(0o755)
     return folder
 
@@ -401,6 +412,13 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
+def as_sent(port: int, request: HttpRequest) -> Request:
+    """Write the load generator's request for another client."""
+    kind, _, length = request.content_type.partition("\r\ninference-header-content-length: ")
+    headers = {"content-type": kind, "inference-header-content-length": length}
+    return Request(f"http://127.0.0.1:{port}{request.path}", request.body, headers)
+
+
 def steps_run(server: ServerProcess) -> int:
     with urlopen(f"http://127.0.0.1:{server.port}/v2/models/no_op/stats", timeout=10) as said:
         return int(json.load(said)["model_stats"][0]["inference_count"])
@@ -425,7 +443,10 @@ def test_the_network_is_served_and_another_answer_is_wrong(installed: Path) -> N
         server, request = found
         assert lives(server.pid)
         assert len(list(installed.glob("triton-*/network/1/model.py"))) == 1
-        load = closed_loop(server.port, request, callers=2, seconds=0.1, warm_up_s=0.0)
+        with urlopen(as_sent(server.port, request), timeout=10) as said:
+            right = said.read()
+        expecting = msgspec.structs.replace(request, expect=right)
+        load = closed_loop(server.port, expecting, callers=2, seconds=0.1, warm_up_s=0.0)
         assert load.count > 0
         assert load.errors == {}
         same = replace(triton(), start=lambda: contextlib.nullcontext(server))
