@@ -7,8 +7,8 @@ For timing one call after the other in this process, in turns with other things.
 from __future__ import annotations
 
 import socket
-from types import TracebackType
-from typing import Self
+
+from .closing import Closing
 
 _CHUNK_BYTES = 1 << 18
 _LIMIT_S = 60.0
@@ -18,7 +18,7 @@ class Refused(Exception):
     """A server did not answer with a success; the text is what it said."""
 
 
-class Connection:
+class Connection(Closing):
     """Knows just enough HTTP to ask and to wait for an answer of known size.
 
     Args:
@@ -73,17 +73,6 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _length(head: bytes) -> int:

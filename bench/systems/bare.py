@@ -16,13 +16,14 @@ import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.inference.oracle import FILTER_SIDE, SIDE, filter_weights
 from dandelion.compositions.matmul import bundle as matmul
+
+from ..closing import Closing
 
 MATMUL_BYTES = matmul.SIDE * matmul.SIDE * 8
 IMAGE_BYTES = SIDE * SIDE * 4
@@ -122,7 +123,7 @@ def ticks_work(times: int) -> Work:
     return Work(f"ticks_{times}", TICK, {"x": 8}, "x", "x", (step,), times)
 
 
-class Lane(abc.ABC):
+class Lane(Closing):
     """Where a `Work` is done, one request at a time, by the thread that made it.
 
     Attributes:
@@ -157,17 +158,6 @@ class Lane(abc.ABC):
         self.source[:] = body
         self.go()
         return bytes(self.target)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class BareDevice(AbstractContextManager["BareDevice"]):

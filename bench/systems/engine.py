@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.sequential import SequentialEngine
@@ -23,6 +22,7 @@ from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.remote import RemoteEngine
 from dandelion.settings import Settings
 
+from ..closing import Closing
 from .bare import TICK
 
 _OPTIONS = {"cuda": {"pool_bytes": "4G", "weights": "1G"}, "hip": {"pool_bytes": "4G"}}
@@ -38,7 +38,7 @@ KERNEL void weigh(GLOBAL const i32 *w, GLOBAL const i32 *x, GLOBAL i32 *y)
 """
 
 
-class LocalEngine:
+class LocalEngine(Closing):
     """An engine in this process; use it with ``with``.
 
     Args:
@@ -97,19 +97,8 @@ class LocalEngine:
         self.engine.close()
         self.domain.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class EngineProcess:
+class EngineProcess(Closing):
     """An engine in a process of its own, as a node has it, without the node; use it with ``with``.
 
     Args:
@@ -166,17 +155,6 @@ class EngineProcess:
         self.engine.close()
         self._sharing.close()
         self.domain.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def prepared(

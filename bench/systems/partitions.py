@@ -23,8 +23,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 from dandelion.backends.gpu.mps import CONTROL, MpsDaemon
@@ -32,6 +31,7 @@ from dandelion.backends.gpu.mps import CONTROL, MpsDaemon
 import dandelion
 from dandelion.errors import BackendUnavailable, EngineDied, TimedOut
 
+from ..closing import Closing
 from . import names
 from .kaas_shapes import Tuned
 from .tenant_process import (
@@ -54,7 +54,7 @@ A = TypeVar("A", Ready, Done, Timed)
 _PROGRAM = "dandelion.bench.systems.tenant_process"
 
 
-class TenantProcess:
+class TenantProcess(Closing):
     """A tenant's process; it starts at once. Used by one thread at a time.
 
     Args:
@@ -134,17 +134,6 @@ class TenantProcess:
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._output.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Exclusive(Tenants):

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.node import Node, Settings
 from dandelion.node.traces import Trace
 
+from ..closing import Closing
 from ..histogram import Histogram
 from . import kaas_graphs, names
 from .kaas_shapes import Tuned
@@ -32,7 +31,7 @@ MIB = 1024 * 1024
 _READY_S = 120.0
 
 
-class Tenants(abc.ABC):
+class Tenants(Closing):
     """Answers requests of tenants, from any thread.
 
     Attributes:
@@ -51,17 +50,6 @@ class Tenants(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give everything back. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Dandelion(Tenants):
