@@ -47,6 +47,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
         expect: the body of the only right answer; None takes any answer with a status below 400.
         numbered: send the number of the request in a header ``x-number``, counted from 0.
         method: of HTTP.
+        headers: further ones, names and values.
     """
 
     path: str
@@ -56,6 +57,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     expect: bytes | None = None
     numbered: bool = False
     method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True):

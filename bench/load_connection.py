@@ -24,10 +24,11 @@ class Message:
     """A request as bytes, ready to be sent under any number."""
 
     def __init__(self, request: HttpRequest) -> None:
+        further = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
         head = (
             f"{request.method} {request.path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
             f"content-type: {request.content_type}\r\naccept: {request.accept}\r\n"
-            f"content-length: {len(request.body)}\r\n"
+            f"content-length: {len(request.body)}\r\n{further}"
         ).encode()
         self._head = head
         self._body = request.body

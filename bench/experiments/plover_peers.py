@@ -8,7 +8,7 @@ from ..experiment import Bench, experiment
 from ..load import closed_loop
 from ..records import Axis, Found, Metric, Panel, Row, Skip, Unit
 from ..systems import names
-from ..systems.peers_serving import entries, running, triton
+from ..systems.peers_serving import entries, running
 from ..systems.plover_chains import network
 
 METRICS = (
@@ -47,7 +47,6 @@ def peers(bench: Bench) -> Found:
                     server.port, request, callers=callers, seconds=seconds, warm_up_s=0.3
                 )
                 rows.append(Row(name, callers, load.values(), load.count, load.failed, load.note))
-    skips.append(triton())
     title = f"{chain.name} over HTTP, callers that wait for their answers"
     axis = Axis("callers", logarithmic=True)
     return Found(
@@ -63,5 +62,5 @@ _SAME_WEIGHTS = (
 )
 _EACH = (
     "Only the node isolates: it zeroes what a request used, and a fault ends one engine. LitServe "
-    "takes and gives JSON, all others bytes."
+    "takes and gives JSON, Triton a little JSON before the bytes, all others bytes."
 )

@@ -183,8 +183,3 @@ def running(
             yield None
             return
         yield server, entry.request
-
-
-def triton() -> Skip:
-    """Say where Triton takes part; `running` says the same of its entry."""
-    return Skip(names.TRITON, f"not installed: no {PROGRAM} on the PATH; {REMEDY}")

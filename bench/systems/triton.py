@@ -314,9 +314,8 @@ def inference(model: Model, data: bytes) -> HttpRequest:
         "parameters": {"binary_data_size": len(data)},
     }
     head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
-    # A request of the load generator has no further headers: this one comes with the type.
-    kind = f"application/octet-stream\r\ninference-header-content-length: {len(head)}"
-    return HttpRequest(f"/v2/models/{model.name}/infer", head + data, kind)
+    headers = (("inference-header-content-length", str(len(head))),)
+    return HttpRequest(f"/v2/models/{model.name}/infer", head + data, headers=headers)
 
 
 def outputs(reply: bytes) -> dict[str, bytes]:

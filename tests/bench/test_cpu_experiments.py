@@ -126,11 +126,12 @@ def test_rows_of_many_applications_are_about_one() -> None:
 
 def test_peers_that_are_missing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_dispatch, "_installed", lambda name: name == "ray")
+    monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib, "import_module", partial(_missing, importlib.import_module))
     skips: list[Skip] = []
     with peers_dispatch.peers(False, skips) as found:
         assert found == []
-    assert [s.what for s in skips] == ["Dask", "Ray"]
+    assert [s.what for s in skips] == ["Dask", "Ray", "Triton"]
     assert "pip install dask" in skips[0].reason
     assert "does not start" in skips[1].reason
 
