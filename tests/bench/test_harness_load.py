@@ -60,7 +60,10 @@ def answering(head: bytes, body: bytes) -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - of the library
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # by default 5, beyond which a connection takes a second
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
