@@ -29,6 +29,8 @@ from ..systems.echoes import GPU, echo
 from ..systems.servers import environment_of, module
 
 _LIMIT_S = 300.0
+_STEADY = 5
+"""How many checks in a row must find as many processes as before."""
 _QUIET_S = 0.02
 _CHECKS = 50
 _SMI = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
@@ -124,12 +126,16 @@ def device_bytes(backend: str) -> int | None:
 def state_of(node: Node, backend: str = "") -> State:
     """Take stock, once nothing is under way any more."""
     me = os.getpid()
+    found = children(me)
+    steady = 0
     for _ in range(_CHECKS):  # sandboxes that were used are being replaced
         facts = node.facts()
-        if not (facts.running or facts.arena.contexts):
+        last, found = len(found), children(me)
+        busy = facts.running or facts.arena.contexts
+        steady = 0 if busy or len(found) != last else steady + 1
+        if steady == _STEADY:
             break
         time.sleep(_QUIET_S)
-    found = children(me)
     return State(
         settled_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
         facts.arena.contexts, open_files(me), threading.active_count(), len(found),
