@@ -61,6 +61,8 @@ if "HANG" in text:
         hangs.write(f"{os.getpid()} {os.getppid()} {os.getpgrp()}")
     time.sleep(600)
 if "CRASH" in text:
+    with open(folder + "/crashed", "w") as crashed:
+        crashed.write(str(os.getpid()))
     os.kill(os.getpgrp(), signal.SIGSEGV)
     time.sleep(600)
 open(out, "wb").write(b"binary of " + text.encode()[-10:])
@@ -280,15 +282,12 @@ def test_a_compiler_that_hangs_is_ended(
 ) -> None:
     limits: list[float] = []
 
-    def late(child: subprocess.Popen[bytes], job: bytes, limit_s: float) -> None:
-        assert child.stdin is not None
-        child.stdin.write(job)
-        child.stdin.close()
+    def late(process: int, limit_s: float) -> bool:
         compiler.hanging()
         limits.append(limit_s)
-        raise subprocess.TimeoutExpired("compiler", limit_s)
+        return False
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", late)
+    monkeypatch.setattr(compile_process, "_ended", late)
     with pytest.raises(InvalidFunction, match="more than 30 s"):
         compiler.driver().prepare(function(bad("HANG")), SM_90)
     assert limits == [30.0]
@@ -301,6 +300,9 @@ def test_a_compiler_that_hangs_is_ended(
 def test_a_compiler_that_dies_is_the_sources_fault(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction, match="signal 11; it has 4 GiB"):
         compiler.driver().prepare(function(bad("CRASH")), SM_90)
+    assert gone(int((compiler.folder / "crashed").read_text())), (
+        "and leaves nothing that it started"
+    )
 
 
 def test_a_compiler_dies_with_its_node(compiler: Compiler) -> None:
@@ -323,17 +325,15 @@ def test_a_compiler_dies_with_its_node(compiler: Compiler) -> None:
 def test_a_caller_that_is_interrupted_leaves_no_process(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(child: subprocess.Popen[bytes], *arguments: object) -> None:
-        started.append(child)
+    def interrupt(process: int, limit_s: float) -> bool:
+        started.append(process)
         raise KeyboardInterrupt
 
-    started: list[subprocess.Popen[bytes]] = []
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    started: list[int] = []
+    monkeypatch.setattr(compile_process, "_ended", interrupt)
     with pytest.raises(KeyboardInterrupt):
         compiler.driver().prepare(function(), SM_90)
-    assert started[0].returncode == -signal.SIGKILL
-    assert started[0].stdin is not None
-    assert started[0].stdin.closed
+    assert gone(started[0])
 
 
 # --- the process ----------------------------------------------------------------------------

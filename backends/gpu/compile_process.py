@@ -13,10 +13,10 @@ call compiles as it does on a node whose engines came up later.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -134,32 +134,35 @@ def _answer_to(job: Job) -> Answer:
 
 
 def _ran(job: Job, output: int) -> int:
-    """Run the process to its end, and whatever it started; gives its exit code."""
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dandelion.backends.gpu.compile_process"],
-        stdin=subprocess.PIPE,
-        stdout=output,
-        env=_environment(),
-        start_new_session=True,
-    )
+    """Run the process to its end, and end whatever it started; gives its exit code."""
+    with open(os.memfd_create("sources"), "w+b") as order:
+        order.write(msgspec.msgpack.encode(job))
+        order.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dandelion.backends.gpu.compile_process"],
+            stdin=order,
+            stdout=output,
+            env=_environment(),
+            start_new_session=True,
+        )
+    late = True
     try:
-        child.communicate(msgspec.msgpack.encode(job), job.limit_s)
-    except subprocess.TimeoutExpired:
-        _end(child)
-        return -signal.SIGXCPU
-    except BaseException:  # a signal, such as Ctrl-C: the caller leaves
-        _end(child)
-        raise
-    return child.returncode
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.returncode is None:  # not reaped, so nobody else has its number
+        late = not _ended(child.pid, job.limit_s)
+    finally:  # it is not reaped yet, so no other group has its number
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if child.stdin is not None:
-        with contextlib.suppress(OSError):  # what it did not read is gone with it
-            child.stdin.close()
+    return -signal.SIGXCPU if late else child.returncode
+
+
+def _ended(process: int, limit_s: float) -> bool:
+    """Wait for the end of a child, without reaping it. False if it takes longer."""
+    descriptor = os.pidfd_open(process)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(limit_s * 1e3))
+    finally:
+        os.close(descriptor)
 
 
 def _death(job: Job, code: int) -> DandelionError:
