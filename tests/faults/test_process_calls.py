@@ -5,6 +5,7 @@ happened, afterwards nobody is busy, nothing runs and nothing lies in the arena.
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -150,7 +151,8 @@ def child_of(node: Node) -> int:
 def kill(pid: int) -> None:
     """Kill a child and wait until it is dead; who started it reaps it."""
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with contextlib.suppress(ChildProcessError):  # the node was faster
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def echoed(node: Node, data: bytes, name: str = "F", deadline_s: float = 20) -> bytes:
