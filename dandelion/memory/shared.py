@@ -99,9 +99,11 @@ class SharedDomain(MemoryDomain):
         size = _pages(size_bytes)
         self.recycle_some()
         start = self._take(size)
-        if start is None:
-            self.recycle()
+        while start is None:  # others may return more, and take it, meanwhile
+            zeroed = self.recycle()
             start = self._take(size)
+            if not zeroed:
+                break
         if start is None:
             raise ContextFull(self.kind, size, self._ranges.largest)
         return self._context(start, size, size_bytes)

@@ -172,8 +172,7 @@ def test_many_threads_share_a_domain(domain: MemoryDomain) -> None:
 
     def work(mark: int) -> None:
         for round_ in range(60):
-            # Each holds two for a moment, and free ranges need not lie together.
-            size = 1 + (mark * 7919 + round_ * 104729) % (CAPACITY // 32)
+            size = 1 + (mark * 7919 + round_ * 104729) % (CAPACITY // 16)
             context = domain.acquire(size)
             if not is_zero(context):
                 failures.append("not zero")

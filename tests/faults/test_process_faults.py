@@ -160,8 +160,8 @@ def test_where_all_are_stillborn_no_call_waits(
         run(engine, ECHO, b"", left_s=50)
 
 
-def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> None:
-    run(engine, ECHO, b"")
+def calls_after_births_that_failed(engine: ProcessEngine) -> int:
+    """Kill sandboxes as early as we can see them; tell how many calls died of it."""
     home = nursery_of(engine)
     zygote = home.pid()
     asked = home.ahead + 1
@@ -170,20 +170,25 @@ def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> 
         home.replace()
     known = set(children(zygote))
     os.kill(zygote, signal.SIGCONT)
-    killed = 0
-    while killed < 3:  # as early as we can see them
+    killed = died = 0
+    while killed < 3:
         for pid in set(children(zygote)) - known:
             known.add(pid)
             os.kill(pid, signal.SIGKILL)
             killed += 1
-    died = 0
     for _ in range(asked + 3):
         try:
             assert first(run(engine, ECHO, b"1", left_s=20)).bytes() == b"1"
         except EngineDied:  # we were late: it had said already that it waits
             died += 1
     assert died <= killed
-    assert first(run(engine, ECHO, b"1", left_s=20)).bytes() == b"1"
+    return died
+
+
+def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> None:
+    run(engine, ECHO, b"")
+    # On a busy machine we may be late, but not always.
+    assert any(calls_after_births_that_failed(engine) == 0 for _ in range(10))
 
 
 def test_a_zygote_killed_during_a_call(engine: ProcessEngine) -> None:
