@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 import msgspec
@@ -28,10 +27,13 @@ import dandelion
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError
 
+from ..closing import Closing
+
 _LEASH = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
+
 _CHECK_S = 0.02
 _END_S = 15.0
 _TAIL_BYTES = 2000
@@ -62,7 +64,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
     documents: tuple[RegistrationDocument, ...] = ()
 
 
-class ServerProcess:
+class ServerProcess(Closing):
     """A running server; use it with ``with``.
 
     Args:
@@ -159,17 +161,6 @@ class ServerProcess:
         self.stop()
         self._wrote.close()
         self._said.close()
-
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def node_server(
