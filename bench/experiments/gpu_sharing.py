@@ -1,4 +1,4 @@
-"""What workers that share a device buy, and what a fault of one of them costs.
+"""What workers that share a device buy.
 
 Nodes in this process, one after the other, with no worker, two and eight, each asked by as many
 threads as keep its engines busy; throughput is counted over a fixed time.
@@ -7,10 +7,7 @@ threads as keep its engines busy; throughput is counted over a fixed time.
 from __future__ import annotations
 
 import contextlib
-import statistics
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +15,8 @@ from typing import Any
 
 import numpy as np
 from dandelion.compositions.inference import bundle as inference
-from dandelion.compositions.matmul import bundle as matmul
 
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
-from dandelion.errors import DandelionError
 from dandelion.function import Limits
 from dandelion.node import Node
 
@@ -36,25 +31,20 @@ SHARED = (
     "its blocks fill a part of the units already: two bare processes under MPS, each replaying the "
     "same graph, reached 1.84 times one of them on an H200"
 )
-CALLERS = 8
 TWO, EIGHT = names.concurrent(2), names.concurrent(8)
 RATIO = Metric("ratio", "over the sequential engine", Unit.RATIO, better="higher")
 
-SOURCE = """#include "dandelion.h"
+SPIN = """#include "dandelion.h"
 KERNEL void spin(GLOBAL u64 *a, u64 rounds) {
     u64 x = a[0] + LOCAL_ID(0);
     for (u64 i = 0; i < rounds; i++) { x = x * 6364136223846793005UL + 1442695040888963407UL; }
     if (LOCAL_ID(0) == 0) { a[0] = x; }
 }
-KERNEL void stray(GLOBAL u64 *a) {
-    GLOBAL volatile u64 *far = (GLOBAL volatile u64 *)(u64)8;
-    a[0] = *far;
-}
 """
 ONE = np.ones(1, np.uint64)
 
 
-def one_block(name: str, arguments: str = "") -> FunctionDocument:
+def one_block(name: str, source: str, arguments: str = "") -> FunctionDocument:
     """Describe a function of one kernel, one block of 32 threads, in place on its input `a`."""
     launch = f"""["{name}", [{{"Ptr": "a"}}{arguments}], {{"block_dim_x": {{"Absolute": 32}}}}]"""
     blueprint = f"""{{
@@ -62,16 +52,45 @@ def one_block(name: str, arguments: str = "") -> FunctionDocument:
       "blueprint": {{"inputs": ["a"], "buffers": {{}}, "outputs": ["a"],
         "control_flow": [{{"ExecKernel": {launch}}}]}}
     }}"""
-    files = {"work.c": SOURCE}
+    files = {"work.c": source}
     limits = Limits(wall_s=10.0)
     return gpu_function(name, blueprint, inputs=["a"], outputs=["a"], files=files, limits=limits)
 
 
 def documents(rounds: int) -> tuple[RegistrationDocument, ...]:
     """Describe everything that is called here; `rounds` says how long `spin` takes."""
-    spin = one_block("spin", f', {{"Constant": {rounds}}}')
-    own = RegistrationDocument(functions=(spin, one_block("stray")))
-    return matmul.document(), inference.document(), own
+    spin = one_block("spin", SPIN, f', {{"Constant": {rounds}}}')
+    return inference.document(), RegistrationDocument(functions=(spin,))
+
+
+def on_nodes(
+    bench: Bench,
+    registered: Sequence[RegistrationDocument],
+    measure: Callable[[str, int, Node], None],
+) -> tuple[Skip, ...]:
+    """Have something measured on a node without workers, with two and with eight.
+
+    Args:
+        bench: of the experiment; small runs leave eight workers out.
+        registered: on each node.
+        measure: gets the name of the system, how many workers it has, and the node.
+
+    Returns:
+        What did not come up, and why.
+    """
+    skips: list[Skip] = []
+    for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
+        system = names.concurrent(count) if count else names.SEQUENTIAL
+        with contextlib.ExitStack() as closing:
+            bench.say(f"starting {system}")
+            node = started(bench, count, closing)
+            if isinstance(node, Skip):
+                skips.append(node)
+                continue
+            for document in registered:
+                node.register(document)
+            measure(system, count, node)
+    return tuple(skips)
 
 
 def spun(rounds: int) -> int:
@@ -138,29 +157,22 @@ def workers(bench: Bench) -> Found:
     """Compare the throughput of nodes with no worker, two and eight."""
     rounds, wanted = errands(bench)
     found: dict[tuple[str, str], float] = {}
-    skips: list[Skip] = []
     notes: list[str] = []
-    for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
-        system = names.concurrent(count) if count else names.SEQUENTIAL
-        with contextlib.ExitStack() as closing:
-            bench.say(f"starting {system}")
-            node = started(bench, count, closing)
-            if isinstance(node, Skip):
-                skips.append(node)
-                continue
-            for document in documents(rounds):
-                node.register(document)
-            for errand in wanted:
-                bench.say(f"{system}, {errand.name}")
-                found[errand.name, system] = answered(bench, node, errand, count)
-            calls = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
-            notes.append(f"{system}: calls by engine: {calls}")
+
+    def measure(system: str, count: int, node: Node) -> None:
+        for errand in wanted:
+            bench.say(f"{system}, {errand.name}")
+            found[errand.name, system] = answered(bench, node, errand, count)
+        calls = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
+        notes.append(f"{system}: calls by engine: {calls}")
+
+    skips = on_nodes(bench, documents(rounds), measure)
     rows = tuple(_row(system, errand, found) for errand, system in found)
     panel = Panel(
         "workers", "Throughput by workers", Axis("what is called"), (ACHIEVED, RATIO), rows,
         Look.BARS, names.SEQUENTIAL,
     )  # fmt: skip
-    return Found((panel,), budgets=budgets(bench, found), skips=tuple(skips), notes=tuple(notes))
+    return Found((panel,), budgets=budgets(bench, found), skips=skips, notes=tuple(notes))
 
 
 def answered(bench: Bench, node: Node, errand: Errand, count: int) -> float:
@@ -200,99 +212,3 @@ def budgets(bench: Bench, found: Mapping[tuple[str, str], float]) -> tuple[Budge
                 lines.append(over(f"{system}, {errand}, throughput over sequential", ratio, limit,
                                   "x", SHARED))  # fmt: skip
     return tuple(lines)
-
-
-@dataclass(slots=True)
-class _Storm:
-    """What came of a bad call among good ones.
-
-    Attributes:
-        failed: errors of the bad call.
-        right: right results of the good ones.
-        again_s: until the device answers once more, after all of them.
-    """
-
-    failed: int
-    right: int
-    again_s: float
-    words: str
-
-
-@experiment(
-    "gpu_fault",
-    group="gpu",
-    question="what does a fault of one call cost the others, and how long is the device away?",
-    needs_gpu=True,
-)
-def fault(bench: Bench) -> Found:
-    """Eight callers at once, one of which touches memory that is not its own."""
-    rows: list[Row] = []
-    skips: list[Skip] = []
-    lines: list[Budget] = []
-    notes: list[str] = []
-    for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
-        system = names.concurrent(count) if count else names.SEQUENTIAL
-        with contextlib.ExitStack() as closing:
-            bench.say(f"starting {system}")
-            node = started(bench, count, closing)
-            if isinstance(node, Skip):
-                skips.append(node)
-                continue
-            for document in documents(1):
-                node.register(document)
-            bench.say(f"{system}, a fault")
-            storms = [storm(node) for _ in range(bench.pick(1, 2, 3))]
-        right = min(s.right for s in storms)
-        failed = max(s.failed for s in storms)
-        again_us = statistics.median(s.again_s for s in storms) * 1e6
-        values = {"again": again_us, "right": float(right), "failed": float(failed)}
-        rows.append(Row(system, "a fault among eight", values, len(storms), len(storms)))
-        notes.append(f"{system}: {storms[0].words}")
-        got = f"{failed} error, {right} right"
-        path = f"{system}, a fault among {CALLERS} callers"
-        kept = all((s.failed, s.right) == (1, CALLERS - 1) for s in storms)
-        lines.append(Budget(path, f"1 error, {CALLERS - 1} right", got, kept))
-    metrics = (
-        Metric("again", "until it answers again", Unit.US, logarithmic=True),
-        Metric(
-            "right", f"right results of {CALLERS - 1}", Unit.COUNT, drawn=False, better="higher"
-        ),
-        Metric("failed", "errors of the bad call", Unit.COUNT, drawn=False, better=""),
-    )
-    panel = Panel(
-        "fault", "A fault of one call among eight", Axis("what happens"), metrics, tuple(rows),
-        Look.BARS, names.SEQUENTIAL,
-    )  # fmt: skip
-    return Found((panel,), budgets=tuple(lines), skips=tuple(skips), notes=tuple(notes))
-
-
-def storm(node: Node) -> _Storm:
-    """Call eight times at once, one of them bad, and once more after that."""
-    inputs = matmul.example_inputs(1)
-    wanted = matmul.expected(inputs)
-    barrier = threading.Barrier(CALLERS)
-
-    def good(_: int) -> bool:
-        barrier.wait()
-        found = matmul.results(node.invoke("matmul", **inputs))
-        return bool(matmul.agrees(found, wanted))
-
-    def bad() -> DandelionError | None:
-        barrier.wait()
-        try:
-            node.invoke("stray", a=ONE)
-        except DandelionError as error:
-            return error
-        return None
-
-    for _ in range(CALLERS):
-        node.invoke("matmul", **inputs)
-    with ThreadPoolExecutor(CALLERS) as pool:
-        failed = pool.submit(bad)
-        results = list(pool.map(good, range(CALLERS - 1)))
-        error = failed.result()
-    begin = time.monotonic()
-    node.invoke("matmul", **inputs)
-    again_s = time.monotonic() - begin
-    words = f"the bad call got {type(error).__name__}: {error}"[:160]
-    return _Storm(int(error is not None), sum(results), again_s, words)

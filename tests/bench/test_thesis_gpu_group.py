@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines, gpu_memory, gpu_sharing
+from dandelion.bench.experiments import gpu_engines, gpu_fault, gpu_memory, gpu_sharing
 from dandelion.bench.histogram import Histogram
 from dandelion.bench.records import Found
 from dandelion.bench.systems import names
@@ -65,9 +65,82 @@ def test_workers_are_compared_and_their_results_are_right() -> None:
 
 
 def test_a_fault_costs_one_error_and_no_result() -> None:
-    found = gpu_sharing.fault(QUICK)
-    assert [line.passes for line in found.budgets] == [True, True]
-    assert all(row.values["again"] > 0 for row in found.panels[0].rows)
+    found = gpu_fault.fault(QUICK)
+    (panel,) = found.panels
+    whens = (gpu_fault.PREPARED, gpu_fault.AT_ONCE)
+    systems = (names.SEQUENTIAL, names.concurrent(2))
+    assert [(row.system, row.x) for row in panel.rows] == [(s, x) for s in systems for x in whens]
+    for row in panel.rows:
+        assert (row.values["failed"], row.values["wrong"], row.values["lost"]) == (1, 0, 0)
+        assert row.values["good"] >= gpu_fault.GOOD_CALLERS
+        assert row.values["outage"] > 0
+        assert row.values["slowest"] > 0
+    assert not found.budgets, "processors keep no budget of a GPU"
+
+
+@pytest.mark.parametrize(
+    ("moments", "gap"),
+    [
+        ((1.0, 9.0, 11.0, 13.0, 21.0, 30.0), 8.0),  # both ends lie in gaps
+        ((1.0, 10.0, 11.0, 20.0, 40.0), 9.0),  # what touches the window does not overlap it
+        ((12.0, 13.0), 7.0),  # nothing before, nothing after
+        ((1.0, 9.5), 10.5),
+        ((21.0,), 11.0),
+        ((), 10.0),
+        ((13.0, 1.0, 20.5, 9.0, 11.0), 7.5),  # of several callers
+    ],
+)
+def test_the_longest_gap_is_one_that_overlaps_the_window(
+    moments: tuple[float, ...], gap: float
+) -> None:
+    assert gpu_fault.longest_gap(moments, 10.0, 20.0) == gap
+
+
+def storm(good: tuple[gpu_fault.Made, ...], *, error: str = "Faulted") -> gpu_fault.Storm:
+    return gpu_fault.Storm(good, gpu_fault.Made(10.0, 10.5, False, error), 1.0)
+
+
+def test_only_right_results_end_an_outage() -> None:
+    steady = tuple(gpu_fault.Made(9 + i / 10, 9.05 + i / 10) for i in range(11))
+    late = gpu_fault.Made(10.02, 11.0)
+    seen = storm((*steady, late, gpu_fault.Made(11.0, 12.0)))
+    assert seen.outage_s == pytest.approx(12.0 - 11.0)
+    assert seen.slowest_s == 1.0
+    assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
+    flawed = gpu_fault.Made(10.02, 11.0, right=False)
+    refused = gpu_fault.Made(10.05, 11.2, right=False, error="EngineDied: it ended")
+    seen = storm((*steady, flawed, refused, gpu_fault.Made(11.0, 12.0)))
+    assert seen.outage_s == pytest.approx(12.0 - 10.05)
+    assert (seen.failed, seen.wrong, seen.lost) == (1, 1, 1)
+    assert "EngineDied" in seen.words
+    assert storm((), error="").failed == 0
+
+
+def test_calls_before_the_fault_are_none_of_the_slow_ones() -> None:
+    assert storm((gpu_fault.Made(1.0, 9.0), gpu_fault.Made(9.5, 10.2))).slowest_s == (
+        pytest.approx(0.7)
+    )
+
+
+def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
+    quick = tuple(gpu_fault.Made(9 + i / 10, 9.1 + i / 10) for i in range(30))
+    slow = (gpu_fault.Made(9.0, 10.0), gpu_fault.Made(10.1, 11.0), gpu_fault.Made(11.0, 12.0))
+    lost = (*quick, gpu_fault.Made(10.0, 10.1, right=False, error="EngineDied"))
+
+    def passes(x: str, good: tuple[gpu_fault.Made, ...], error: str = "Faulted") -> list[bool]:
+        found = {(x, names.SEQUENTIAL): storm(good, error=error)}
+        return [line.passes for line in gpu_fault.budgets(GPU, found)]
+
+    assert passes(gpu_fault.PREPARED, quick) == [True, True]
+    assert passes(gpu_fault.PREPARED, slow) == [True, False]
+    assert passes(gpu_fault.AT_ONCE, slow) == [True, True]
+    never = gpu_fault.Made(10.0, 12.0, right=False, error="TimedOut")
+    assert passes(gpu_fault.AT_ONCE, (slow[0], never)) == [False, False]
+    assert passes(gpu_fault.PREPARED, lost) == [False, True]
+    assert passes(gpu_fault.PREPARED, quick, error="") == [False, True]
+    found = {(gpu_fault.PREPARED, names.SEQUENTIAL): storm(lost)}
+    for bench in (QUICK, Bench(backend="opencl"), Bench(quick=True, backend="cuda")):
+        assert not gpu_fault.budgets(bench, found)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 7, 100])
