@@ -14,8 +14,6 @@ from __future__ import annotations
 import abc
 import importlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -160,7 +158,7 @@ class Lane(Closing):
         return bytes(self.target)
 
 
-class BareDevice(AbstractContextManager["BareDevice"]):
+class BareDevice(Closing):
     """A device, opened by its binding alone.
 
     Attributes:
@@ -180,15 +178,7 @@ class BareDevice(AbstractContextManager["BareDevice"]):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let the device go; its lanes are closed."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        """Let the device go; its lanes are closed. May be called twice."""
 
 
 def bare_device(backend: str) -> BareDevice:

@@ -18,8 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -34,6 +32,7 @@ from dandelion.documents import (
     python_function,
 )
 
+from ..closing import Closing
 from ..experiment import Bench
 from ..load import HttpRequest
 from ..records import Skip
@@ -201,7 +200,7 @@ class Entrant:
         return reply
 
 
-class Entrants:
+class Entrants(Closing):
     """The systems of one experiment; use it with ``with``. What cannot be started is skipped.
 
     Args:
@@ -292,15 +291,8 @@ class Entrants:
         """Give those that run, in the order in which they were started."""
         return list(self._running.values())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all of them. May be called twice."""
         self._closing.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from ..closing import Closing
 from ..experiment import Bench
 from .kaas_shapes import Scale, Shape, Tuned, calibrated, tuned
 from .partitions import TenantProcess
@@ -45,7 +46,7 @@ def scaled_words(bench: Bench, *, limit_bytes: int = CONSTANT_LIMIT_BYTES) -> st
     )
 
 
-class Device:
+class Device(Closing):
     """The device as a process without an engine sees it; fits shapes to it.
 
     Args:
@@ -84,14 +85,8 @@ class Device:
         return self._process.timed(given, count, graph=graph)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process. May be called twice."""
         self._process.close()
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def fitted(
