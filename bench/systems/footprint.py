@@ -3,8 +3,7 @@
 It starts a node of one backend, registers many functions, removes them, and then registers,
 invokes, makes fail and removes again and again. Memory is what nobody else shares, of the node's
 process and of its children (engine processes, zygotes), after everything that can be given back was
-given back. It reads a `FootprintOrder` from standard input and writes a `Footprint` to standard
-output, both as MessagePack.
+given back. It answers a `FootprintOrder` with a `Footprint`, see `orders`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dandelion.node import Node, Settings
 
 from ..processes import children, open_files, own_bytes, settled_bytes
 from ..systems.echoes import GPU, echo
-from ..systems.servers import environment_of, module
+from . import orders
 
 _LIMIT_S = 300.0
 _STEADY = 5
@@ -95,22 +94,8 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 def ask(order: FootprintOrder) -> Footprint:
-    """Run the program.
-
-    Raises:
-        BackendUnavailable: the backend does not work here, or the program ended without an answer.
-    """
-    done = subprocess.run(
-        module("dandelion.bench.systems.footprint"), input=msgspec.msgpack.encode(order),
-        capture_output=True, env=environment_of(), timeout=_LIMIT_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        wrote = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BackendUnavailable(order.backend, wrote[-1] if wrote else "the program ended")
-    found = msgspec.msgpack.decode(done.stdout, type=Footprint)
-    if found.missing:
-        raise BackendUnavailable(order.backend, found.missing)
-    return found
+    """Run the program. Raises as `orders.ask`."""
+    return orders.ask("dandelion.bench.systems.footprint", order, Footprint, _LIMIT_S)
 
 
 def device_bytes(backend: str) -> int | None:
@@ -220,13 +205,7 @@ def _measure(order: FootprintOrder, settings: Settings) -> Footprint:
 
 def main() -> int:
     """Answer the order."""
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=FootprintOrder)
-    try:
-        found = measure(order)
-    except DandelionError as error:
-        found = Footprint(missing=str(error))
-    sys.stdout.buffer.write(msgspec.msgpack.encode(found))
-    return 0
+    return orders.answer(FootprintOrder, measure, lambda missing: Footprint(missing=missing))
 
 
 if __name__ == "__main__":

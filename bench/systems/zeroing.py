@@ -1,7 +1,7 @@
 """A program: how fast does an engine zero its device's memory, and who waits for it?
 
-It opens the device itself, so that no experiment has to. It reads a `ZeroOrder` from standard
-input, writes a `ZeroSeen` to standard output, both as MessagePack, and ends.
+It opens the device itself, so that no experiment has to. It answers a `ZeroOrder` with a
+`ZeroSeen`, see `orders`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import importlib
 import itertools
 import mmap
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +21,14 @@ from dandelion.backends.gpu.sequential import SequentialEngine
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, load_driver
-from dandelion.errors import BackendUnavailable, DandelionError
+from dandelion.errors import BackendUnavailable
 from dandelion.memory import HeapDomain
 from dandelion.memory.context import address_of
 
 from ..histogram import HistogramRecord
 from ..systems.echoes import GPU, echo, loaded
-from ..systems.servers import environment_of, module
 from ..timing import in_turns
+from . import orders
 
 BARE, ENGINE = "bare memset", "engine"
 CALL, AFTER = "call", "zeroing, after the reply"
@@ -71,22 +70,8 @@ class ZeroSeen(msgspec.Struct, frozen=True):
 
 
 def ask(order: ZeroOrder) -> ZeroSeen:
-    """Run the program.
-
-    Raises:
-        BackendUnavailable: the device does not work here, or the program ended without an answer.
-    """
-    done = subprocess.run(
-        module("dandelion.bench.systems.zeroing"), input=msgspec.msgpack.encode(order),
-        capture_output=True, env=environment_of(), timeout=_LIMIT_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        wrote = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BackendUnavailable(order.backend, wrote[-1] if wrote else "the program ended")
-    seen = msgspec.msgpack.decode(done.stdout, type=ZeroSeen)
-    if seen.missing:
-        raise BackendUnavailable(order.backend, seen.missing)
-    return seen
+    """Run the program. Raises as `orders.ask`."""
+    return orders.ask("dandelion.bench.systems.zeroing", order, ZeroSeen, _LIMIT_S)
 
 
 def measure(order: ZeroOrder) -> ZeroSeen:
@@ -175,13 +160,7 @@ def _call(engine: SequentialEngine, order: ZeroOrder, size: int) -> dict[str, Hi
 
 def main() -> int:
     """Answer the order."""
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ZeroOrder)
-    try:
-        seen = measure(order)
-    except DandelionError as error:
-        seen = ZeroSeen(missing=str(error))
-    sys.stdout.buffer.write(msgspec.msgpack.encode(seen))
-    return 0
+    return orders.answer(ZeroOrder, measure, lambda missing: ZeroSeen(missing=missing))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from dandelion.bench.experiments import (
 from dandelion.bench.histogram import Histogram
 from dandelion.bench.load import Load
 from dandelion.bench.records import Found, Panel, Row, Skip
-from dandelion.bench.systems import footprint, peers_dispatch
+from dandelion.bench.systems import footprint, orders, peers_dispatch
 from dandelion.bench.systems.echoes import FORMATS, GPU, NATIVE, NULL, PYTHON, WASM, echo
 from dandelion.bench.timing import in_turns
 
-from dandelion.errors import DandelionError
+from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.node import Node, Settings
 from tests.fake_driver import build
 
@@ -294,6 +294,12 @@ def test_a_device_that_is_missing_is_skipped() -> None:
     order = zeroing.device.ZeroOrder("hip", (4096,), (4096,), 1, 0.1)
     with pytest.raises(DandelionError):
         zeroing.device.ask(order)
+
+
+def test_a_program_that_ends_without_an_answer_says_why() -> None:
+    order = zeroing.device.ZeroOrder("opencl", (), (), 1, 0.1)
+    with pytest.raises(BackendUnavailable, match="no_such_program"):
+        orders.ask("dandelion.no_such_program", order, zeroing.device.ZeroSeen, 60.0)
 
 
 def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
