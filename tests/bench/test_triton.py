@@ -38,9 +38,9 @@ from dandelion.bench.systems.triton import (
     TritonEnsembles,
     TritonServer,
     inference,
-    no_op,
     outputs,
 )
+from dandelion.bench.systems.triton_models import no_op
 
 FLAW = "STAND_IN_FLAW"
 GIVEN = {  # options that must have these values
