@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 from dandelion.bench.experiment import Bench
@@ -14,6 +16,8 @@ from dandelion.bench.histogram import Histogram
 from dandelion.bench.records import Found
 from dandelion.bench.systems import names
 
+from dandelion.errors import Faulted
+from dandelion.node import Node
 from tests.fake_driver import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,9 +68,44 @@ def test_workers_are_compared_and_their_results_are_right() -> None:
     assert all("ratio" in row.values for row in found.panels[0].rows)
 
 
-def test_a_fault_costs_one_error_and_no_result() -> None:
+class Faulty:
+    """A node that says what its callers asked for, by thread."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+
+    def invoke(self, function: str, **_: object) -> dict[str, object]:
+        self.asked.append((threading.get_ident(), function))
+        if function == "stray":
+            raise Faulted("stray", "a bad address")
+        return {}
+
+
+def test_a_fault_right_after_another_waits_for_a_good_answer_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = gpu_sharing.Errand("good", "good", {}, lambda _: True)
+    monkeypatch.setattr(gpu_fault, "products", lambda: good)
+    for again, wanted in ((False, ["stray"]), (True, ["stray", "good", "stray"])):
+        node = Faulty()
+        seen = gpu_fault.storm(cast(Node, node), 0.0, 0.0, again=again)
+        assert [f for thread, f in node.asked if thread == threading.get_ident()] == wanted
+        assert len(seen.good) == sum(function == "good" for _, function in node.asked)
+        assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
+
+
+def test_a_fault_costs_one_error_and_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    storms: list[bool] = []
+
+    def storm(node: Node, before_s: float, after_s: float, *, again: bool) -> gpu_fault.Storm:
+        storms.append(again)
+        return real(node, before_s, after_s, again=again)
+
+    real = gpu_fault.storm
+    monkeypatch.setattr(gpu_fault, "storm", storm)
     found = gpu_fault.fault(QUICK)
     (panel,) = found.panels
+    assert storms == [row.x == gpu_fault.AT_ONCE for row in panel.rows]
     whens = (gpu_fault.PREPARED, gpu_fault.AT_ONCE)
     systems = (names.SEQUENTIAL, names.concurrent(2))
     assert [(row.system, row.x) for row in panel.rows] == [(s, x) for s in systems for x in whens]
@@ -96,28 +135,28 @@ def test_the_longest_gap_is_one_that_overlaps_the_window(
     assert gpu_fault.longest_gap(moments, 10.0, 20.0) == gap
 
 
-def storm(good: tuple[gpu_fault.Made, ...], *, error: str = "Faulted") -> gpu_fault.Storm:
+def stormy(good: tuple[gpu_fault.Made, ...], *, error: str = "Faulted") -> gpu_fault.Storm:
     return gpu_fault.Storm(good, gpu_fault.Made(10.0, 10.5, False, error), 1.0)
 
 
 def test_only_right_results_end_an_outage() -> None:
     steady = tuple(gpu_fault.Made(9 + i / 10, 9.05 + i / 10) for i in range(11))
     late = gpu_fault.Made(10.02, 11.0)
-    seen = storm((*steady, late, gpu_fault.Made(11.0, 12.0)))
+    seen = stormy((*steady, late, gpu_fault.Made(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 11.0)
     assert seen.slowest_s == 1.0
     assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
     flawed = gpu_fault.Made(10.02, 11.0, right=False)
     refused = gpu_fault.Made(10.05, 11.2, right=False, error="EngineDied: it ended")
-    seen = storm((*steady, flawed, refused, gpu_fault.Made(11.0, 12.0)))
+    seen = stormy((*steady, flawed, refused, gpu_fault.Made(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 10.05)
     assert (seen.failed, seen.wrong, seen.lost) == (1, 1, 1)
     assert "EngineDied" in seen.words
-    assert storm((), error="").failed == 0
+    assert stormy((), error="").failed == 0
 
 
 def test_calls_before_the_fault_are_none_of_the_slow_ones() -> None:
-    assert storm((gpu_fault.Made(1.0, 9.0), gpu_fault.Made(9.5, 10.2))).slowest_s == (
+    assert stormy((gpu_fault.Made(1.0, 9.0), gpu_fault.Made(9.5, 10.2))).slowest_s == (
         pytest.approx(0.7)
     )
 
@@ -128,7 +167,7 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     lost = (*quick, gpu_fault.Made(10.0, 10.1, right=False, error="EngineDied"))
 
     def passes(x: str, good: tuple[gpu_fault.Made, ...], error: str = "Faulted") -> list[bool]:
-        found = {(x, names.SEQUENTIAL): storm(good, error=error)}
+        found = {(x, names.SEQUENTIAL): stormy(good, error=error)}
         return [line.passes for line in gpu_fault.budgets(GPU, found)]
 
     assert passes(gpu_fault.PREPARED, quick) == [True, True]
@@ -138,7 +177,7 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     assert passes(gpu_fault.AT_ONCE, (slow[0], never)) == [False, False]
     assert passes(gpu_fault.PREPARED, lost) == [False, True]
     assert passes(gpu_fault.PREPARED, quick, error="") == [False, True]
-    found = {(gpu_fault.PREPARED, names.SEQUENTIAL): storm(lost)}
+    found = {(gpu_fault.PREPARED, names.SEQUENTIAL): stormy(lost)}
     for bench in (QUICK, Bench(backend="opencl"), Bench(quick=True, backend="cuda")):
         assert not gpu_fault.budgets(bench, found)
 
