@@ -1,9 +1,10 @@
 """The engine: one sandbox for each call, watched until it replies or breaks a rule or a limit.
 
 Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
-call cannot leave anything for the next one. After a reply that, and taking the next one, waits for
-`settle`, when the outputs have been handed over. What an end means is decided in this order: the
-call was cancelled; it tried what it may not; it ran out of time; it replied; it died.
+call cannot leave anything for the next one. After a reply it is forgotten, and the next one taken,
+by `settle`, when the outputs have been handed over; its zygote kills it within milliseconds. What
+an end means is decided in this order: the call was cancelled; it tried what it may not; it ran out
+of time; it replied; it died.
 """
 
 from __future__ import annotations
@@ -244,9 +245,9 @@ class ProcessEngine(Engine):
 
 
 def _discard(placed: _Placed) -> None:
-    """End a sandbox and have another made for it."""
-    placed.sandbox.close()
-    placed.nursery.replace()
+    """Have a sandbox ended and another made for it."""
+    placed.sandbox.close(kill=False)
+    placed.nursery.replace(placed.sandbox.pid)
 
 
 def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None:

@@ -69,9 +69,14 @@ class Sandbox:
             except ProcessLookupError:
                 return
 
-    def close(self) -> None:
-        """End it and close its descriptors. May be called twice."""
-        self.kill()
+    def close(self, kill: bool = True) -> None:
+        """Close its descriptors. May be called twice.
+
+        Args:
+            kill: end it; else that is left to its zygote.
+        """
+        if kill:
+            self.kill()
         with self._lock:
             if self.pidfd < 0:
                 return

@@ -27,7 +27,7 @@ from dandelion.errors import EngineDied
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
 from .life import tie
-from .zygote import FORK, QUERY
+from .zygote import QUERY, REPLACE, REQUEST
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
@@ -116,7 +116,7 @@ class Nursery:
             if sandbox is not None:
                 return sandbox
             dead += 1
-            zygote.ask(FORK)
+            zygote.ask(REQUEST.pack(REPLACE, 0))
         raise EngineDied(self.name, "its sandboxes die before they have a call")
 
     def spare(self) -> Sandbox | None:
@@ -126,11 +126,11 @@ class Nursery:
         except (NoSandbox, ImportFailed, EngineDied):
             return None
 
-    def replace(self) -> None:
-        """Have another sandbox made in place of one that was taken."""
+    def replace(self, pid: int = 0) -> None:
+        """Have a sandbox that was taken ended, and another one made in its place."""
         zygote = self._zygote
         if zygote is not None:
-            zygote.ask(FORK)
+            zygote.ask(REQUEST.pack(REPLACE, pid))
 
     def ended(self, sandbox: Sandbox) -> wire.Ended | None:
         """Tell how a sandbox ended, after its pidfd says that it has; None if nobody knows."""
@@ -217,7 +217,7 @@ class _Zygote:
                 elif said.user:
                     raise ImportFailed(said.message)
                 else:
-                    self.ask(FORK)
+                    self.ask(REQUEST.pack(REPLACE, 0))
                     raise EngineDied(f"zygote {self.process.pid}", said.message)
 
     @contextmanager
@@ -245,7 +245,7 @@ class _Zygote:
         with ours:
             try:
                 with theirs, self._connection() as control:
-                    wire.send(control, [QUERY.pack(b"?", pid)], [theirs.fileno()])
+                    wire.send(control, [REQUEST.pack(QUERY, pid)], [theirs.fileno()])
                 message, _ = wire.receive(ours, 256, 0)
             except (EOFError, OSError):
                 return None

@@ -2,7 +2,7 @@
 
 ::
 
-    born --rehearse, lock--> waiting --call--> running --reply--> gone
+    born --rehearse, lock--> waiting --call--> running --reply--> used --> gone
                                  \\--engine or zygote gone: killed by the kernel
 
 It has five descriptors when it waits: nothing to read, its log twice, its channel, its output file.
@@ -24,6 +24,7 @@ import mmap
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import sys
@@ -98,6 +99,7 @@ class Birth:
         mapped_bytes: address space that the interpreter has already.
         births: shared memory, a byte for each sandbox; 1 tells that it has said that it waits.
         place: where its byte is.
+        stays: after its reply it waits for its end, which takes a core that others need now.
     """
 
     parent: int
@@ -106,6 +108,7 @@ class Birth:
     mapped_bytes: int
     births: mmap.mmap
     place: int = 0
+    stays: bool = True
 
 
 def live(birth: Birth) -> NoReturn:
@@ -116,6 +119,8 @@ def live(birth: Birth) -> NoReturn:
         if os.getppid() == birth.parent:
             _be_born(birth)
             _serve(birth.control, birth.mapped_bytes)  # which is the channel by now
+            if birth.stays:
+                select.poll().poll()
             code = 0
     finally:
         os._exit(code)

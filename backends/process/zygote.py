@@ -4,7 +4,8 @@ One thread, no user code, no rights: it may read files while it imports, and not
 Engines talk to it over one SOCK_SEQPACKET pair, and any number of them may share their end:
 
 =============  ============================================================================
-to it          ``+`` fork one more; ``?`` and a process id, with a socket: how did it end?
+to it          ``+`` and a process id: end that one, it was used, and fork another (0: only
+               fork); ``?`` and a process id, with a socket: how did it end?
 from it        `Ready` once, then `Born` with descriptors for each ``+``; or `Stillborn`, `Failed`
 =============  ============================================================================
 
@@ -35,9 +36,10 @@ import msgspec
 
 from . import libc, life, lockdown, modules, sandbox, seccomp, wire
 from .syscalls import native
+from .turnover import Turnover
 
-FORK = b"+"
-QUERY = struct.Struct("<cI")
+REQUEST = struct.Struct("<cI")
+REPLACE, QUERY = b"+", b"?"
 _REMEMBERED = 256
 _WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
 _LOOKS = 3
@@ -65,7 +67,8 @@ def main(settings: wire.Settings) -> None:
         return
     births = mmap.mmap(-1, mmap.PAGESIZE)
     zygote = Zygote(
-        sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), ready.mapped_bytes, births)
+        sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), ready.mapped_bytes, births),
+        settings.ahead,
     )
     try:
         control.send(_encoder.encode(ready))
@@ -129,9 +132,10 @@ class Zygote:
 
     Args:
         birth: what sandboxes get.
+        ahead: how many sandboxes wait where no call comes.
     """
 
-    def __init__(self, birth: sandbox.Birth) -> None:
+    def __init__(self, birth: sandbox.Birth, ahead: int) -> None:
         self._birth = birth
         self._control = birth.control
         self._births = birth.births
@@ -139,6 +143,8 @@ class Zygote:
         self._ended: dict[int, wire.Ended] = {}
         self._looks = 0  # how often it will look without being asked to
         self._unreaped = 0
+        self._turnover = Turnover(ahead)
+        self._living: set[int] = set()
 
     def serve(self) -> NoReturn:
         """Do what engines ask, and reap, until the node goes.
@@ -153,15 +159,24 @@ class Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         while True:
-            if poll.poll(_LOOK_MS if self._looks or self._expects() else None):
+            pause_ms = self._turnover.wait_ms()
+            looks = pause_ms is None and (self._looks or self._expects())
+            if poll.poll(_LOOK_MS if looks else pause_ms):
                 self._obey()
-                self._looks = _LOOKS
-                self._unreaped += 1
-                if self._unreaped < _UNREAPED:
-                    continue
+            elif (used := self._turnover.due()) is not None:
+                self._replace(used)
             else:
                 self._looks = max(0, self._looks - 1)
-            self._unreaped = 0
+                self._reap()
+
+    def _replace(self, used: int) -> None:
+        """End a sandbox that was used, and make another."""
+        if used in self._living:
+            os.kill(used, signal.SIGKILL)
+        self.fork()
+        self._looks = _LOOKS
+        self._unreaped += 1
+        if self._unreaped >= _UNREAPED:
             self._reap()
 
     def _expects(self) -> bool:
@@ -172,10 +187,10 @@ class Zygote:
         message, files = wire.receive(self._control, 64, 1)
         if not message:
             raise _Gone
-        if message == FORK:
-            self.fork()
+        what, pid = REQUEST.unpack(message)
+        if what == REPLACE:
+            self._turnover.ask(pid)
             return
-        _, pid = QUERY.unpack(message)
         with socket.socket(fileno=files[0]) as answer:
             wire.send(answer, [_encoder.encode(self._end_of(pid))])
 
@@ -184,6 +199,7 @@ class Zygote:
         self._expects()
         place = self._birth.place = (self._birth.place + 1) % len(self._births)
         self._births[place] = 0
+        self._birth.stays = not self._turnover.hurries
         try:
             pid = libc.fork()
         except OSError as error:
@@ -195,8 +211,10 @@ class Zygote:
             sandbox.live(self._birth)
         self._ended.pop(pid, None)  # of an earlier process with the same number
         self._unborn[pid] = place
+        self._living.add(pid)
 
     def _reap(self) -> None:
+        self._unreaped = 0
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -207,6 +225,7 @@ class Zygote:
             self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
     def _remember(self, pid: int, status: int, cpu_s: float) -> wire.Ended:
+        self._living.discard(pid)
         place = self._unborn.pop(pid, None)
         if place is not None and not self._births[place]:
             wire.send(self._control, [_encoder.encode(wire.Stillborn(pid))])

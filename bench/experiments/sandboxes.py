@@ -4,6 +4,8 @@ A function that passes one small item on, as native code, as WebAssembly and in 
 engines of this process: no node is between. Beside them the null backend, which is the floor. All
 are measured in turns and in the ways in which calls come:
 
+- *in bursts*: four in a row, which is what waits ahead, with rests between, in which sandboxes are
+  replaced.
 - *back to back*: as fast as one caller can; what may wait until after a call is done between calls,
   untimed, but what other processes do meanwhile takes its share of the cores.
 - *paced*: 50 calls a second of each, so that sandboxes wait for their calls.
@@ -35,7 +37,9 @@ from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
 from ..systems.echoes import NATIVE, NULL, PYTHON, WASM, echo, loaded
 from ..timing import in_turns
 
-BACK_TO_BACK, PACED, TWO, NONE = "back to back", "paced", "two callers", "none waiting"
+BURSTS, BACK_TO_BACK, PACED = "in bursts", "back to back", "paced"
+TWO, NONE = "two callers", "none waiting"
+BURST, REST_S = 4, 0.03
 PACE_PER_S = 50
 BUDGETS_US = {NATIVE: 250.0, WASM: 120.0, PYTHON: 300.0}
 POOLED = (NATIVE, PYTHON)
@@ -125,8 +129,12 @@ def starts(bench: Bench, teams: Mapping[str, Team]) -> list[Row]:
     count = bench.pick(60, 1000, 3000)
     actions = {name: team.callers[0].call for name, team in teams.items()}
     settle = {name: team.callers[0].engine.settle for name, team in teams.items()}
+    bench.say(BURSTS)
+    bursts = bench.pick(4, 50, 100) * BURST
+    rows = _rows(BURSTS, in_turns(actions, count=bursts, warm_up=BURST, after=settle, block=BURST,
+                                  rest_s=REST_S))  # fmt: skip
     bench.say(BACK_TO_BACK)
-    rows = _rows(BACK_TO_BACK, in_turns(actions, count=count, warm_up=20, after=settle, block=20))
+    rows += _rows(BACK_TO_BACK, in_turns(actions, count=count, warm_up=20, after=settle, block=20))
     bench.say(PACED)
     paced = {name: _paced(settle[name], 1 / PACE_PER_S / len(teams)) for name in teams}
     rows += _rows(PACED, in_turns(actions, count=bench.pick(20, 150, 300), after=paced, warm_up=2))
@@ -233,11 +241,11 @@ def sandbox(bench: Bench) -> Found:
 
 
 def budgets(rows: list[Row]) -> tuple[Budget, ...]:
-    """Hold medians against the budget, where sandboxes wait and where calls come back to back."""
+    """Hold medians against the budget, where sandboxes wait and where they may be used up."""
     p50 = {(r.system, r.x): r.values[P50.key] for r in rows}
     found = []
     for backend, limit in BUDGETS_US.items():
-        for x in (PACED, BACK_TO_BACK):
+        for x in (BURSTS, PACED, BACK_TO_BACK):
             measured = p50.get((_system(backend), x))
             if measured is None:
                 continue

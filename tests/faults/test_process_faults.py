@@ -20,6 +20,7 @@ from dandelion.backends.process import nursery
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
 from dandelion.backends.process.nursery import Nursery
+from dandelion.backends.process.turnover import PAUSE_MS, QUIET_MS, Turnover
 
 from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
@@ -127,7 +128,7 @@ def end(birth):
     os.kill(os.getpid(), 9)
 
 sandbox._be_born = end
-made = zygote.Zygote(birth)
+made = zygote.Zygote(birth, 1)
 for announced in (1, 0):
     made.fork()
     assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -137,6 +138,59 @@ for announced in (1, 0):
     except BlockingIOError:
         print("nothing")
 """
+
+
+STAYS = function("""
+import sys
+
+def f(x):
+    wire = sys.modules["dandelion.backends.process.wire"]
+    send = wire.send
+
+    def send_and_go_on(channel, parts):
+        send(channel, parts)
+        while True:
+            pass
+
+    wire.send = send_and_go_on
+    return x
+""")
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_sandbox_that_goes_on_after_its_reply_is_ended(ahead: int) -> None:
+    with process_engine(ahead) as engine:
+        used = []
+        for _ in range(3):
+            assert first(engine.run(call_of(STAYS, b"1"))).bytes() == b"1"
+            assert engine._used is not None
+            used.append(os.pidfd_open(engine._used.sandbox.pid))
+            engine.settle()
+        assert gone(used)
+        assert first(run(engine, ECHO, b"2")).bytes() == b"2"
+
+
+def test_births_wait_for_a_pause_until_calls_wait_for_them() -> None:
+    turnover = Turnover(2)
+    assert turnover.wait_ms() is None
+    turnover.ask(7)
+    assert turnover.wait_ms() == QUIET_MS
+    assert turnover.due() == 7
+    assert turnover.wait_ms() is None
+    for pid in (8, 9):
+        turnover.ask(pid)
+    assert turnover.hurries
+    for pid in (8, 9):
+        assert turnover.wait_ms() == 0
+        assert turnover.due() == pid
+    assert turnover.wait_ms() == PAUSE_MS
+    turnover.ask(10)
+    assert turnover.wait_ms() == 0
+    assert turnover.due() == 10
+    assert turnover.due() is None
+    assert not turnover.hurries
+    turnover.ask(11)
+    assert turnover.wait_ms() == QUIET_MS
 
 
 def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
