@@ -27,7 +27,7 @@ from .plover_chains import Chain
 from .servers import ServerFailed, ServerProcess, module, node_server
 from .tenants import named
 from .triton import PROGRAM, REMEDY, TritonServer, inference, network_logits
-from .triton import network as triton_network
+from .triton_models import network as triton_network
 
 _PROGRAM = "dandelion.bench.systems.peer_network"
 _LITSERVE = "dandelion.bench.systems.peer_litserve"

@@ -30,7 +30,6 @@ from ..load_connection import Message
 from . import names
 from .servers import ServerFailed, ServerProcess
 from .triton_models import Model, chain_of, fan_of, no_op
-from .triton_models import network as network
 
 PROGRAM = "tritonserver"
 REMEDY = (
