@@ -335,8 +335,13 @@ class Driver(abc.ABC):
             BackendUnavailable: the resource is not there or cannot be used.
         """
 
-    def hurry(self) -> None:
-        """The next engine is wanted at once, to replace a lost one; it may catch up later."""
+    def hurry(self, device_bytes: int) -> None:
+        """The next engine is wanted at once, to replace a lost one; it may catch up later.
+
+        Args:
+            device_bytes: memory that the lost one had for a call, and may still hold for a while;
+                0 if that is not known.
+        """
 
     @abc.abstractmethod
     def engine(self, resource: str) -> Engine | AsyncEngine:

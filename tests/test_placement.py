@@ -65,6 +65,18 @@ def test_the_other_kind_takes_what_its_own_kind_cannot() -> None:
     assert chosen(device(down="sequential"), filling) == "worker0"
 
 
+def test_workers_that_share_their_fate_are_used_when_all_are_up() -> None:
+    assert chosen(device(down="worker1"), GPU) == "sequential"
+    p = device(down="worker1", busy="sequential")
+    assert chosen(p, GPU) is None
+    p.wait(GPU, "a")
+    sequential, worker0, worker1 = p.hosts(("x",))
+    assert p.next_for(worker0) is None
+    worker1.state = State.READY
+    assert p.next_for(sequential) is None
+    assert p.next_for(worker0) == ("a", "x")
+
+
 def test_calls_that_need_more_memory_than_a_worker_has_are_sequential() -> None:
     large = Needs(("x",), Demand(device_bytes=21, blocks=1))
     assert chosen(device(), large) == "sequential"

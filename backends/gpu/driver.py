@@ -52,7 +52,7 @@ class GpuDriver(Driver):
         self._arena: ArenaMap | None = None
         self._options: dict[str, str] = {}
         self._warm: dict[str, Device] = {}
-        self._first_bytes = 0
+        self._lost_bytes = 0
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name in options:
@@ -101,8 +101,8 @@ class GpuDriver(Driver):
         if self._arena is not None:
             device.register(self._arena.address, self._arena.size_bytes)
 
-    def hurry(self) -> None:
-        self._first_bytes = HURRIED_BYTES
+    def hurry(self, device_bytes: int) -> None:
+        self._lost_bytes = device_bytes
 
     def _held(self, program: Program, items: Mapping[str, Item]) -> Mapping[str, Slot] | None:
         """Tell where constants would lie if the device kept them; it says no if it cannot."""
@@ -117,12 +117,12 @@ class GpuDriver(Driver):
         warm = self._warm.pop(resource) if resource in self._warm else None
         engine = SequentialEngine(
             warm or self.device(resource),
-            self._size("pool_bytes"),
+            self._size("pool_bytes") or self._lost_bytes,
             self._arena,
             self._flag("exact_stages"),
             shares.get(role, 1.0),
             self.weights(),
-            self._first_bytes,
+            HURRIED_BYTES if self._lost_bytes else 0,
         )
         if role == "sequential":
             engine.workers = workers

@@ -106,7 +106,9 @@ class SequentialEngine(Engine):
         device.open()
         try:
             found = device.properties()
-            room = min(int(found.memory_bytes * pool_share), found.pool_bytes)
+            room = int(found.memory_bytes * pool_share)
+            if not first_bytes:  # else much of it is not free yet
+                room = min(room, found.pool_bytes)
             limit = (weights or WeightsLimit()).of(room) if device.abilities.holds else 0
             size = pool_bytes or max(room - limit, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))

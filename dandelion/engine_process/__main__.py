@@ -104,7 +104,7 @@ class EngineProcess:
                 driver.warm(chosen)
                 order = order or self._node.receive()
                 if isinstance(order, Open) and order.hurry:
-                    driver.hurry()
+                    driver.hurry(order.device_bytes)
                 engine = driver.engine(chosen)
             except BackendUnavailable as error:
                 reasons.append(error)

@@ -57,9 +57,11 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
     Attributes:
         hurry: it replaces one that was lost.
+        device_bytes: device memory that the lost one had for a call; 0 if that is not known.
     """
 
     hurry: bool = False
+    device_bytes: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):

@@ -150,7 +150,8 @@ class Pump:
     def host_changed(self, host: EngineHost) -> None:
         """A host became ready, or turned out not to work here."""
         if host.state is State.READY:
-            self._feed(host)
+            for other in list(self.hosts) if host.facts.shared_fate else (host,):
+                self._feed(other)  # its siblings waited for it, too
         elif host.state in (State.UNAVAILABLE, State.CLOSED):
             self._placement.remove_host(host)
             for waiting in list(self._placement.waiting()):
@@ -172,10 +173,12 @@ class Pump:
         host.vacate()
         _record(invocation, run, work, host)
         wanted = invocation.calls.pop(run.instance, None) is not None
+        again = False
         if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
+            again = True
             alone = work.alone or host.facts.shared_fate
             attempt = work.attempt + work.begun
-            self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key))
+            self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key), behind=alone)
         elif outputs is not None:
             if work.cache_key:
                 self._cache.put(work.cache_key, run.function.name, outputs)
@@ -184,7 +187,7 @@ class Pump:
             self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
         elif error is not None:
             self._fail(invocation, run, _blamed(work, error))
-        if host.state is State.STARTING:  # it was lost: what waits for it may suit others now
+        if again or host.state is State.STARTING:  # others may take what waits, if it was lost
             for other in self._placement.hosts(run.application.formats):
                 self._feed(other)
         self._feed(host)
@@ -231,11 +234,15 @@ class Pump:
         if not (run.function.cache and self._answered(waiting)):
             self._place(waiting)
 
-    def _place(self, waiting: WaitingCall) -> None:
-        """Give a call to a free host, or let it wait for one."""
+    def _place(self, waiting: WaitingCall, behind: bool = False) -> None:
+        """Give a call to a free host, or let it wait for one.
+
+        Args:
+            behind: it waits behind all others, which did no harm; whoever asks feeds hosts next.
+        """
         try:
             waiting.needs = self._needs(waiting)
-            placed = self._placement.place(waiting.needs)
+            placed = None if behind else self._placement.place(waiting.needs)
             if placed is None and not self._placement.possible(waiting.needs):
                 raise self._no_engine(waiting)
         except Exception as error:

@@ -16,20 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
-
-import dandelion
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import (
     Call,
@@ -46,30 +39,31 @@ from dandelion.engine_process.messages import (
     Failed,
     Forget,
     Load,
-    Open,
     Ready,
     Reply,
     Run,
     WireItem,
     WireSet,
     WireSets,
-    reply_channel,
     wire_set,
 )
 from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
 from dandelion.function import Function
 from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.node.processes import Processes
 
-START_LIMIT_S = 60.0
 RECOVERIES = 3
 """How often a process that was lost is started again, if it ends before it is ready."""
 _LEAVE_LIMIT_S = 2.0
+_CODE_LIMIT_S = 0.05  # how long to wait for the exit code of a process that ended by itself
 GRACE_S = 0.25
 """How long after a call's deadline its process may still answer before it is killed."""
 FORGET_LIMIT_S = 5.0
 """How long a process that is not in a call may take to read that it may forget a function."""
 LOADED_LIMIT = 64
 """How many functions a process keeps; the one not used for longest is forgotten."""
+LIGHT_BYTES = 64 * 1024 * 1024
+"""How much device memory is there beside a process that ends, for sure."""
 QUICK_BYTES = 256 * 1024
 """How much may be copied into the arena by a thread that must not be kept."""
 
@@ -87,23 +81,6 @@ class Answer(enum.Enum):
 
     NOT_YET = "not yet"
     CARE = "somebody must finish the call"
-
-
-@dataclass(slots=True)
-class _Process:
-    """A process and the node's end of the conversation with it."""
-
-    child: subprocess.Popen[bytes]
-    channel: Channel[Reply]
-
-    def end(self, limit_s: float) -> int:
-        """Let it leave, or kill it after a while; gives its exit code."""
-        self.channel.close()
-        try:
-            return self.child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            return self.child.wait()
 
 
 @dataclass(slots=True)
@@ -153,20 +130,16 @@ class RemoteEngine(Engine):
         spin_us: int = 0,
         engine_spin_us: int = 0,
     ) -> None:
-        self._arguments = (backends, resource, options)
+        self._processes = Processes(
+            backends, resource, options, environment, arena.map, engine_spin_us
+        )
         self._spin_us = spin_us
-        self._engine_spin_us = engine_spin_us
-        self._environment = environment
         self._driver = driver
         self._arena = arena
         self._transfers = transfers
         self._loaded: OrderedDict[str, InstanceSets] = OrderedDict()  # with their static sets
-        self._process: _Process | None = None
-        self._spare: _Process | None = None
         self._sending = threading.Lock()  # requests, and what the process has loaded
         self._out: deque[_Out] = deque()
-        self._leaving = False
-        self.starts = 0
         self.name = "|".join(backends)
         self.ready: Ready
 
@@ -184,19 +157,15 @@ class RemoteEngine(Engine):
 
     def abandon(self) -> None:
         """Have the processes end soon, whatever they are at; from any thread."""
-        self._leaving = True
-        for process in (self._process, self._spare):
-            if process is not None:
-                with contextlib.suppress(OSError):
-                    process.channel.peer.shutdown(socket.SHUT_RDWR)
+        self._processes.abandon()
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
-        return self._process is None
+        return self._processes.current is None
 
     @property
     def _channel(self) -> Channel[Reply] | None:
-        process = self._process
+        process = self._processes.current
         return None if process is None else process.channel
 
     def fileno(self) -> int:
@@ -206,64 +175,23 @@ class RemoteEngine(Engine):
 
     # the process
 
-    def _start(self) -> Ready:
-        """Have the spare process take over, or else a new one, and start the next spare."""
-        spare, self._spare = self._spare, None
-        reply = None if spare is None else self._opened(spare)
-        if not isinstance(reply, Ready):
-            reply = self._opened(self._spawned())
+    def _start(self, device_bytes: int = 0) -> Ready:
+        reply = self._processes.start(device_bytes)
         if isinstance(reply, Ready):
-            if reply.spare and not self._leaving:
-                with contextlib.suppress(OSError):  # it goes without
-                    self._spare = self._spawned()
             return reply
-        code = self._end()
+        code = self._end(_CODE_LIMIT_S)
         if isinstance(reply, Failed):
             raise from_record(reply.error)
         raise EngineDied(self.name, f"{_death(code)} before it was ready")
 
-    def _spawned(self) -> _Process:
-        """Start a process that prepares itself until it is told to open its engine."""
-        backends, resource, options = self._arguments
-        ours, theirs = socket.socketpair()
-        with theirs:
-            arguments = (
-                str(theirs.fileno()),
-                str(self._arena.map.fd),
-                str(self._arena.map.size_bytes),
-                resource,
-                str(self._engine_spin_us),
-                msgspec.json.encode(options).decode(),
-                *backends,
-            )
-            child = subprocess.Popen(
-                [sys.executable, "-m", "dandelion.engine_process", *arguments],
-                pass_fds=(theirs.fileno(), self._arena.map.fd),
-                stdin=subprocess.DEVNULL,
-                env=_environment(self._environment),
-            )
-        return _Process(child, reply_channel(ours))
-
-    def _opened(self, process: _Process) -> Reply | None:
-        """Make a process the one that is used; gives its first message."""
-        self._end()
-        self._process = process
-        if self._leaving:
-            self.abandon()
-        self.starts += 1
-        try:
-            process.channel.send(Open(self.starts > 1), START_LIMIT_S)
-        except OSError:
-            return None
-        return _received(process.channel, START_LIMIT_S)
-
     def recover(self) -> None:
+        self._end()
         for left in reversed(range(RECOVERIES)):
             try:
-                self.ready = self._start()
+                self.ready = self._start(self.capacity.device_bytes)
                 break
             except EngineDied:  # it may have been killed as it started
-                if not left or self._leaving:
+                if not left or self._processes.leaving:
                     raise
         self.capacity = self.ready.capacity
 
@@ -285,6 +213,10 @@ class RemoteEngine(Engine):
             return Sent.NOTHING
         if demand is None:
             demand = self._driver.demand(function, call.inputs)
+        if self._processes.ending and (function.static or demand.device_bytes > LIGHT_BYTES):
+            if quickly:
+                return Sent.NOTHING
+            self._processes.wait_for_ends(call.left_s())
         size = max(1, _result_bytes(demand, function))
         wired = self._wired(call, quickly)
         if wired is None:
@@ -430,13 +362,14 @@ class RemoteEngine(Engine):
             self._end()
             raise InternalError(f"{self.name} answered call {reply.call}, not {call.id}")
         if isinstance(reply, Failed) and reply.fatal:
-            self._end(0.0)  # it has nothing left to do, and its device is wanted
+            self._end()  # it has nothing left to do, and its device is wanted
         return self._answered(out, reply)
 
     def _lost(self, call: Call) -> TimedOut | EngineDied:
         """End a process that did not answer a call, or not in time."""
-        code = self._end()
-        if call.left_s() <= 0:
+        late = call.left_s() <= 0
+        code = self._end(0.0 if late else _CODE_LIMIT_S)
+        if late:
             limit_s = min(call.function.spec.limits.wall_s, call.limit_s)
             return TimedOut(call.function.spec.name, "wall", limit_s)
         return EngineDied(self.name, _death(code))
@@ -481,20 +414,22 @@ class RemoteEngine(Engine):
 
     # the end
 
-    def _end(self, limit_s: float = 0.05) -> int:
-        """End the process and reap it; the next call starts another. Gives its exit code."""
+    def _end(self, limit_s: float = 0.0) -> int | None:
+        """End the process; the next call starts another. Gives its exit code, if it ended in time.
+
+        What was out, and what it had loaded, is kept until it is gone: its device may have read
+        from and written to this memory.
+        """
         with self._sending:  # nothing is sent to it after this
-            process, self._process = self._process, None
-        code = 0 if process is None else process.end(limit_s)
-        self._out.clear()  # not before: its device may have read from and written to this memory
+            process, self._processes.current = self._processes.current, None
+        kept = (tuple(self._out), tuple(self._loaded.values()))
+        self._out.clear()
         self._loaded.clear()
-        return code
+        return 0 if process is None else self._processes.end(process, limit_s, kept)
 
     def close(self) -> None:
         self._end(_LEAVE_LIMIT_S)
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.end(0.0)
+        self._processes.close()
 
 
 def _received(channel: Channel[Reply], limit_s: float, spin_ns: int = 0) -> Reply | None:
@@ -502,14 +437,6 @@ def _received(channel: Channel[Reply], limit_s: float, spin_ns: int = 0) -> Repl
         return channel.receive(limit_s, spin_ns)
     except Ended:
         return None
-
-
-def _environment(further: Mapping[str, str]) -> dict[str, str]:
-    """The node's environment and more, with the engine importable also from a checkout."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}
 
 
 def _result_bytes(demand: Demand, function: Function) -> int:
@@ -526,7 +453,9 @@ def _sets(wire: WireSet, result: Context) -> ItemSet:
     return ItemSet(wire.name, items, wire.dtype, wire.shape)
 
 
-def _death(code: int) -> str:
+def _death(code: int | None) -> str:
+    if code is None:
+        return "its process ended"
     return (
         f"its process was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
     )

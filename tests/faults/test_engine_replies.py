@@ -19,8 +19,8 @@ from dandelion.driver import Call, Demand, Driver, Engine, Hosting, InstanceSets
 from dandelion.errors import DandelionError, EngineDied, InternalError, TimedOut
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node import Node, Settings, remote
-from dandelion.node.remote import RemoteEngine
+from dandelion.node import Node, Settings, processes
+from dandelion.node.remote import RemoteEngine, Sent
 
 PROGRAM = """#!{python}
 import os, socket, struct, sys, time
@@ -75,7 +75,7 @@ Tell = Callable[[str], None]
 def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
     """Give a function that says what engine processes do from now on."""
     program = tmp_path / "python"
-    monkeypatch.setattr(remote, "sys", SimpleNamespace(executable=str(program)))
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
     root = str(Path(__file__).parents[2])
 
     def tell(told: str) -> None:
@@ -178,17 +178,17 @@ def test_a_spare_takes_the_place_of_a_process_that_died(
 ) -> None:
     tell("greet(spare=True)\nwhile (call := run().call) != 1: answer(call)")
     engine.start()
-    spare = engine._spare
+    spare = engine._processes.spare
     assert spare is not None
     with pytest.raises(EngineDied):
         engine.run(call(engine, 1))
     if not spare_lives:
         spare.child.kill()
     engine.recover()
-    assert (engine._process is spare) == spare_lives
+    assert (engine._processes.current is spare) == spare_lives
     assert engine.run(call(engine, 2)) == (None,)
-    assert engine._spare is not None
-    assert engine._spare is not spare
+    assert engine._processes.spare is not None
+    assert engine._processes.spare is not spare
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_the_limit_of_a_call_counts_from_when_it_begins(tell: Tell, engine: Remo
     first, second = call(engine, 1, left_s=0.5), call(engine, 2, left_s=0.5)
     second.latest_ns = time.monotonic_ns() + 20 * 10**9
     engine._load(first)
-    assert engine.begin(first, quickly=False) is remote.Sent.ALL
-    assert engine.begin(second, quickly=False) is remote.Sent.ALL
+    assert engine.begin(first, quickly=False) is Sent.ALL
+    assert engine.begin(second, quickly=False) is Sent.ALL
     assert engine.finish(first) == (None,)
     assert engine.finish(second) == (None,)

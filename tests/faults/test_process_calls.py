@@ -28,7 +28,7 @@ from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Reso
 from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.function import Function, FunctionSpec, Limits
 from dandelion.memory import Context
-from dandelion.node import Node, Settings, remote
+from dandelion.node import Node, Settings, processes
 from dandelion.node.hosts import State
 from dandelion.node.invocation import Invocation
 from dandelion.node.process_host import ProcessHost
@@ -97,7 +97,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).parents[2])
     path.write_text(PROGRAM.format(python=sys.executable, root=root))
     path.chmod(0o700)
-    monkeypatch.setattr(remote, "sys", SimpleNamespace(executable=str(path)))
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(path)))
 
 
 def register(node: Node, name: str, wall_s: float = 20) -> None:
@@ -143,7 +143,7 @@ def host_of(node: Node) -> ProcessHost:
 
 
 def child_of(node: Node) -> int:
-    process = host_of(node)._remote._process
+    process = host_of(node)._remote._processes.current
     assert process is not None
     return process.child.pid
 
@@ -200,12 +200,12 @@ def test_the_end_of_an_idle_process_is_found_by_who_forgets_or_calls(node: Node)
 
 def test_a_spare_that_dies_is_missed_by_nobody(node: Node) -> None:
     for number in range(3):
-        spare = host_of(node)._remote._spare
+        spare = host_of(node)._remote._processes.spare
         assert spare is not None
         kill(spare.child.pid)
         kill(child_of(node))
         assert echoed(node, b"q%d" % number) == b"q%d" % number
-        wait_until(lambda: host_of(node)._remote._spare)
+        wait_until(lambda: host_of(node)._remote._processes.spare)
 
 
 # --- deadlines and callers who leave ------------------------------------------------------------
@@ -400,11 +400,11 @@ def test_the_thread_of_the_loop_may_wait_for_what_the_loop_has_sent() -> None:
 def test_a_process_that_dies_as_it_starts_is_started_once_more(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = host_of(node)._remote
+    engine = host_of(node)._remote._processes
     start = engine._spawned
     spawned: list[int] = []
 
-    def stillborn() -> remote._Process:
+    def stillborn() -> processes.Process:
         process = start()
         spawned.append(process.child.pid)
         if len(spawned) == 1:
@@ -412,7 +412,7 @@ def test_a_process_that_dies_as_it_starts_is_started_once_more(
         return process
 
     echoed(node, b"q")
-    spare = engine._spare
+    spare = engine.spare
     assert spare is not None
     kill(spare.child.pid)
     monkeypatch.setattr(engine, "_spawned", stillborn)
@@ -465,7 +465,7 @@ def test_thousands_of_calls_leave_nothing() -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(partial(calls, node), range(4)))
         pids = [child_of(node)]
-        spare = host_of(node)._remote._spare
+        spare = host_of(node)._remote._processes.spare
         assert spare is not None
         pids.append(spare.child.pid)
     del node, spare

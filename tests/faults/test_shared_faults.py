@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource, Sharing
 from dandelion.errors import DandelionError
 from dandelion.function import Function
-from dandelion.node import Node, Settings, remote
+from dandelion.node import Node, Settings, processes
 
 ROUNDS = 5
 WORKERS = 8
@@ -57,9 +58,13 @@ try:
         elif isinstance(request, Run):
             if generation() != born:  # it noticed as it zeroed what its last call had used
                 leave(request, EngineDied("shared:0", "illegal address"))
+            if not worker:
+                with open({log!r}, "a") as file:
+                    file.write(names[request.identity] + " ")
             time.sleep(random.random() * 0.002)
             if names[request.identity] == "Bad":
                 if worker:
+                    time.sleep({bad_s})
                     with open(broken, "a") as file:
                         file.write("x")
                 faulted(request)
@@ -94,26 +99,36 @@ class Shared(Driver):
         return Sharing({"BROKEN": str(self._broken)}, concurrent=True, shared_fate=True)
 
 
-@pytest.fixture(params=[0, 200])
-def node(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def played(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int, spin_us: int, bad_s: float = 0.0
 ) -> Iterator[Node]:
-    program, broken = tmp_path / "python", tmp_path / "broken"
+    """Give a node with such a device, all of whose engines are up."""
+    program, broken = folder / "python", folder / "broken"
     broken.touch()
+    root, log = str(Path(__file__).parents[2]), str(folder / "log")
     program.write_text(
-        PROGRAM.format(python=sys.executable, root=str(Path(__file__).parents[2]), workers=WORKERS)
+        PROGRAM.format(python=sys.executable, root=root, workers=workers, log=log, bad_s=bad_s)
     )
     program.chmod(0o700)
-    monkeypatch.setattr(remote, "sys", SimpleNamespace(executable=str(program)))
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
     driver = Shared(broken)
     monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
-    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=request.param)
+    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
     with Node(settings, [driver]) as node:
-        while len(node.engines()) < WORKERS + 1 or not node.ready():
+        while len(node.engines()) < workers + 1 or not node.ready():
             node.wait_ready(0.05)
         code = (CodeDocument("shared"),)
         for name in ("Good", "Bad"):
             node.register(FunctionDocument(name, ("a",), ("b",), code=code))
+        yield node
+
+
+@pytest.fixture(params=[0, 200])
+def node(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Node]:
+    with played(tmp_path, monkeypatch, WORKERS, request.param) as node:
         yield node
 
 
@@ -135,3 +150,19 @@ def test_a_fault_that_all_share_fails_the_bad_call_alone(node: Node) -> None:
             good = [pool.submit(call, "Good", barrier) for _ in range(GOOD_CALLERS)]
             assert [one.result() for one in good] == ["answered"] * GOOD_CALLERS
             assert bad.result().startswith("Faulted")
+
+
+def test_calls_that_did_no_harm_go_before_a_suspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played(tmp_path, monkeypatch, 1, 0, bad_s=0.3) as node, ThreadPoolExecutor(4) as pool:
+        while len([e for e in node.engines() if e.state == "ready"]) < 2:
+            node.wait_ready(0.05)
+        bad = pool.submit(node.invoke, "Bad", a=b"1")
+        while not any(host.busy for host in node._pump.hosts):
+            pass
+        good = [pool.submit(node.invoke, "Good", a=b"1") for _ in range(3)]
+        for one in good:
+            one.result()
+        assert type(bad.exception()).__name__ == "Faulted"
+    assert (tmp_path / "log").read_text().split() == ["Good"] * 3 + ["Bad"]

@@ -1,0 +1,206 @@
+"""The processes of one engine: the one in use, one that waits to follow it, and those that end.
+
+A process that has to go is killed and left to a thread: a device may take tenths of a second to let
+go of it, and who follows it needs little of what it held. Until it is gone its device may read and
+write the memory of the calls that were out, so that is kept as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import dandelion
+from dandelion.engine_process.messages import Channel, Ended, Open, Ready, Reply, reply_channel
+from dandelion.memory import ArenaMap
+
+START_LIMIT_S = 60.0
+_REAP_LIMIT_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A process and the node's end of the conversation with it."""
+
+    child: subprocess.Popen[bytes]
+    channel: Channel[Reply]
+
+
+class Processes:
+    """Starts, replaces and ends the processes of one engine. Used by one thread, but for `abandon`.
+
+    Args:
+        backends: names of backends; the first that works is used.
+        resource: which resource, or empty for the best.
+        options: settings of the backends.
+        environment: further variables of the processes.
+        arena: mapped by them.
+        spin_us: how long a process looks for the next call before it sleeps, in microseconds.
+
+    Attributes:
+        current: the one in use.
+        spare: the one that waits.
+        starts: how many were in use.
+    """
+
+    def __init__(
+        self,
+        backends: tuple[str, ...],
+        resource: str,
+        options: dict[str, dict[str, str]],
+        environment: Mapping[str, str],
+        arena: ArenaMap,
+        spin_us: int,
+    ) -> None:
+        self._arguments = (
+            resource,
+            str(spin_us),
+            msgspec.json.encode(options).decode(),
+            *backends,
+        )
+        self._environment = environment
+        self._arena = arena
+        self._ending: set[threading.Thread] = set()
+        self._leaving = False
+        self.current: Process | None = None
+        self.spare: Process | None = None
+        self.starts = 0
+
+    def start(self, device_bytes: int = 0) -> Reply | None:
+        """Have the spare process take over, or else a new one, and start the next spare.
+
+        Args:
+            device_bytes: of the engine that is to be replaced.
+
+        Returns:
+            What it said first; None if it ended.
+        """
+        spare, self.spare = self.spare, None
+        reply = None
+        if spare is not None:
+            reply = self._opened(spare, device_bytes)
+            if not isinstance(reply, Ready):
+                self.end(spare)
+        if not isinstance(reply, Ready):
+            self.wait_for_ends(START_LIMIT_S)  # there may have been no room beside them
+            reply = self._opened(self._spawned(), device_bytes)
+        if isinstance(reply, Ready) and reply.spare and not self._leaving:
+            with contextlib.suppress(OSError):  # it goes without
+                self.spare = self._spawned()
+        return reply
+
+    def _spawned(self) -> Process:
+        """Start a process that prepares itself until it is told to open its engine."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = (theirs.fileno(), self._arena.fd)
+            child = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "dandelion.engine_process",
+                    *map(str, (*files, self._arena.size_bytes)),
+                    *self._arguments,
+                ],
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env=_environment(self._environment),
+            )
+        return Process(child, reply_channel(ours))
+
+    def _opened(self, process: Process, device_bytes: int) -> Reply | None:
+        """Make a process the one that is used; gives its first message."""
+        self.current = process
+        if self._leaving:
+            self.abandon()
+        self.starts += 1
+        try:
+            process.channel.send(Open(self.starts > 1, device_bytes), START_LIMIT_S)
+            return process.channel.receive(START_LIMIT_S)
+        except (OSError, Ended):
+            return None
+
+    def abandon(self) -> None:
+        """Have all end soon, whatever they are at; from any thread."""
+        self._leaving = True
+        for process in (self.current, self.spare):
+            if process is not None:
+                with contextlib.suppress(OSError):
+                    process.channel.peer.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether they were abandoned."""
+        return self._leaving
+
+    # the end
+
+    def end(self, process: Process, limit_s: float = 0.0, keep: object = None) -> int | None:
+        """Let a process leave, kill it after a while, and reap it, if need be in the background.
+
+        Args:
+            process: nobody uses it any more.
+            limit_s: how long it may take to leave by itself.
+            keep: memory that its device may use as long as it is there.
+
+        Returns:
+            Its exit code, if it left by itself.
+        """
+        process.channel.close()
+        try:
+            return process.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.child.kill()
+        reaper = _Reaper(process.child, keep)
+        self._ending = {thread for thread in self._ending if thread.is_alive()} | {reaper}
+        reaper.start()
+        return None
+
+    @property
+    def ending(self) -> bool:
+        """Whether a process that was ended may still hold memory of its device."""
+        return any(thread.is_alive() for thread in self._ending)
+
+    def wait_for_ends(self, limit_s: float) -> None:
+        """Wait until no process is there any more that was ended."""
+        end_s = time.monotonic() + limit_s
+        for thread in self._ending:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def close(self) -> None:
+        """End the spare, and wait for all that were ended, as long as makes sense."""
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            self.end(spare)
+        self.wait_for_ends(_REAP_LIMIT_S)
+
+
+class _Reaper(threading.Thread):
+    """Waits for a child that was killed, and keeps something as long."""
+
+    def __init__(self, child: subprocess.Popen[bytes], keep: object) -> None:
+        super().__init__(name="dandelion-reaper", daemon=True)
+        self._child = child
+        self._keep = keep
+
+    def run(self) -> None:
+        self._child.wait()
+        self._keep = None
+
+
+def _environment(further: Mapping[str, str]) -> dict[str, str]:
+    """The node's environment and more, with the engine importable also from a checkout."""
+    root = str(Path(dandelion.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
+    return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}
