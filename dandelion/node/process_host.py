@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dandelion.driver import Engine, InstanceSets
-from dandelion.errors import DandelionError
+from dandelion.errors import DandelionError, EngineDied
 from dandelion.node.failures import typed
 from dandelion.node.hosts import (
     EngineHost,
@@ -202,8 +202,12 @@ class ProcessHost(ThreadHost):
             self._end(engine, ended)
 
     def _run(self, work: Work, engine: Engine) -> None:
+        if work not in self._slow:
+            return  # it was handed back
         self._slow.appendleft(None)
         self._finish_out(engine)
+        if work not in self._slow:
+            return
         refused = self._refused(work)
         result = (None, refused) if refused is not None else run_call(engine, work)
         self._slow.popleft()
@@ -212,6 +216,19 @@ class ProcessHost(ThreadHost):
         else:
             self._mean_ns += _WEIGHT * (time.monotonic_ns() - work.started_ns - self._mean_ns)
             self._end(engine, [(work, result)])
+
+    def _end(self, engine: Engine, ended: list[tuple[Work, Result]]) -> None:
+        if engine.lost and not self._closing:
+            self.state = State.STARTING  # nothing comes after what is handed back
+            ended += [(work, self._handed_back(work)) for work in tuple(self._slow) if work]
+        super()._end(engine, ended)
+
+    def _handed_back(self, work: Work) -> Result:
+        """Take off a call that waits for this thread: it is not to wait for the next process."""
+        self._slow.remove(work)
+        work.begun = False
+        work.started_ns = time.monotonic_ns()
+        return None, EngineDied(self.facts.name, "it ended before the call began")
 
     def _shut(self, engine: Engine) -> None:
         self._slow.append(None)

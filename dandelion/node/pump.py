@@ -176,7 +176,7 @@ class Pump:
         again = False
         if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
             again = True
-            alone = work.alone or host.facts.shared_fate
+            alone = work.alone or (work.begun and host.facts.shared_fate)
             attempt = work.attempt + work.begun
             self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key), behind=alone)
         elif outputs is not None:

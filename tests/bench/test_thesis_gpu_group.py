@@ -166,20 +166,24 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     slow = (gpu_fault.Made(9.0, 10.0), gpu_fault.Made(10.1, 11.0), gpu_fault.Made(11.0, 12.0))
     lost = (*quick, gpu_fault.Made(10.0, 10.1, right=False, error="EngineDied"))
 
-    def passes(x: str, good: tuple[gpu_fault.Made, ...], error: str = "Faulted") -> list[bool]:
+    def passes(
+        x: str, good: tuple[gpu_fault.Made, ...], error: str = "Faulted", told_s: float = 0.0
+    ) -> list[bool]:
         found = {(x, names.SEQUENTIAL): stormy(good, error=error)}
-        return [line.passes for line in gpu_fault.budgets(GPU, found)]
+        return [line.passes for line in gpu_fault.budgets(GPU, found, told_s)]
 
     assert passes(gpu_fault.PREPARED, quick) == [True, True]
     assert passes(gpu_fault.PREPARED, slow) == [True, False]
     assert passes(gpu_fault.AT_ONCE, slow) == [True, True]
+    assert passes(gpu_fault.PREPARED, slow, told_s=0.8) == [True, False]
+    assert passes(gpu_fault.PREPARED, slow, told_s=0.9) == [True, True]
     never = gpu_fault.Made(10.0, 12.0, right=False, error="TimedOut")
     assert passes(gpu_fault.AT_ONCE, (slow[0], never)) == [False, False]
     assert passes(gpu_fault.PREPARED, lost) == [False, True]
     assert passes(gpu_fault.PREPARED, quick, error="") == [False, True]
     found = {(gpu_fault.PREPARED, names.SEQUENTIAL): stormy(lost)}
     for bench in (QUICK, Bench(backend="opencl"), Bench(quick=True, backend="cuda")):
-        assert not gpu_fault.budgets(bench, found)
+        assert not gpu_fault.budgets(bench, found, 0.0)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 7, 100])

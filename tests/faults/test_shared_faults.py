@@ -20,6 +20,7 @@ from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Reso
 from dandelion.errors import DandelionError
 from dandelion.function import Function
 from dandelion.node import Node, Settings, processes
+from dandelion.node.hosts import State
 
 ROUNDS = 5
 WORKERS = 8
@@ -49,6 +50,8 @@ try:
     while not isinstance(node.receive(), Open):
         pass
     born = generation()
+    while born and {held} and not os.path.exists({log!r} + ".go"):
+        time.sleep(0.01)
     workers = 0 if worker else {workers}
     node.send(Ready("shared", "shared:0", ("0",), "played", Capacity(), workers, not worker))
     while True:
@@ -101,14 +104,24 @@ class Shared(Driver):
 
 @contextmanager
 def played(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int, spin_us: int, bad_s: float = 0.0
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    spin_us: int,
+    bad_s: float = 0.0,
+    held: bool = False,
 ) -> Iterator[Node]:
-    """Give a node with such a device, all of whose engines are up."""
+    """Give a node with such a device, all of whose engines are up.
+
+    Workers that replace others wait for the file ``log.go`` if they are `held`.
+    """
     program, broken = folder / "python", folder / "broken"
     broken.touch()
     root, log = str(Path(__file__).parents[2]), str(folder / "log")
     program.write_text(
-        PROGRAM.format(python=sys.executable, root=root, workers=workers, log=log, bad_s=bad_s)
+        PROGRAM.format(
+            python=sys.executable, root=root, workers=workers, log=log, bad_s=bad_s, held=held
+        )
     )
     program.chmod(0o700)
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
@@ -166,3 +179,25 @@ def test_calls_that_did_no_harm_go_before_a_suspect(
             one.result()
         assert type(bad.exception()).__name__ == "Faulted"
     assert (tmp_path / "log").read_text().split() == ["Good"] * 3 + ["Bad"]
+
+
+def test_a_call_behind_a_fault_does_not_wait_for_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        played(tmp_path, monkeypatch, 1, 0, bad_s=0.3, held=True) as node,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for _ in range(10):
+            node.invoke("Good", a=b"1")
+        [worker] = [host for host in node._pump.hosts if host.facts.worker]
+        bad = pool.submit(node.invoke, "Bad", a=b"1")
+        while not worker.busy:
+            pass
+        good = pool.submit(node.invoke, "Good", a=b"1")
+        while worker.busy == 1:
+            pass
+        good.result(20)
+        assert type(bad.exception(20)).__name__ == "Faulted"
+        assert worker.state is State.STARTING
+        (tmp_path / "log.go").touch()
