@@ -42,7 +42,7 @@ from dandelion.memory import (
     TransferCounts,
     Transfers,
 )
-from dandelion.memory.context import PAGE_BYTES
+from dandelion.memory.context import PAGE_BYTES, address_of
 from dandelion.memory.free_ranges import FreeRanges
 
 PAGE = PAGE_BYTES
@@ -55,6 +55,14 @@ def arena(capacity_bytes: int) -> Iterator[SharedDomain]:
         yield domain
     finally:
         domain.close()
+
+
+@given(st.integers(1, 300), st.integers(0, 299), st.sampled_from(["B", "<f8"]))
+def test_an_address_is_what_numpy_says(size: int, start: int, dtype: str) -> None:
+    whole = np.zeros(8 * (size + start), dtype)
+    for data in (bytes(size), bytearray(size), memoryview(whole)[start:], whole.data.toreadonly()):
+        seen = np.frombuffer(data, np.uint8)
+        assert address_of(data) == seen.__array_interface__["data"][0]
 
 
 # --- free ranges against a bitmap -----------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dandelion.backends.gpu.driver import GpuDriver
@@ -161,15 +162,16 @@ def prepared(
     domain: SharedDomain, document: FunctionDocument, given: Mapping[str, bytes]
 ) -> tuple[Function, tuple[ItemSet, ...]]:
     """Make a function of its document, and lay its inputs, static ones too, into an arena."""
-    function = function_of(document)
     values = dict(given)
     for name, items in document.static.items():
         (values[name],) = (content(item).bytes() for item in items.values())
-    sets = []
-    for name in function.spec.input_names:
-        view = domain.acquire(len(values[name])).write(0, values[name])
-        sets.append(ItemSet(name, (Item(name, 0, view),)))
-    return function, tuple(sets)
+    sets = {}
+    for name, value in values.items():
+        view = domain.acquire(len(value)).write(0, value)
+        sets[name] = ItemSet(name, (Item(name, 0, view),))
+    static = {name: sets[name] for name in document.static}
+    function = function_of(document, static)
+    return function, tuple(sets[name] for name in function.spec.input_names)
 
 
 class HeldCall:
@@ -211,8 +213,15 @@ class HeldCall:
         return self.outputs[0].numpy(dtype, (-1,))
 
 
-def function_of(document: FunctionDocument) -> Function:
-    """Make the function of a document as a node does; static sets are given with each call."""
+def function_of(
+    document: FunctionDocument, sets: Mapping[str, ItemSet] = MappingProxyType({})
+) -> Function:
+    """Make the function of a document as a node does.
+
+    Args:
+        document: of the function.
+        sets: its static sets; those that are missing are to be given with each call.
+    """
     (code,) = document.code
     main = content(code.main).bytes()
     files = {name: content(file).bytes() for name, file in code.files.items()}
@@ -225,7 +234,7 @@ def function_of(document: FunctionDocument) -> Function:
     inputs = tuple(map(set_spec, document.inputs))
     outputs = tuple(map(set_spec, document.outputs))
     spec = FunctionSpec(document.name, inputs, outputs, static, (made,))
-    return Function(spec, made, main, files)
+    return Function(spec, made, main, files, sets)
 
 
 def ticks(times: int) -> FunctionDocument:

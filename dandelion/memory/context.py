@@ -17,9 +17,10 @@ anywhere, even inside the garbage collector; zeroing is done by `recycle`, off t
 from __future__ import annotations
 
 import abc
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -157,6 +158,17 @@ class MemoryDomain(abc.ABC):
 
 
 def address_of(data: Bytes) -> int:
-    """Tell the address of the first byte of a bytes-like object."""
-    array: Any = np.frombuffer(data, dtype=np.uint8)
-    return int(array.__array_interface__["data"][0])
+    """Tell the address of the first byte of a bytes-like object that is not empty.
+
+    An array object begins with the header of all objects and the pointer to its data. To read that
+    there takes a third of the time of numpy's own way, and every item of a call is asked for.
+
+    Source: ``PyArrayObject_fields`` in numpy's ``ndarraytypes.h``.
+    """
+    array = np.frombuffer(data, _U8)
+    return int(_POINTER.from_address(id(array) + _DATA).value)
+
+
+_U8 = np.dtype(np.uint8)
+_POINTER = ctypes.c_size_t
+_DATA = object.__basicsize__
