@@ -36,7 +36,9 @@ class NodeLoop:
         """Use a running loop, or without one run a loop in a thread."""
         if loop is None:
             loop = uvloop.new_event_loop()
-            self._thread = threading.Thread(target=loop.run_forever, name="dandelion-loop")
+            self._thread = threading.Thread(
+                target=loop.run_forever, name="dandelion-loop", daemon=True
+            )
             self._thread.start()
         self._loop = loop
         self._replies.start(loop)

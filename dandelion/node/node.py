@@ -12,6 +12,7 @@ this process and no device is opened in it, unless a backend's hosting says othe
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import os
 import threading
@@ -115,9 +116,12 @@ class Node:
         """Start the engines; they come up in the background, see `ready`.
 
         Args:
-            loop: a running loop to use; without one the node runs a loop in a thread of its own.
+            loop: a running loop to use; without one the node runs a loop in a thread of its own,
+                and is closed when the program ends, if nobody did before.
         """
         running = self._loop.start(loop)
+        if loop is None:
+            atexit.register(self.close)
         self._starter = starter = EngineStarter(
             self.settings,
             self._arena,
@@ -148,6 +152,7 @@ class Node:
             if self._state is State.CLOSED:
                 return
             self._state = State.CLOSED
+            atexit.unregister(self.close)
             self._settle(self._pump.shut)
             self._close_hosts()
             for sharing in self._starter.sharings if self._starter is not None else ():

@@ -162,8 +162,12 @@ class Processes:
         except subprocess.TimeoutExpired:
             process.child.kill()
         reaper = _Reaper(process.child, keep)
-        self._ending = {thread for thread in self._ending if thread.is_alive()} | {reaper}
-        reaper.start()
+        try:
+            reaper.start()
+        except RuntimeError:  # the program ends; there are no new threads any more
+            reaper.run()
+        else:
+            self._ending = {thread for thread in self._ending if thread.is_alive()} | {reaper}
         return None
 
     @property

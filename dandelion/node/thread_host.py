@@ -48,7 +48,9 @@ class ThreadHost(EngineHost):
         self._engine: Engine | None = None
         self._closing = False
         self._works = True  # False once the engine is beyond recovery
-        self._thread = threading.Thread(target=self._main, name=f"engine-{facts.backend}")
+        self._thread = threading.Thread(  # a program that ends closes its nodes, see `Node.start`
+            target=self._main, name=f"engine-{facts.backend}", daemon=True
+        )
         self._thread.start()
 
     def _main(self) -> None:
