@@ -20,7 +20,7 @@ from dandelion.documents import FunctionDocument, content, gpu_function, set_spe
 from dandelion.driver import Call, InstanceSets, Sharing, load_driver
 from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.remote import RemoteEngine
+from dandelion.node.remote import Answer, RemoteEngine, Sent
 from dandelion.settings import Settings
 
 from ..closing import Closing
@@ -139,13 +139,18 @@ class EngineProcess(Closing):
         return HeldCall(self, *prepared(self.domain, document, given))
 
     def call(self, function: Function, sets: tuple[ItemSet, ...]) -> InstanceSets:
-        """Run a call to its outputs."""
+        """Run a call to its outputs, the way a node's caller does that looks for the answer."""
         self._number += 1
         deadline = time.monotonic_ns() + _DEADLINE_S * 10**9
         call = Call(self._number, function, sets, self.domain, deadline)
         call.demand = self._driver.demand(function, sets)
-        outputs: InstanceSets = self.engine.run(call)
-        return outputs
+        engine = self.engine
+        if engine.begin(call) is not Sent.ALL:  # the first one: the function is not there yet
+            outputs: InstanceSets = engine.run(call)
+            return outputs
+        while (found := engine.take(call)) is Answer.NOT_YET and time.monotonic_ns() < deadline:
+            pass
+        return engine.finish(call) if isinstance(found, Answer) else found
 
     def settle(self) -> None:
         """Zero what was let go; the process zeroes its device by itself."""
