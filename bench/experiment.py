@@ -37,6 +37,7 @@ GROUPS = {
     "thesis": "the figures of the GPU thesis for Dandelion",
     "plover": "the tables of PyPlover",
     "kaas": "the figures of KaaS, with synthetic graphs of the same shape",
+    "kaas_load": "the figures of KaaS with many tenants at once",
     "gpu": "what do the GPU engines cost over bare loops?",
 }
 """Groups of experiments, and what each asks."""

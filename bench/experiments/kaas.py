@@ -33,7 +33,7 @@ _KEPT = (
 
 @experiment(
     "kaas_throughput",
-    group="kaas",
+    group="kaas_load",
     question="what becomes of throughput when clients outnumber GPUs?",
     source="KaaS, throughput against the number of clients",
 )
