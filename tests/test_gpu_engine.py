@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.conformance import HOST_KERNELS
-from dandelion.backends.gpu.device import Device, Protection
+from dandelion.backends.gpu.device import Device, Properties, Protection
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.plan import Launch
@@ -26,7 +26,7 @@ from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.driver import Call, Hosting, InstanceSets, load_driver
+from dandelion.driver import Call, Hosting, InstanceSets, Resource, load_driver
 from dandelion.errors import (
     BackendUnavailable,
     ContextFull,
@@ -620,6 +620,46 @@ def test_a_device_that_fails_amid_constants_leaves_none_open() -> None:
         runner.engine.device.left = -1  # type: ignore[attr-defined]  # it is a FailingDevice
         runner.engine.close()
         assert inner.held == 0
+
+
+class CrowdedDevice(HostDevice):
+    """Three quarters of its memory are in use by others as it is opened."""
+
+    def properties(self) -> Properties:
+        return Properties("crowded", 4 * self._memory_bytes, self._memory_bytes)
+
+
+class CrowdedDriver(GpuDriver):
+    """Leaves a quarter of what it finds to constants."""
+
+    name = "crowded"
+
+    def probe(self) -> list[Resource]:
+        return [Resource("0", "crowded")]
+
+    def device(self, resource: str) -> CrowdedDevice:
+        return CrowdedDevice(KERNELS, 16 << 20, holds=True)
+
+    def weights(self) -> WeightsLimit:
+        return WeightsLimit(share=0.25)
+
+
+def test_an_engine_that_replaces_another_keeps_as_many_constants() -> None:
+    lost_bytes, held = 0, []
+    for _ in range(2):
+        driver = CrowdedDriver()
+        driver.hurry(lost_bytes)
+        runner = HoldingRunner(holding())
+        runner.engine.close()
+        engine = driver.engine("0")
+        assert isinstance(engine, SequentialEngine)
+        runner.engine = engine
+        for i in range(4):
+            runner.weigh(weighed(WEIGHTS + i, f"F{i}"), WEIGHTS + i)
+        lost_bytes = engine.capacity.device_bytes
+        held.append((lost_bytes, engine.weights.used_bytes))
+        engine.close()
+    assert held == [(12 << 20, 4 << 20)] * 2
 
 
 # --- the driver -----------------------------------------------------------------------------

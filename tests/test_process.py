@@ -16,7 +16,10 @@ from dandelion.backends.process import enforcement
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.lockdown import landlock_abi
+from dandelion.backends.process.nurseries import Nurseries
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
+from dandelion.backends.process.programs import Programs
+from dandelion.backends.process.syscalls import native
 
 from dandelion.data import Item, ItemSet
 from dandelion.documents import python_function
@@ -566,3 +569,18 @@ def test_unauthorized_is_the_functions_fault(engine: ProcessEngine) -> None:
         run(engine, function("def f(x):\n    open('/etc/passwd')\n"), b"")
     assert "line 2, in f" in caught.value.traceback
     assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(("ahead", "engines"), [(1, 2), (2, 2), (2, 3)])
+def test_idle_engines_keep_no_sandbox_that_another_one_needs(
+    ahead: int, engines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dandelion.backends.process.nursery._MOMENT_NS", 5 * 10**9)
+    nurseries, programs = Nurseries("group", ahead), Programs()
+    group = [ProcessEngine(f"{n}", nurseries, programs, native()) for n in range(engines)]
+    try:
+        for engine in group + group:
+            assert first(run(engine, ECHO, b"1")).bytes() == b"1"
+    finally:
+        for engine in group:
+            engine.close()
