@@ -115,13 +115,16 @@ class GpuDriver(Driver):
         workers, role = self._workers(), self._options.get("role", "")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
         warm = self._warm.pop(resource) if resource in self._warm else None
+        pool_bytes, weights = self._size("pool_bytes"), self.weights()
+        if self._lost_bytes and not pool_bytes:
+            pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)
         engine = SequentialEngine(
             warm or self.device(resource),
-            self._size("pool_bytes") or self._lost_bytes,
+            pool_bytes,
             self._arena,
             self._flag("exact_stages"),
             shares.get(role, 1.0),
-            self.weights(),
+            weights,
             HURRIED_BYTES if self._lost_bytes else 0,
         )
         if role == "sequential":

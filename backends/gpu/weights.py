@@ -47,6 +47,11 @@ class WeightsLimit:
         """Give the limit in bytes for a device with that much memory to give out."""
         return self.size_bytes or int(memory_bytes * self.share) // _GRANULE_BYTES * _GRANULE_BYTES
 
+    def beside(self, pool_bytes: int) -> WeightsLimit:
+        """Give the limit where a pool of that size is what this limit had left of all memory."""
+        whole = int(pool_bytes / max(1.0 - self.share, 0.01))
+        return WeightsLimit(self.of(whole))
+
 
 @dataclass(slots=True, eq=False)
 class Block:

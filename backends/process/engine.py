@@ -155,7 +155,7 @@ class ProcessEngine(Engine):
 
     def settle(self) -> None:
         used = self._clear()
-        if used is not None:
+        if used is not None and used.nursery.ahead >= self._nurseries.engines:  # one for each
             spare = used.nursery.spare()
             self._ready = None if spare is None else _Placed(spare, used.nursery)
 

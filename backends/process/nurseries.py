@@ -22,13 +22,16 @@ class Nurseries:
         name: for errors.
         ahead: how many sandboxes wait in each nursery.
         limit: how many nurseries may be idle at once.
+
+    Attributes:
+        engines: how many engines joined.
     """
 
     def __init__(self, name: str, ahead: int = 4, limit: int = 8) -> None:
         self._name = name
         self._ahead = ahead
         self._limit = limit
-        self._engines = 0
+        self.engines = 0
         self._nurseries: OrderedDict[Imports, Nursery] = OrderedDict()
         self._calls: dict[Imports, int] = {}
         self._lock = threading.Lock()
@@ -36,16 +39,16 @@ class Nurseries:
     def join(self) -> None:
         """Count an engine in, and get sandboxes without imports ready for it."""
         with self._lock:
-            self._engines += 1
+            self.engines += 1
             nursery = self._find(())
         nursery.start()
 
     def part(self) -> None:
         """Count an engine out."""
         with self._lock:
-            self._engines -= 1
-            leaving = [] if self._engines else list(self._nurseries.values())
-            if not self._engines:
+            self.engines -= 1
+            leaving = [] if self.engines else list(self._nurseries.values())
+            if not self.engines:
                 self._nurseries.clear()
         for nursery in leaving:
             nursery.close()

@@ -151,6 +151,9 @@ class EngineHost(abc.ABC):
         """Tell whether the engine ran a function last (2), has it (1), or neither (0)."""
         return 0
 
+    def doubt(self) -> None:
+        """One that shares its fate was lost: if it runs nothing that would tell, begin anew."""
+
     def leave(self) -> None:
         """Begin to close, without waiting; calls under way may end with an error."""
         self.state = State.CLOSED

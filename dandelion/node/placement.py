@@ -71,14 +71,16 @@ class FifoPlacement(Generic[Waiting]):
         self._number = 0
 
     def add_host(self, host: EngineHost) -> None:
-        """A host may be used from now on."""
+        """A host may be used from now on. It may have been added before."""
         for format_name in host.formats:
-            self._hosts.setdefault(format_name, []).append(host)
+            hosts = self._hosts.setdefault(format_name, [])
+            if host not in hosts:
+                hosts.append(host)
             if host.facts.demand is not None:
                 self._asked.setdefault(format_name, host.facts.demand)
 
     def remove_host(self, host: EngineHost) -> None:
-        """A host is never free again."""
+        """A host is not free again, unless it is added once more."""
         for format_name in host.formats:
             hosts = self._hosts.get(format_name, [])
             if host in hosts:
@@ -87,6 +89,17 @@ class FifoPlacement(Generic[Waiting]):
     def hosts(self, formats: tuple[str, ...]) -> list[EngineHost]:
         """Hosts that run one of these formats, free or not."""
         return [host for name in formats for host in self._hosts.get(name, ())]
+
+    def siblings(self, host: EngineHost) -> list[EngineHost]:
+        """Other hosts that share the fate of a host."""
+        return [
+            other
+            for other in self.hosts(tuple(host.formats)[:1])
+            if other is not host
+            and other.facts.shared_fate
+            and other.facts.backend == host.facts.backend
+            and other.facts.resource == host.facts.resource
+        ]
 
     def asked(self, formats: tuple[str, ...]) -> tuple[str, Ask] | None:
         """Find the format whose hosts differ in what they have, and who tells a call's demand."""

@@ -209,7 +209,10 @@ class ProcessHost(ThreadHost):
         if work not in self._slow:
             return
         refused = self._refused(work)
+        work.call.begins(work.started_ns)  # it may have waited for this thread
         result = (None, refused) if refused is not None else run_call(engine, work)
+        if isinstance(result[1], EngineDied) and self._remote.posted != work.call.id:
+            work.begun = False
         self._slow.popleft()
         if refused is not None:
             self._finish(work, *result)
@@ -229,6 +232,15 @@ class ProcessHost(ThreadHost):
         work.begun = False
         work.started_ns = time.monotonic_ns()
         return None, EngineDied(self.facts.name, "it ended before the call began")
+
+    def doubt(self) -> None:
+        if self.state is State.READY and not self.busy:
+            self.state = State.STARTING
+            self._inbox.put(self._renew)
+
+    def _renew(self, engine: Engine) -> None:
+        """Replace a process that may be broken, and that keeps others from starting if it is."""
+        self._works = self._closing or self._recovered(engine)
 
     def _shut(self, engine: Engine) -> None:
         self._slow.append(None)

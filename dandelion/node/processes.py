@@ -8,7 +8,9 @@ write the memory of the calls that were out, so that is kept as long.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,8 +26,11 @@ import dandelion
 from dandelion.engine_process.messages import Channel, Ended, Open, Ready, Reply, reply_channel
 from dandelion.memory import ArenaMap
 
+log = logging.getLogger("dandelion.node")
+
 START_LIMIT_S = 60.0
-_REAP_LIMIT_S = 10.0
+_REAP_LIMIT_S = 5.0
+_LOOK_S = 0.005
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +76,7 @@ class Processes:
         self._environment = environment
         self._arena = arena
         self._ending: set[threading.Thread] = set()
-        self._leaving = False
+        self._left = threading.Event()
         self.current: Process | None = None
         self.spare: Process | None = None
         self.starts = 0
@@ -93,8 +98,10 @@ class Processes:
                 self.end(spare)
         if not isinstance(reply, Ready):
             self.wait_for_ends(START_LIMIT_S)  # there may have been no room beside them
+            if self.leaving:
+                return None
             reply = self._opened(self._spawned(), device_bytes)
-        if isinstance(reply, Ready) and reply.spare and not self._leaving:
+        if isinstance(reply, Ready) and reply.spare and not self.leaving:
             with contextlib.suppress(OSError):  # it goes without
                 self.spare = self._spawned()
         return reply
@@ -121,7 +128,7 @@ class Processes:
     def _opened(self, process: Process, device_bytes: int) -> Reply | None:
         """Make a process the one that is used; gives its first message."""
         self.current = process
-        if self._leaving:
+        if self.leaving:
             self.abandon()
         self.starts += 1
         try:
@@ -132,7 +139,7 @@ class Processes:
 
     def abandon(self) -> None:
         """Have all end soon, whatever they are at; from any thread."""
-        self._leaving = True
+        self._left.set()
         for process in (self.current, self.spare):
             if process is not None:
                 with contextlib.suppress(OSError):
@@ -141,7 +148,11 @@ class Processes:
     @property
     def leaving(self) -> bool:
         """Whether they were abandoned."""
-        return self._leaving
+        return self._left.is_set()
+
+    def pause(self, limit_s: float) -> bool:
+        """Sleep. False if they were abandoned."""
+        return not self._left.wait(limit_s)
 
     # the end
 
@@ -176,17 +187,19 @@ class Processes:
         return any(thread.is_alive() for thread in self._ending)
 
     def wait_for_ends(self, limit_s: float) -> None:
-        """Wait until no process is there any more that was ended."""
+        """Wait until no process is there any more that was ended, or all are abandoned."""
         end_s = time.monotonic() + limit_s
-        for thread in self._ending:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        while self.ending and time.monotonic() < end_s and self.pause(_LOOK_S):
+            pass
 
     def close(self) -> None:
         """End the spare, and wait for all that were ended, as long as makes sense."""
         spare, self.spare = self.spare, None
         if spare is not None:
             self.end(spare)
-        self.wait_for_ends(_REAP_LIMIT_S)
+        end_s = time.monotonic() + _REAP_LIMIT_S
+        for thread in self._ending:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
 
 class _Reaper(threading.Thread):
@@ -198,8 +211,10 @@ class _Reaper(threading.Thread):
         self._keep = keep
 
     def run(self) -> None:
-        self._child.wait()
+        code = self._child.wait()
         self._keep = None
+        if code not in (0, -signal.SIGKILL):
+            log.warning("an engine process that was lost ended with code %d", code)
 
 
 def _environment(further: Mapping[str, str]) -> dict[str, str]:

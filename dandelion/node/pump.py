@@ -150,15 +150,18 @@ class Pump:
     def host_changed(self, host: EngineHost) -> None:
         """A host became ready, or turned out not to work here."""
         if host.state is State.READY:
+            self._placement.add_host(host)  # again, if it was lost for a while
             for other in list(self.hosts) if host.facts.shared_fate else (host,):
                 self._feed(other)  # its siblings waited for it, too
         elif host.state in (State.UNAVAILABLE, State.CLOSED):
             self._placement.remove_host(host)
             for waiting in list(self._placement.waiting()):
-                if not self._placement.possible(waiting.needs):
-                    self._placement.drop(waiting)
-                    self._waiting[waiting.invocation].discard(waiting)
-                    self._fail(waiting.invocation, waiting.run, self._no_engine(waiting))
+                if self._placement.possible(waiting.needs) or not self._placement.drop(waiting):
+                    continue  # the failure of another call of its invocation may have dropped it
+                self._waiting[waiting.invocation].discard(waiting)
+                self._fail(waiting.invocation, waiting.run, self._no_engine(waiting))
+            for other in list(self.hosts):
+                self._feed(other)  # what waited for the lost one may suit them now
 
     def _ended(
         self,
@@ -187,6 +190,9 @@ class Pump:
             self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
         elif error is not None:
             self._fail(invocation, run, _blamed(work, error))
+        if host.state is State.STARTING and host.facts.shared_fate:
+            for other in self._placement.siblings(host):
+                other.doubt()
         if again or host.state is State.STARTING:  # others may take what waits, if it was lost
             for other in self._placement.hosts(run.application.formats):
                 self._feed(other)

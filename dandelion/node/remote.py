@@ -46,13 +46,21 @@ from dandelion.engine_process.messages import (
     WireSets,
     wire_set,
 )
-from dandelion.errors import EngineDied, InternalError, TimedOut, from_record
+from dandelion.errors import (
+    BackendUnavailable,
+    ContextFull,
+    EngineDied,
+    InternalError,
+    TimedOut,
+    from_record,
+)
 from dandelion.function import Function
 from dandelion.memory import Context, SharedDomain, Transfers
 from dandelion.node.processes import Processes
 
-RECOVERIES = 3
-"""How often a process that was lost is started again, if it ends before it is ready."""
+RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses between attempts to replace a process that was lost. Where workers share a device, none
+can start before all of the broken ones are gone."""
 _LEAVE_LIMIT_S = 2.0
 _CODE_LIMIT_S = 0.05  # how long to wait for the exit code of a process that ended by itself
 GRACE_S = 0.25
@@ -115,6 +123,10 @@ class RemoteEngine(Engine):
         transfers: brings inputs into the arena where they are not there yet.
         spin_us: how long `run` looks for an answer before it sleeps, in microseconds.
         engine_spin_us: how long the process looks for the next call before it sleeps.
+
+    Attributes:
+        posted: id of the call that was sent last, as far as that went.
+        ready: what the process said when its engine was up.
     """
 
     def __init__(
@@ -140,6 +152,7 @@ class RemoteEngine(Engine):
         self._sending = threading.Lock()  # requests, and what the process has loaded
         self._out: deque[_Out] = deque()
         self.name = "|".join(backends)
+        self.posted = 0
         self.ready: Ready
 
     def start(self) -> None:
@@ -185,13 +198,16 @@ class RemoteEngine(Engine):
 
     def recover(self) -> None:
         self._end()
-        for left in reversed(range(RECOVERIES)):
+        for pause_s in RETRY_S:
             try:
                 self.ready = self._start(self.capacity.device_bytes)
                 break
-            except EngineDied:  # it may have been killed as it started
-                if not left or self._processes.leaving:
+            except (EngineDied, BackendUnavailable, OSError):  # it worked before
+                self._end()
+                if not self._processes.pause(pause_s):
                     raise
+        else:
+            self.ready = self._start(self.capacity.device_bytes)
         self.capacity = self.ready.capacity
 
     # a call that must not wait
@@ -215,7 +231,7 @@ class RemoteEngine(Engine):
         if self._processes.ending and (function.static or demand.device_bytes > LIGHT_BYTES):
             if quickly:
                 return Sent.NOTHING
-            self._processes.wait_for_ends(call.left_s())
+            self._wait_for_ends(call)
         size = max(1, _result_bytes(demand, function))
         wired = self._wired(call, quickly)
         if wired is None:
@@ -239,6 +255,7 @@ class RemoteEngine(Engine):
                 return Sent.NOTHING
             self._loaded.move_to_end(function.identity)
             self._out.append(out)  # first: whoever looks for answers must know of it
+            self.posted = call.id
             try:
                 out.unsent = channel.post(request)
             except OSError:
@@ -329,10 +346,34 @@ class RemoteEngine(Engine):
     # a call that may wait
 
     def _run(self, call: Call) -> InstanceSets:
+        try:
+            self._send(call)
+        except ContextFull:
+            if not self._processes.ending:
+                raise
+            self._wait_for_ends(call)  # what they keep is enough, perhaps
+            self._send(call)
+        return self.finish(call)
+
+    def _send(self, call: Call) -> None:
         self._load(call)
         if self.begin(call, quickly=False) is Sent.NOTHING:
             raise EngineDied(self.name, "it lost a function while it was called")
-        return self.finish(call)
+
+    def _wait_for_ends(self, call: Call) -> None:
+        """Wait until the memory of processes that end is there again; that is no time of the call.
+
+        Raises:
+            TimedOut: it took too long.
+            EngineDied: the engine is about to be closed.
+        """
+        until_ns = call.latest_ns or call.deadline_ns
+        self._processes.wait_for_ends(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
+        if self._processes.leaving:
+            raise EngineDied(self.name, "it is being closed")
+        if self._processes.ending:
+            raise TimedOut(call.function.spec.name, "wall", call.limit_s)
+        call.begins(time.monotonic_ns())
 
     def finish(self, call: Call) -> InstanceSets:
         """Wait for the outputs of the call that is out first; end the process if it has to be.

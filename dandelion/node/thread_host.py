@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from dandelion.driver import Engine
@@ -17,6 +17,9 @@ from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, HostFacts, Result, State, Work, run_call
 
 log = logging.getLogger("dandelion.node")
+
+RENEW_S = 5.0
+"""How often an engine that was lost and could not be brought back is tried again."""
 
 Order: TypeAlias = Callable[[Engine], None]
 """Something to be done on the host's thread, with its engine."""
@@ -47,7 +50,7 @@ class ThreadHost(EngineHost):
         self._abandon = abandon
         self._engine: Engine | None = None
         self._closing = False
-        self._works = True  # False once the engine is beyond recovery
+        self._works = True  # False while the engine is lost and cannot be brought back
         self._thread = threading.Thread(  # a program that ends closes its nodes, see `Node.start`
             target=self._main, name=f"engine-{facts.backend}", daemon=True
         )
@@ -86,9 +89,13 @@ class ThreadHost(EngineHost):
             log.exception("engine %s could not be closed", self.facts.name)
 
     def _serve(self, engine: Engine) -> None:
-        """Do what comes, until the order to leave."""
+        """Do what comes, until the order to leave; try now and then to bring back a lost engine."""
         while True:
-            order = self._inbox.get()
+            try:
+                order = self._inbox.get(timeout=None if self._works else RENEW_S)
+            except Empty:
+                self._works = self._closing or self._recovered(engine)
+                continue
             if order is None:
                 return
             try:

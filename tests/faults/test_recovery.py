@@ -26,7 +26,7 @@ from dandelion.engine_process.messages import reply_channel
 from dandelion.errors import DandelionError
 from dandelion.function import Function, Limits
 from dandelion.memory import SharedDomain
-from dandelion.node import Node, Settings, processes
+from dandelion.node import Node, Settings, processes, remote, thread_host
 from dandelion.node.hosts import State, Work
 from dandelion.node.process_host import ProcessHost
 from dandelion.node.processes import Process, Processes
@@ -335,6 +335,30 @@ def test_one_start_that_the_system_refuses_ends_no_engine(
     monkeypatch.setattr(Processes, "_spawned", refused_once)
     assert outcome(node, "Good") == "answered"
     assert not refusals
+
+
+def test_an_engine_that_was_given_up_comes_back_when_it_can(
+    play: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "RETRY_S", (0.01,))
+    monkeypatch.setattr(thread_host, "RENEW_S", 0.05)
+    node = play("""
+        def opened():
+            if not first("opened") and not (folder / "go").exists():
+                unavailable()
+            ready()
+
+        def run(request, name):
+            if first("died"):
+                sys.exit(1)
+        """)
+    assert happens(lambda: ready(node) == 1)
+    assert outcome(node, "Good").startswith("BackendUnavailable")
+    [host] = hosts_of(node)
+    assert happens(lambda: host.state is State.UNAVAILABLE)
+    (tmp_path / "go").touch()
+    assert happens(lambda: ready(node) == 1)
+    assert outcome(node, "Good") == "answered"
 
 
 # --- engines that turn out not to work ---------------------------------------------------------
