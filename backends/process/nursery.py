@@ -12,6 +12,7 @@ fork for all of them, and a fork takes about half a millisecond.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from dandelion.errors import EngineDied
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
 from .life import tie
-from .zygote import QUERY, REPLACE, REQUEST
+from .zygote import HURRY, QUERY, REPLACE, REQUEST
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
@@ -206,6 +207,8 @@ class _Zygote:
         """
         with self._connection() as control:
             while True:
+                if not _is_there(control):
+                    control.send(REQUEST.pack(HURRY, 0))
                 message, files = _next(control, deadline_ns)
                 said = _from_zygote.decode(message)
                 if isinstance(said, wire.Ready):
@@ -275,6 +278,12 @@ def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
         sandbox.close()
         return None
     return sandbox
+
+
+def _is_there(control: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:

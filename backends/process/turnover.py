@@ -2,9 +2,9 @@
 
 A birth and a death take each about a millisecond of a core, in which a call that has its sandbox
 already may have to wait for that core. So both are put off until nobody has asked for anything for
-a moment; a used sandbox waits for its end, instead of leaving by itself. If as many were used as
-are kept ahead, calls wait for births, and these cannot be put off any more: then each is replaced
-as soon as that is asked for, and sandboxes leave by themselves, until calls pause.
+a moment; a used sandbox waits for its end, instead of leaving by itself. When a call finds none
+that waits, or as many were used as are kept ahead, that cannot be put off any more: then each is
+replaced as soon as that is asked for, and sandboxes leave by themselves, until calls pause.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ class Turnover:
         """Have a sandbox replaced; 0 stands for one that is gone already."""
         self._used.append(pid)
         self.hurries = self.hurries or len(self._used) >= self._ahead
+
+    def hurry(self) -> None:
+        """A call waits for a sandbox."""
+        self.hurries = True
 
     def wait_ms(self) -> int | None:
         """Tell how long to wait for further requests before `due`; None if nothing is to be done.

@@ -5,7 +5,8 @@ Engines talk to it over one SOCK_SEQPACKET pair, and any number of them may shar
 
 =============  ============================================================================
 to it          ``+`` and a process id: end that one, it was used, and fork another (0: only
-               fork); ``?`` and a process id, with a socket: how did it end?
+               fork); ``!``: a call waits; ``?`` and a process id, with a socket: how did it
+               end?
 from it        `Ready` once, then `Born` with descriptors for each ``+``; or `Stillborn`, `Failed`
 =============  ============================================================================
 
@@ -39,7 +40,7 @@ from .syscalls import native
 from .turnover import Turnover
 
 REQUEST = struct.Struct("<cI")
-REPLACE, QUERY = b"+", b"?"
+REPLACE, HURRY, QUERY = b"+", b"!", b"?"
 _REMEMBERED = 256
 _WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
 _LOOKS = 3
@@ -190,6 +191,9 @@ class Zygote:
         what, pid = REQUEST.unpack(message)
         if what == REPLACE:
             self._turnover.ask(pid)
+            return
+        if what == HURRY:
+            self._turnover.hurry()
             return
         with socket.socket(fileno=files[0]) as answer:
             wire.send(answer, [_encoder.encode(self._end_of(pid))])

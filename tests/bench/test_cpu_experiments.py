@@ -305,11 +305,11 @@ def test_a_program_that_ends_without_an_answer_says_why() -> None:
 def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
     found = sandboxes.sandbox(brief)
     ways = {r.x for r in found.panels[0].rows if r.system == "dandelion native"}
-    assert {"the first", "in bursts", "back to back", "paced"} <= ways
+    assert {"the first", "in bursts", "steady", "back to back", "paced"} <= ways
     assert {"two callers", "none waiting"} <= ways
     kept = {(r.system, r.x) for r in found.panels[1].rows}
     assert {("dandelion native", "waiting sandbox"), ("dandelion process", "zygote")} <= kept
-    assert len(found.budgets) == 9
+    assert len(found.budgets) == 12
 
 
 def test_sandboxes_are_judged_by_their_medians() -> None:

@@ -191,6 +191,8 @@ def test_births_wait_for_a_pause_until_calls_wait_for_them() -> None:
     assert not turnover.hurries
     turnover.ask(11)
     assert turnover.wait_ms() == QUIET_MS
+    turnover.hurry()
+    assert turnover.wait_ms() == 0
 
 
 def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
