@@ -12,7 +12,6 @@ fork for all of them, and a fork takes about half a millisecond.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -207,8 +206,6 @@ class _Zygote:
         """
         with self._connection() as control:
             while True:
-                if not _is_there(control):
-                    control.send(REQUEST.pack(HURRY, 0))
                 message, files = _next(control, deadline_ns)
                 said = _from_zygote.decode(message)
                 if isinstance(said, wire.Ready):
@@ -280,17 +277,13 @@ def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
     return sandbox
 
 
-def _is_there(control: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
     while True:
         try:
             message, files = wire.receive(control, _MESSAGE_BYTES, 5, socket.MSG_DONTWAIT)
         except BlockingIOError:
+            with suppress(BlockingIOError):  # a zygote that reads nothing has more than that to do
+                control.send(REQUEST.pack(HURRY, 0), socket.MSG_DONTWAIT)
             wait_readable(control, deadline_ns)
             continue
         if not message:

@@ -95,6 +95,11 @@ class HostFacts:
     shared_fate: bool = False
     counts: HostCounts = field(default_factory=HostCounts)
 
+    @property
+    def device(self) -> tuple[str, str]:
+        """What it shares with other hosts: its resource, of its backend."""
+        return self.backend, self.resource
+
 
 class EngineHost(abc.ABC):
     """Carries one engine.

@@ -97,8 +97,7 @@ class FifoPlacement(Generic[Waiting]):
             for other in self.hosts(tuple(host.formats)[:1])
             if other is not host
             and other.facts.shared_fate
-            and other.facts.backend == host.facts.backend
-            and other.facts.resource == host.facts.resource
+            and other.facts.device == host.facts.device
         ]
 
     def asked(self, formats: tuple[str, ...]) -> tuple[str, Ask] | None:
@@ -148,8 +147,7 @@ class FifoPlacement(Generic[Waiting]):
             other
             for other in hosts
             if other.facts.worker != host.facts.worker
-            and other.facts.backend == host.facts.backend
-            and other.facts.resource == host.facts.resource
+            and other.facts.device == host.facts.device
             and other.state is State.READY
             and _admits(other, needs)
         ]
@@ -206,18 +204,10 @@ class FifoPlacement(Generic[Waiting]):
 
 def _standing(hosts: list[EngineHost], among: list[EngineHost]) -> list[EngineHost]:
     """Leave out those that share their fate with one that is not up."""
-    fallen = {
-        (h.facts.backend, h.facts.resource)
-        for h in among
-        if h.facts.shared_fate and h.state is State.STARTING
-    }
+    fallen = {h.facts.device for h in among if h.facts.shared_fate and h.state is State.STARTING}
     if not fallen:
         return hosts
-    return [
-        h
-        for h in hosts
-        if not h.facts.shared_fate or (h.facts.backend, h.facts.resource) not in fallen
-    ]
+    return [h for h in hosts if not h.facts.shared_fate or h.facts.device not in fallen]
 
 
 def _admits(host: EngineHost, needs: Needs) -> bool:

@@ -95,6 +95,7 @@ class Processes:
         if spare is not None:
             reply = self._opened(spare, device_bytes)
             if not isinstance(reply, Ready):
+                self.current = None
                 self.end(spare)
         if not isinstance(reply, Ready):
             self.wait_for_ends(START_LIMIT_S)  # there may have been no room beside them

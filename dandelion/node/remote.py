@@ -198,16 +198,13 @@ class RemoteEngine(Engine):
 
     def recover(self) -> None:
         self._end()
-        for pause_s in RETRY_S:
+        for pause_s in (*RETRY_S, None):
             try:
                 self.ready = self._start(self.capacity.device_bytes)
                 break
             except (EngineDied, BackendUnavailable, OSError):  # it worked before
-                self._end()
-                if not self._processes.pause(pause_s):
+                if pause_s is None or not self._processes.pause(pause_s):
                     raise
-        else:
-            self.ready = self._start(self.capacity.device_bytes)
         self.capacity = self.ready.capacity
 
     # a call that must not wait

@@ -153,7 +153,7 @@ class ThreadHost(EngineHost):
         """Bring an engine back; one that could not tidy up must not run anything before that."""
         if reason is not None:
             typed(reason, self.facts.name)  # for the log
-        if not self._closing:
+        if not self._closing and self.state is not State.UNAVAILABLE:  # which says why
             self._settle_state(State.STARTING)
         try:
             engine.recover()

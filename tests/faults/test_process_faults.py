@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.backends.process import nursery
+from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
 from dandelion.backends.process.nursery import Nursery
@@ -193,6 +194,18 @@ def test_births_wait_for_a_pause_until_calls_wait_for_them() -> None:
     assert turnover.wait_ms() == QUIET_MS
     turnover.hurry()
     assert turnover.wait_ms() == 0
+
+
+def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quiet = "from dandelion.backends.process import turnover; turnover.QUIET_MS = 60_000;"
+    monkeypatch.setattr(nursery, "_BOOT", nursery._BOOT.replace("run(sys", quiet + "run(sys"))
+    driver = ProcessDriver(ahead=2)
+    with closing(driver.engine("0")) as idle, closing(driver.engine("0")) as busy:
+        run(idle, ECHO, b"1", left_s=20)  # and it has one of the two at hand now
+        for _ in range(3):
+            assert first(run(busy, ECHO, b"2", left_s=20)).bytes() == b"2"
 
 
 def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:

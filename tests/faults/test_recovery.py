@@ -356,6 +356,9 @@ def test_an_engine_that_was_given_up_comes_back_when_it_can(
     assert outcome(node, "Good").startswith("BackendUnavailable")
     [host] = hosts_of(node)
     assert happens(lambda: host.state is State.UNAVAILABLE)
+    before = host._remote._processes.starts
+    while host._remote._processes.starts < before + 4:  # and meanwhile calls are told why
+        assert outcome(node, "Good").startswith("BackendUnavailable")
     (tmp_path / "go").touch()
     assert happens(lambda: ready(node) == 1)
     assert outcome(node, "Good") == "answered"
