@@ -26,7 +26,8 @@ from typing import Any, Protocol
 
 from ..records import Skip
 from . import names
-from .triton import FAILURES, PROGRAM, REMEDY, TritonEnsembles
+from .triton import FAILURES, TritonEnsembles
+from .triton_install import missing_triton
 
 Action = Callable[[], object]
 COMPILED_LIMIT = 100
@@ -186,11 +187,10 @@ def _installed(name: str) -> bool:
 
 
 def _triton(quick: bool, skips: list[Skip]) -> list[Peer]:
-    if shutil.which(PROGRAM) is None:
-        reason = f"not installed: no {PROGRAM} on the PATH; {REMEDY}"
-    elif quick:
+    reason = missing_triton()
+    if not reason and quick:
         reason = "takes seconds to start: leave out --quick"
-    else:
+    if not reason:
         try:
             return [TritonEnsembles()]
         except FAILURES as error:

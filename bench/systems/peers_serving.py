@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import importlib.util
 import json
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from .dedicated import dedicated_server
 from .plover_chains import Chain
 from .servers import ServerFailed, ServerProcess, module, node_server
 from .tenants import named
-from .triton import PROGRAM, REMEDY, TritonServer, inference, network_logits
+from .triton import TritonServer, inference, network_logits
+from .triton_install import missing_triton
 from .triton_models import network as triton_network
 
 _PROGRAM = "dandelion.bench.systems.peer_network"
@@ -68,7 +68,7 @@ class Entry:
         request: what it is asked.
         needs: modules that it must be able to import.
         remedy: how to get them.
-        program: that must be on the PATH.
+        absent: says what else is not installed, and the remedy; empty if nothing is.
         logits: asks the server at a port once, and gives the logits [10] float32 of its answer.
     """
 
@@ -77,15 +77,15 @@ class Entry:
     request: HttpRequest
     needs: tuple[str, ...] = ()
     remedy: str = ""
-    program: str = ""
+    absent: Callable[[], str] = lambda: ""
     logits: Callable[[int, HttpRequest], bytes] = _logits
 
     def missing(self) -> str:
         """Say what is not installed, and the remedy; empty if nothing is missing."""
         lacking = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        if self.program and shutil.which(self.program) is None:
-            lacking.append(f"no {self.program} on the PATH")
-        return f"not installed: {', '.join(lacking)}; {self.remedy}" if lacking else ""
+        if lacking:
+            return f"not installed: {', '.join(lacking)}; {self.remedy}"
+        return self.absent()
 
 
 def entries(bench: Bench, chain: Chain) -> list[Entry]:
@@ -133,9 +133,7 @@ def _triton(chain: Chain) -> Entry:
     def start() -> ServerProcess:
         return TritonServer([model])
 
-    return Entry(
-        names.TRITON, start, request, remedy=REMEDY, program=PROGRAM, logits=network_logits
-    )
+    return Entry(names.TRITON, start, request, absent=missing_triton, logits=network_logits)
 
 
 def _settings(bench: Bench, workers: int) -> dict[str, object]:

@@ -1,7 +1,9 @@
-"""NVIDIA's Triton Inference Server as a peer, where its program is on the PATH.
+"""NVIDIA's Triton Inference Server as a peer, where it is installed (see `triton_install`).
 
 Its repository of models (see `triton_models`) is a temporary one here. The server loads what it is
-started with before it listens, and more when asked.
+started with before it listens, and more when asked. Its backend for Python keeps a region of shared
+memory for each model that runs there. It leaves them when it is killed, so they have a name of ours
+and are removed at the end.
 
 Requests follow the second protocol of KServe over HTTP, with the extension for binary tensors: a
 body is a JSON object, and after it the raw bytes of the tensors that it names, in its order. The
@@ -16,8 +18,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -29,13 +31,17 @@ from ..load import HttpRequest
 from ..load_connection import Message
 from . import names
 from .servers import ServerFailed, ServerProcess
+from .triton_install import TritonMissing, find_triton
 from .triton_models import Model, chain_of, fan_of, no_op
 
-PROGRAM = "tritonserver"
-REMEDY = (
-    "run this harness in NVIDIA's Triton container, after pip install torch dandelion-engine there"
+FAILURES = (
+    ServerFailed,
+    TritonMissing,
+    Refused,
+    OSError,
+    ValueError,
+    http.client.HTTPException,
 )
-FAILURES = (ServerFailed, Refused, OSError, ValueError, http.client.HTTPException)
 """What an adapter of the server raises when it cannot take part."""
 
 Action = Callable[[], object]
@@ -44,6 +50,11 @@ _ANSWER_S = 60.0
 _CHECK_S = 0.02
 _MODEL_S = 120  # its default ends a model that imports PyTorch from a cold disk
 _EXIT_S = 5
+_SHARED = Path("/dev/shm")
+_EMPTY = (
+    "an output is empty; likely its backend for Python was built for NumPy before 2, and models "
+    "have a later one: pip install 'numpy<2' where they run"
+)
 
 
 class TritonServer(ServerProcess):
@@ -54,21 +65,26 @@ class TritonServer(ServerProcess):
         wait_s: how long that may take.
 
     Raises:
-        ServerFailed: it is not installed, it ended, or it is not ready in time.
+        TritonMissing: it is not installed.
+        ServerFailed: it ended, or it is not ready in time.
     """
 
     def __init__(self, models: Sequence[Model], wait_s: float = _START_S) -> None:
-        program = shutil.which(PROGRAM)
-        if program is None:
-            raise ServerFailed(names.TRITON, f"there is no {PROGRAM} on the PATH")
+        install = find_triton()
         self._folder = tempfile.TemporaryDirectory(prefix="triton-")
-        self._repository = Path(self._folder.name)
+        folder = Path(self._folder.name)
+        self._regions = folder.name
+        self._repository = folder / "models"
         for model in models:
             model.write(self._repository)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
-        command = [program, *_options(self._repository, port), *map(_loads, models)]
-        super().__init__(names.TRITON, command, port=port, wait_s=wait_s)
+        super().__init__(
+            names.TRITON,
+            [*install.command(folder), *self._options(port), *map(_loads, models)],
+            port=port,
+            wait_s=wait_s,
+        )
 
     def _wait(self, port: int | None, deadline: float) -> int:
         """Wait also until it says that it is ready, for it may listen before."""
@@ -92,24 +108,33 @@ class TritonServer(ServerProcess):
             why = f"it does not load '{model.name}': {said[:200].decode(errors='replace')}"
             raise ServerFailed(self.name, why)
 
+    def tail(self) -> str:
+        """Give why it ended, if it wrote that, or else the end of what it wrote."""
+        wrote = super().tail()
+        _, told, why = wrote.rpartition("\nerror: ")
+        return why.partition("\n")[0] if told else wrote
+
     def close(self) -> None:
         """End it and remove its repository. May be called twice."""
         super().close()
+        for region in _SHARED.glob(f"{self._regions}*"):
+            region.unlink(missing_ok=True)
         self._folder.cleanup()
 
-
-def _options(repository: Path, port: int) -> list[str]:
-    return [
-        f"--model-repository={repository}",
-        "--model-control-mode=explicit",
-        "--http-address=127.0.0.1",
-        f"--http-port={port}",
-        "--allow-grpc=false",
-        "--allow-metrics=false",
-        "--log-verbose=0",
-        f"--backend-config=python,stub-timeout-seconds={_MODEL_S}",
-        f"--exit-timeout-secs={_EXIT_S}",
-    ]
+    def _options(self, port: int) -> list[str]:
+        return [
+            f"--model-repository={self._repository}",
+            "--model-control-mode=explicit",
+            "--http-address=127.0.0.1",
+            f"--http-port={port}",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--log-verbose=0",
+            "--disable-auto-complete-config",  # all is described
+            f"--backend-config=python,stub-timeout-seconds={_MODEL_S}",
+            f"--backend-config=python,shm-region-prefix-name={self._regions}",
+            f"--exit-timeout-secs={_EXIT_S}",
+        ]
 
 
 def _loads(model: Model) -> str:
@@ -158,7 +183,7 @@ def outputs(reply: bytes) -> dict[str, bytes]:
     The JSON ends where its object does, so the header with its length is not needed.
 
     Raises:
-        ValueError: it is no answer with raw bytes, or they are too few or too many.
+        ValueError: it is no answer with raw bytes, or they are none, too few or too many.
     """
     text = reply.decode("latin-1")  # a character for each byte, so that places are the same
     described, at = json.JSONDecoder().raw_decode(text)
@@ -166,6 +191,8 @@ def outputs(reply: bytes) -> dict[str, bytes]:
     try:
         for output in described["outputs"]:
             size = int(output["parameters"]["binary_data_size"])
+            if not size and math.prod(output["shape"]):
+                raise ValueError(_EMPTY)
             found[output["name"]] = reply[at : at + size]
             at += size
     except (KeyError, TypeError) as error:

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import dandelion
+
 _NETWORK_PROGRAM = '''\
 """PyPlover's network in PyTorch, the same that all peers serve."""
 
@@ -148,9 +150,12 @@ def network() -> Model:
     """Describe the network: an image [8, 8] in, 10 logits out.
 
     It imports this package and PyTorch in the server's own Python. Where that lacks one, it looks
-    among the packages of the Python that runs this.
+    where this package lies, which may be a checkout, and among the packages of the Python that runs
+    this.
     """
-    path = list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
+    here = str(Path(dandelion.__file__).resolve().parent.parent)
+    packages = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
+    path = list(dict.fromkeys([here, *packages]))
     image, logits = Tensor("image", "FP32", (8, 8)), Tensor("logits", "FP32", (10,))
     return Model("network", image, (logits,), _NETWORK_PROGRAM.format(path=path))
 

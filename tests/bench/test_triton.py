@@ -1,29 +1,18 @@
-"""Triton as a peer, against a stand-in for its server that is as strict with what it is given.
-
-The stand-in is this file, run as a program: it takes the server's options, reads the repository,
-runs models for Python through the interface that the server gives them, with a small PyTorch of its
-own, follows the steps of ensembles, and speaks the protocol.
-"""
+"""Triton as a peer, against the stand-in of `triton_stand_in`."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib.util
 import json
 import os
-import re
-import sys
+import signal
+import sysconfig
 import tempfile
-import types
-from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
 
 import msgspec
-import numpy as np
 import pytest
 from dandelion.bench.experiment import Bench
 from dandelion.bench.load import HttpRequest, closed_loop
@@ -33,346 +22,32 @@ from dandelion.bench.systems.peers_serving import Entry, entries, running
 from dandelion.bench.systems.plover_chains import network, vector_addition
 from dandelion.bench.systems.servers import ServerFailed, ServerProcess
 from dandelion.bench.systems.triton import (
-    PROGRAM,
-    REMEDY,
     TritonEnsembles,
     TritonServer,
     inference,
+    network_logits,
     outputs,
 )
+from dandelion.bench.systems.triton_install import PROGRAM, VARIABLE, TritonMissing
 from dandelion.bench.systems.triton_models import no_op
 
-FLAW = "STAND_IN_FLAW"
-GIVEN = {  # options that must have these values
-    "model-control-mode": "explicit",
-    "http-address": "127.0.0.1",
-    "allow-grpc": "false",
-    "allow-metrics": "false",
-    "log-verbose": "0",
-}
-LONGEST = 50  # steps of an ensemble that the stand-in takes
-TYPES: dict[str, np.dtype[Any]] = {
-    "TYPE_FP32": np.dtype(np.float32),
-    "TYPE_UINT8": np.dtype(np.uint8),
-}
-ABSENT = Skip(names.TRITON, f"not installed: no {PROGRAM} on the PATH; {REMEDY}")
+from tests.bench.triton_stand_in import FLAW, LONGEST, SHARED, script
+
+ABSENT = Skip(names.TRITON, str(TritonMissing(f"no {PROGRAM} on the PATH")))
 
 
-# --- the stand-in -------------------------------------------------------------------------------
-
-
-def parsed(text: str) -> dict[str, Any]:
-    """Read the text format of protocol buffers, as far as descriptions of models use it."""
-    tokens = re.findall(r'"[^"]*"|[\[\]{}:,]|[\w.+-]+|\S', text)
-    message, at = message_at(tokens, 0, "")
-    assert at == len(tokens), f"'{tokens[at]}' is too much"
-    return message
-
-
-def message_at(tokens: list[str], at: int, end: str) -> tuple[dict[str, Any], int]:
-    message: dict[str, Any] = {}
-    while at < len(tokens) and tokens[at] != end:
-        key = tokens[at]
-        assert re.fullmatch(r"[a-z_]+", key), key
-        assert key not in message, f"{key} comes twice"
-        at += 1
-        if tokens[at] == ":":
-            at += 1
-        message[key], at = value_at(tokens, at)
-    return message, at
-
-
-def value_at(tokens: list[str], at: int) -> tuple[Any, int]:
-    token = tokens[at]
-    if token == "{":
-        message, at = message_at(tokens, at + 1, "}")
-        assert tokens[at] == "}"
-        return message, at + 1
-    if token == "[":
-        found: list[Any] = []
-        while tokens[at] != "]":
-            value, at = value_at(tokens, at + 1)
-            found.append(value)
-            assert tokens[at] in ",]"
-        return found, at + 1
-    if token[0] == '"':
-        return token[1:-1], at + 1
-    return (int(token) if re.fullmatch(r"-?\d+", token) else token), at + 1
-
-
-class Utils(types.ModuleType):
-    """What models import: the names of the server's own module."""
-
-    @dataclass
-    class Tensor:
-        name_: str
-        value: np.ndarray[Any, Any]
-
-        def name(self) -> str:
-            return self.name_
-
-        def as_numpy(self) -> np.ndarray[Any, Any]:
-            return self.value
-
-    @dataclass
-    class InferenceResponse:
-        output_tensors: list[Any]
-
-    @dataclass
-    class InferenceRequest:
-        tensors: list[Any]
-
-    @staticmethod
-    def get_input_tensor_by_name(request: Any, name: str) -> Any:
-        return next((t for t in request.tensors if t.name() == name), None)
-
-
-@dataclass
-class Array:
-    """A tensor of a PyTorch that knows no more than the network needs."""
-
-    a: np.ndarray[Any, Any]
-
-    def to(self, device: str) -> Array:
-        assert device == "cpu"
-        return self
-
-    def cpu(self) -> Array:
-        return self
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        return self.a
-
-    def view(self, *shape: int) -> Array:
-        return Array(self.a.reshape(shape))
-
-    def unsqueeze(self, at: int) -> Array:
-        return Array(np.expand_dims(self.a, at))
-
-    def flatten(self, start: int) -> Array:
-        return Array(self.a.reshape(*self.a.shape[:start], -1))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.a.shape)
-
-
-def conv2d(x: Array, filters: Array, bias: Array, padding: int) -> Array:
-    side = filters.shape[-1]
-    padded = np.pad(x.a[0, 0], padding)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (side, side))
-    maps = np.einsum("xykl,fkl->fxy", windows, filters.a[:, 0])
-    return Array((maps + bias.a[:, None, None])[None])
-
-
-def max_pool2d(x: Array, side: int) -> Array:
-    n, maps, rows, columns = x.shape
-    parts = x.a.reshape(n, maps, rows // side, side, columns // side, side)
-    return Array(parts.max((3, 5)))
-
-
-def small_torch() -> Any:
-    functional = types.SimpleNamespace(
-        conv2d=conv2d,
-        max_pool2d=max_pool2d,
-        linear=lambda x, w, b: Array(x.a @ w.a.T + b.a),
-    )
-    torch: Any = types.ModuleType("torch")
-    torch.float32 = np.float32
-    torch.cuda = types.SimpleNamespace(is_available=lambda: False)
-    torch.nn = types.SimpleNamespace(functional=functional)
-    torch.inference_mode = contextlib.nullcontext
-    torch.from_numpy = Array
-    torch.frombuffer = lambda data, dtype: Array(np.frombuffer(data, dtype))
-    torch.relu = lambda x: Array(np.maximum(x.a, 0))
-    return torch
-
-
-class Repository:
-    """The models that are loaded, checked against their descriptions."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.configs: dict[str, dict[str, Any]] = {}
-        self.programs: dict[str, Any] = {}
-        self.counts: dict[str, int] = {}
-
-    def load(self, name: str) -> None:
-        config = parsed((self.folder / name / "config.pbtxt").read_text())
-        assert config["name"] == name
-        assert config["max_batch_size"] == 0
-        version = self.folder / name / "1"
-        if config.get("platform") == "ensemble":
-            assert not list(version.iterdir())
-            self.check_steps(config)
-        else:
-            assert config["backend"] == "python"
-            (group,) = config["instance_group"]
-            assert group["kind"] == "KIND_CPU"
-            assert group["count"] >= 1
-            self.programs[name] = self.program(name, version / "model.py")
-        self.configs[name] = config
-        self.counts[name] = 0
-
-    def check_steps(self, config: dict[str, Any]) -> None:
-        steps = config["ensemble_scheduling"]["step"]
-        assert len(steps) <= LONGEST, "too many steps"
-        made = [t["name"] for t in config["input"]] + [s["output_map"]["value"] for s in steps]
-        assert len(set(made)) == len(made), "a tensor is made twice"
-        assert {s["input_map"]["value"] for s in steps} <= set(made)
-        assert {t["name"] for t in config["output"]} <= set(made)
-        for step in steps:
-            called = self.configs[step["model_name"]]
-            assert step["model_version"] == -1
-            assert step["input_map"]["key"] == called["input"][0]["name"]
-            assert step["output_map"]["key"] == called["output"][0]["name"]
-
-    def program(self, name: str, path: Path) -> Any:
-        spec = importlib.util.spec_from_file_location(f"model_{name}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        program = module.TritonPythonModel()
-        if hasattr(program, "initialize"):
-            program.initialize({"model_name": name, "model_version": "1"})
-        return program
-
-    def infer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        config = self.configs[name]
-        check_tensors(config["input"], given)
-        self.counts[name] += 1
-        if name in self.programs:
-            request = Utils.InferenceRequest([Utils.Tensor(*pair) for pair in given.items()])
-            (response,) = self.programs[name].execute([request])
-            found = {t.name(): t.as_numpy() for t in response.output_tensors}
-        else:
-            found = self.follow(config["ensemble_scheduling"]["step"], given)
-            found = {t["name"]: found[t["name"]] for t in config["output"]}
-        check_tensors(config["output"], found)
-        return found
-
-    def follow(self, steps: list[dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
-        tensors, left = dict(given), list(steps)
-        while left:
-            step = next(s for s in left if s["input_map"]["value"] in tensors)
-            left.remove(step)
-            inner = {step["input_map"]["key"]: tensors[step["input_map"]["value"]]}
-            back = self.infer(step["model_name"], inner)
-            tensors[step["output_map"]["value"]] = back[step["output_map"]["key"]]
-        return tensors
-
-
-def check_tensors(described: list[dict[str, Any]], tensors: dict[str, Any]) -> None:
-    assert {d["name"] for d in described} == tensors.keys()
-    for d in described:
-        tensor = tensors[d["name"]]
-        assert tensor.dtype == TYPES[d["data_type"]], d
-        assert list(tensor.shape) == d["dims"], (d, tensor.shape)
-
-
-def answer(repository: Repository, name: str, body: bytes, head_bytes: int) -> tuple[bytes, int]:
-    """Answer an inference: the body, and how long the JSON in it is."""
-    head, at = json.loads(body[:head_bytes]), head_bytes
-    given = {}
-    for d in head["inputs"]:
-        size = d["parameters"]["binary_data_size"]
-        dtype = TYPES[f"TYPE_{d['datatype']}"]
-        given[d["name"]] = np.frombuffer(body[at : at + size], dtype).reshape(d["shape"])
-        at += size
-    assert at == len(body)
-    assert head["parameters"] == {"binary_data_output": True}
-    found = repository.infer(name, given)
-    if os.environ.get(FLAW) == "wrong":
-        found = {name: value + 1 for name, value in found.items()}
-    described = [
-        {"name": name, "datatype": {"f": "FP32", "u": "UINT8"}[value.dtype.kind],
-         "shape": value.shape, "parameters": {"binary_data_size": value.nbytes}}
-        for name, value in found.items()
-    ]  # fmt: skip
-    text = json.dumps({"model_name": name, "model_version": "1", "outputs": described}).encode()
-    return text + b"".join(value.tobytes() for value in found.values()), len(text)
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer goes out at once
-    repository: Repository
-    asked = 0
-
-    def do_GET(self) -> None:
-        if self.path == "/v2/health/ready":
-            type(self).asked += 1  # it listens before it is ready
-            ready = type(self).asked > 1 and os.environ.get(FLAW) != "unready"
-            self.reply(200 if ready else 400, b"")
-            return
-        name = self.path.split("/")[3]
-        assert self.path == f"/v2/models/{name}/stats"
-        count = self.repository.counts[name]
-        self.reply(200, json.dumps({"model_stats": [{"inference_count": count}]}).encode())
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        parts = self.path.split("/")[1:]
-        try:
-            if parts[:3] == ["v2", "repository", "models"] and parts[4:] == ["load"]:
-                self.repository.load(parts[3])
-                self.reply(200, b"")
-                return
-            assert (parts[:2], parts[3:]) == (["v2", "models"], ["infer"])
-            length = int(self.headers["inference-header-content-length"])
-            reply, head_bytes = answer(self.repository, parts[2], body, length)
-            self.reply(200, reply, head_bytes)
-        except Exception as error:  # a server answers whatever a model does
-            self.reply(400, json.dumps({"error": repr(error)}).encode())
-
-    def reply(self, status: int, body: bytes, head_bytes: int = 0) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        if head_bytes:
-            self.send_header("Inference-Header-Content-Length", str(head_bytes))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, form: str, *values: object) -> None:
-        pass
-
-
-def of_a_backend(option: str) -> str:
-    if not re.fullmatch(r"python,stub-timeout-seconds=\d+", option):
-        raise ValueError(option)
-    return option
-
-
-def stand_in() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("--model-repository", type=Path, required=True)
-    options.add_argument("--load-model", action="append", default=[])
-    options.add_argument("--http-port", type=int, required=True)
-    options.add_argument("--exit-timeout-secs", type=int)
-    options.add_argument("--backend-config", type=of_a_backend)
-    for name, value in GIVEN.items():
-        options.add_argument(f"--{name}", choices=[value], required=True)
-    given = options.parse_args()
-    sys.modules["triton_python_backend_utils"] = Utils("triton_python_backend_utils")
-    sys.modules["torch"] = small_torch()
-    Handler.repository = Repository(given.model_repository)
-    for name in given.load_model:
-        Handler.repository.load(name)
-    ThreadingHTTPServer(("127.0.0.1", given.http_port), Handler).serve_forever()
-
-
-# --- tests --------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the stand-in; its folder is given."""
     folder = tmp_path_factory.mktemp("bin")
-    script = folder / PROGRAM
-    ends = f'test "${FLAW}" = ends && echo "failed to load all models" >&2 && exit 1\n'
-    script.write_text(f'#!/bin/sh\n{ends}exec "{sys.executable}" "{__file__}" "$@"\n')
-    script.chmod(0o755)
+    place = folder / PROGRAM
+    place.write_text(script(sysconfig.get_path("purelib")))
+    place.chmod(0o755)
     return folder
 
 
@@ -431,7 +106,7 @@ def test_without_the_program_it_is_skipped_everywhere() -> None:
     with peers_dispatch.peers(False, skips) as others:
         assert others == []
     assert [skip for skip in skips if skip.what == names.TRITON] == [ABSENT, ABSENT]
-    with pytest.raises(ServerFailed, match=PROGRAM):
+    with pytest.raises(TritonMissing, match=PROGRAM):
         TritonServer([no_op()])
 
 
@@ -441,7 +116,7 @@ def test_the_network_is_served_and_another_answer_is_wrong(installed: Path) -> N
         assert found is not None, skips
         server, request = found
         assert lives(server.pid)
-        assert len(list(installed.glob("triton-*/network/1/model.py"))) == 1
+        assert len(list(installed.glob("triton-*/models/network/1/model.py"))) == 1
         with urlopen(as_sent(server.port, request), timeout=10) as said:
             right = said.read()
         expecting = msgspec.structs.replace(request, expect=right)
@@ -480,7 +155,12 @@ def test_ensembles_run_every_step(installed: Path) -> None:
 
 @pytest.mark.usefixtures("no_others")
 @pytest.mark.parametrize(
-    ("flaw", "reason"), [("ends", "failed to load"), ("wrong", "wrong result")]
+    ("flaw", "reason"),
+    [
+        ("ends", "creating server: failed to load"),
+        ("wrong", "wrong result"),
+        ("empty", "pip install 'numpy<2'"),
+    ],
 )
 def test_one_that_does_not_work_is_skipped(
     installed: Path, monkeypatch: pytest.MonkeyPatch, flaw: str, reason: str
@@ -491,6 +171,39 @@ def test_one_that_does_not_work_is_skipped(
         assert found == []
     assert skips[-1].what == names.TRITON
     assert reason in skips[-1].reason
+    assert list(installed.glob("triton-*")) == []
+
+
+def test_only_why_it_ended_is_told(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FLAW, "ends")
+    with pytest.raises(ServerFailed) as caught:
+        TritonServer([no_op()])
+    assert caught.value.wrote == "creating server: failed to load"
+    assert list(installed.glob("triton-*")) == []
+
+
+def test_a_model_that_fails_to_load_is_told(installed: Path) -> None:
+    broken = replace(no_op(), name="broken", program="import a_module_that_is_nowhere")
+    with TritonServer([no_op()]) as server:
+        with pytest.raises(ServerFailed, match="a_module_that_is_nowhere"):
+            server.load(broken)
+        with pytest.raises(ValueError, match="404"):
+            network_logits(server.port, inference(broken, b"x"))
+
+
+def regions(installed: Path) -> list[Path]:
+    """List the regions of shared memory of the server that is up."""
+    (folder,) = installed.glob("triton-*")
+    return list(SHARED.glob(f"{folder.name}*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_of_it_stays_in_shared_memory(installed: Path, number: signal.Signals) -> None:
+    with TritonServer([no_op()]) as server:
+        (region,) = regions(installed)
+        os.kill(server.pid, number)
+    assert not lives(server.pid)
+    assert not region.exists()
     assert list(installed.glob("triton-*")) == []
 
 
@@ -532,15 +245,21 @@ def test_a_request_is_json_and_then_raw_bytes() -> None:
     ]
 
 
-def reply(*sizes: object) -> bytes:
+def reply(*sizes: object, shapes: list[list[object]] | None = None) -> bytes:
     described = [
-        {"name": f"y{i}", "parameters": {"binary_data_size": size}} for i, size in enumerate(sizes)
+        {"name": f"y{i}", "shape": shape, "parameters": {"binary_data_size": size}}
+        for i, (size, shape) in enumerate(zip(sizes, shapes or [[n] for n in sizes], strict=True))
     ]
     return json.dumps({"model_name": "ü}", "outputs": described}, ensure_ascii=False).encode()
 
 
 def test_outputs_are_cut_from_an_answer() -> None:
     assert outputs(reply(2, 0, 3) + b"ab{}\xff") == {"y0": b"ab", "y1": b"", "y2": b"{}\xff"}
+
+
+def test_an_output_without_its_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="numpy<2"):
+        outputs(reply(2, 0, shapes=[[2], [4]]) + b"ab")
 
 
 @pytest.mark.parametrize(
@@ -551,7 +270,3 @@ def test_outputs_are_cut_from_an_answer() -> None:
 def test_an_answer_of_another_form_is_refused(bad: bytes) -> None:
     with pytest.raises(ValueError):
         outputs(bad)
-
-
-if __name__ == "__main__":
-    stand_in()

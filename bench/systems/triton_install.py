@@ -1,0 +1,206 @@
+"""Where NVIDIA's Triton Inference Server is on this machine, if it is.
+
+It is found as a program on the PATH, as in NVIDIA's container, or in a virtual environment with the
+package nvidia-pytriton, which the variable DANDELION_TRITON names. That package carries the server
+and the parts of its backend for Python, which have to be brought together:
+
+- The backend runs each model in a process of a program, the *stub*, of which there is one for each
+  version of Python. The one for the environment's has to lie beside the backend's library and
+  module, and has to be executable, which not every installer sees to.
+- The stub loads the shared library of that Python, and learns only by the first ``python3`` on the
+  PATH where packages are: it reads neither PYTHONPATH nor PYTHONHOME.
+- The library is linked into a folder of its own, since the one where it lies may hold others that
+  would then come before those that PyTorch brings.
+- The stub knows NumPy as it was before version 2. With a later one it runs models, but all that
+  they give comes out empty. So the package wants an environment of its own.
+
+A named environment that lacks one of these is refused, even if there is a program on the PATH: who
+names one wants that one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dandelion.errors import DandelionError
+
+PROGRAM = "tritonserver"
+VARIABLE = "DANDELION_TRITON"
+_THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+REMEDY = (
+    f"python{_THIS} -m venv ~/triton && ~/triton/bin/pip install nvidia-pytriton torch; "
+    f"export {VARIABLE}=~/triton"
+)
+_STUB = "triton_python_backend_stub"
+_BESIDE = ("libtriton_python.so", "triton_python_backend_utils.py")
+
+
+@dataclass(eq=False)
+class TritonMissing(DandelionError):
+    """There is no server that could be started; the text says why, and what to do."""
+
+    why: str
+    remedy: str = REMEDY
+
+    def __str__(self) -> str:
+        return f"not installed: {self.why}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonInstall:
+    """A server that can be started.
+
+    Attributes:
+        program: of the server.
+        backend: files of its backend for Python, if they are still to be brought together. All
+            that follows is for that backend.
+        libraries: that it loads from wherever it is told.
+        library_folders: where it finds others.
+        program_folders: that come first on its PATH.
+    """
+
+    program: Path
+    backend: tuple[Path, ...] = ()
+    libraries: tuple[Path, ...] = ()
+    library_folders: tuple[Path, ...] = ()
+    program_folders: tuple[Path, ...] = ()
+
+    def command(self, folder: Path) -> list[str]:
+        """Lay its parts out, and give the program with the options that say where they are.
+
+        Variables are set by the command itself, so that they are the server's alone: whatever
+        starts it may be a Python with a shared library of the same name.
+
+        Args:
+            folder: where parts are laid out; it is there for as long as the server runs.
+        """
+        if not self.backend:
+            return [str(self.program)]
+        for file in self.backend:
+            _lay(file, folder / "backends" / "python")
+        for file in self.libraries:
+            _lay(file, folder / "lib")
+        program = _lay(self.program, folder / "bin")
+        libraries = _first("LD_LIBRARY_PATH", folder / "lib", *self.library_folders)
+        path = _first("PATH", *self.program_folders)
+        return ["env", libraries, path, str(program), f"--backend-directory={folder / 'backends'}"]
+
+
+def find_triton() -> TritonInstall:
+    """Find the server: in the environment that is named, or else on the PATH.
+
+    Raises:
+        TritonMissing: there is none, or the environment lacks something.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return _in_environment(Path(named).expanduser().absolute())
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise TritonMissing(f"no {PROGRAM} on the PATH")
+    return TritonInstall(Path(program))
+
+
+def missing_triton() -> str:
+    """Say why there is no server, and the remedy; empty if there is one."""
+    try:
+        find_triton()
+    except TritonMissing as error:
+        return str(error)
+    return ""
+
+
+def _in_environment(home: Path) -> TritonInstall:
+    packages = _packages(home)
+    package = packages / "pytriton" / "tritonserver"
+    program = package / "bin" / PROGRAM
+    if not program.is_file():
+        raise _refused(home, "lacks the package nvidia-pytriton")
+    version = packages.parent.name.removeprefix("python")
+    stub = package / "python_backend_stubs" / version / _STUB
+    if not stub.is_file():
+        raise _refused(home, f"is of Python {version}, for which nvidia-pytriton has no stub")
+    if version != _THIS and not _versions(packages, "dandelion_engine"):
+        why = f"is of Python {version}, and models could not import from this {_THIS}"
+        raise _refused(home, why)
+    _check_numpy(home, packages)
+    return TritonInstall(
+        program,
+        (stub, *(package / "backends" / "python" / name for name in _BESIDE)),
+        (_python_library(home, version),),
+        (packages / "nvidia_pytriton.libs",),  # a copied program does not find them itself
+        (home / "bin",),
+    )
+
+
+def _refused(home: Path, why: str, remedy: str = REMEDY) -> TritonMissing:
+    return TritonMissing(f"{home}, which {VARIABLE} names, {why}", remedy)
+
+
+def _packages(home: Path) -> Path:
+    found = sorted(home.glob("lib/python3.*/site-packages"))
+    if not found:
+        raise _refused(home, "is no virtual environment")
+    return found[-1]
+
+
+def _versions(packages: Path, name: str) -> list[str]:
+    """List the versions of a package, as the names of its folders of metadata tell them."""
+    end = ".dist-info"
+    found = packages.glob(f"{name}-*{end}")
+    return [path.name.removeprefix(f"{name}-").removesuffix(end) for path in found]
+
+
+def _check_numpy(home: Path, packages: Path) -> None:
+    found = _versions(packages, "numpy")
+    remedy = f"{home}/bin/pip install 'numpy<2'"
+    if not found:
+        raise _refused(home, "lacks NumPy", remedy)
+    if any(int(version.partition(".")[0]) >= 2 for version in found):
+        why = f"has NumPy {found[0]}, with which all that models give comes out empty"
+        raise _refused(home, why, remedy)
+
+
+def _python_library(home: Path, version: str) -> Path:
+    """Find the shared library beside the program that the environment's own leads to."""
+    name = f"libpython{version}.so.1.0"
+    bases = [(home / "bin" / "python3").resolve().parent.parent, *_made_from(home)]
+    for base in bases:
+        for folder in (base / "lib", base / "lib64", *base.glob("lib/*-linux-gnu")):
+            if (folder / name).exists():
+                return folder / name
+    why = f"is of a Python without {name}"
+    remedy = f"make it with one that has it (apt install libpython{version}, or --enable-shared)"
+    raise _refused(home, why, remedy)
+
+
+def _made_from(home: Path) -> list[Path]:
+    """Give the installation that a virtual environment with a copied program was made from."""
+    try:
+        lines = (home / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return []
+    pairs = (line.partition("=") for line in lines)
+    return [Path(value.strip()).parent for name, _, value in pairs if name.strip() == "home"]
+
+
+def _lay(file: Path, folder: Path) -> Path:
+    """Link a file into a folder, or copy it there if it is a program that is not executable."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / file.name
+    if file.suffix or os.access(file, os.X_OK):
+        place.symlink_to(file)
+    else:
+        shutil.copyfile(file, place)
+        place.chmod(0o755)
+    return place
+
+
+def _first(name: str, *folders: Path) -> str:
+    """Set a variable to folders and what it is here, as the program `env` takes it."""
+    before = os.environ.get(name)
+    return f"{name}=" + os.pathsep.join([*map(str, folders), *([before] if before else [])])
