@@ -14,12 +14,13 @@ import abc
 import importlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
+from dandelion.blobs import Blobs
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, Conflict, InvalidInput, Unknown, nearest
 from dandelion.function import Digest, FunctionSpec, digest_of
@@ -69,13 +70,14 @@ Slot: TypeAlias = tuple[str, str]
 class Batch:
     """Records and blobs that are registered together, all or nothing.
 
-    `blobs` need only hold what the catalogue has not got yet; `Catalog.has_blob` tells.
+    `blobs` need only hold what the catalogue has not got yet; `Catalog.has_blob` tells. Digests of
+    any mapping but `Blobs` are checked.
     """
 
     functions: list[FunctionSpec] = field(default_factory=list)
     compositions: list[CompositionRecord] = field(default_factory=list)
     libraries: list[LibraryRecord] = field(default_factory=list)
-    blobs: dict[Digest, Bytes] = field(default_factory=dict)
+    blobs: Mapping[Digest, Bytes] = field(default_factory=dict)
 
     def records(self) -> list[Record]:
         """All records: libraries, functions, compositions."""
@@ -200,7 +202,7 @@ def check_batch(batch: Batch) -> None:
                     kind_of(record), record.name, "it is named twice in one registration"
                 )
             seen.add(record.name)
-    for digest, data in batch.blobs.items():
+    for digest, data in () if isinstance(batch.blobs, Blobs) else batch.blobs.items():
         if digest_of(data) != digest:
             raise InvalidInput(f"blobs.{digest}", f"its bytes have the digest {digest_of(data)}")
 

@@ -19,6 +19,7 @@ import msgspec
 import networkx as nx
 import numpy as np
 
+from dandelion.blobs import Blobs
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
 from dandelion.data import Bytes, Item, SetSpec, checked
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
@@ -45,7 +46,7 @@ from dandelion.errors import (
     Problem,
     nearest,
 )
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
@@ -105,33 +106,47 @@ class Registrar:
     platform: Mapping[str, FunctionSpec]
     drivers: Mapping[str, Driver]
     targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
-    _blobs: dict[Digest, Bytes] = field(default_factory=dict)
+    _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
     _preparations: list[Preparation] = field(default_factory=list)
 
-    def preparations(self, document: RegistrationDocument) -> list[Preparation]:
+    def preparations(self, document: RegistrationDocument, blobs: Blobs) -> list[Preparation]:
         """Check a document as `batch` does, and give what can be done before it is registered.
 
         Nothing is checked if there is nothing to be done. The preparations refer to nothing here,
         so they may run while another document is checked.
+
+        Args:
+            document: what is to be registered.
+            blobs: those of the document; see `blobs_of`.
         """
         formats = {code.format for function in document.functions for code in function.code}
         if not any(self.targets(name) for name in formats):
             return []
-        self.batch(document)
+        self.batch(document, blobs)
         found, self._preparations = self._preparations, []
         return found
 
-    def batch(self, document: RegistrationDocument) -> Batch:
+    def batch(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Batch:
         """Check a document and give what is to be registered.
+
+        Args:
+            document: what is to be registered.
+            blobs: those of the document, if they are named already; see `blobs_of`.
 
         Raises:
             InvalidFunction, InvalidBlueprint: code or declaration of a function; all its problems.
             InvalidComposition: texts; all problems of all texts.
             Conflict: a name is reserved, or a registered composition would break.
         """
-        self._blobs = {}
+        self._blobs = blobs if blobs is not None else blobs_of(document)
         self._preparations = []
+        try:
+            return self._batch(document)
+        finally:
+            self._blobs = Blobs()  # they may be large, and are not needed here any more
+
+    def _batch(self, document: RegistrationDocument) -> Batch:
         self._libraries = {name: self._library(name, c) for name, c in document.libraries.items()}
         functions = [self._function(f) for f in document.functions]
         names = [f.name for f in functions]
@@ -218,10 +233,7 @@ class Registrar:
         return LibraryRecord(name, self._blob(value), len(data))
 
     def _blob(self, value: ContentLike) -> Digest:
-        data = content(value).bytes()
-        digest = digest_of(data)
-        self._blobs[digest] = data
-        return digest
+        return self._blobs.add(content(value).bytes())
 
     def _read(self, digest: Digest) -> Bytes:
         return self._blobs[digest] if digest in self._blobs else self.catalog.blob(digest)
@@ -381,6 +393,18 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
         if not 0 < value <= _LARGEST:  # nor is it infinite, or not a number
             yield Problem("bad-limit", f"{name} is {value}", f"{where}: limits",
                           expected=f"> 0, at most {_LARGEST}")  # fmt: skip
+
+
+def blobs_of(document: RegistrationDocument) -> Blobs:
+    """Name all blobs of a document. It takes a while if they are large, and changes nothing."""
+    found: list[ContentLike] = [*document.libraries.values()]
+    for function in document.functions:
+        found += (value for items in function.static.values() for value in items.values())
+        for code in function.code:
+            found += [code.main, *code.files.values()]
+    blobs = Blobs()
+    blobs.add_all(content(value).bytes() for value in found)
+    return blobs
 
 
 def _check_static(where: str, document: FunctionDocument) -> None:

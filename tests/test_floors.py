@@ -11,6 +11,7 @@ FLOORS = [
     ["errors"],
     ["data"],
     ["function"],
+    ["blobs"],
     ["blueprint"],
     ["dataflow"],
     ["memory"],

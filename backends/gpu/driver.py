@@ -75,7 +75,7 @@ class GpuDriver(Driver):
     def references(self, main: Bytes) -> tuple[str, ...]:
         config, problems = read_config(main)
         if problems:
-            raise InvalidBlueprint(tuple(problems))
+            raise InvalidBlueprint(problems)
         return config.paths
 
     def demand(self, function: Function, inputs: InstanceSets) -> Demand:

@@ -169,14 +169,15 @@ def _constants(spec: FunctionSpec, config: GpuConfig) -> dict[str, Digest]:
 def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
     """Hold the declared sets against the blueprint's buffers."""
     body = config.blueprint
-    needed = (*body.inputs, *body.weights)
+    needed = dict.fromkeys((*body.inputs, *body.weights))
+    given = dict.fromkeys(spec.input_names)
     problems = []
     for name in needed:
-        if name not in spec.input_names:
-            close = nearest(name, spec.input_names) or ""
+        if name not in given:
+            close = nearest(name, given) or ""
             message = f"the function has no input set '{name}'"
             problems.append(Problem("unknown-set", message, "blueprint.inputs", nearest=close))
-    for name in spec.input_names:
+    for name in given:
         if name not in needed:
             close = nearest(name, needed) or ""
             message = f"the blueprint has no input '{name}'"

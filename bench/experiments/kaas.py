@@ -41,7 +41,7 @@ def throughput(bench: Bench) -> Found:
     """Ask with more and more clients, each of which waits for its answer."""
     if not bench.backend:
         return Found((), skips=(Skip("kaas_throughput", kaas_runs.NO_DEVICE),))
-    counts = bench.pick((1, 3), (1, 2, 6), (1, 4, 16))
+    counts = bench.pick((1, 3), (1, 2, 6), (1, 4, 16, 32))
     panels, skips = [], []
     for given in kaas_runs.fitted(bench, shapes(bench)):
         with cast(bench, given, max(counts)) as made:
@@ -50,7 +50,7 @@ def throughput(bench: Bench) -> Found:
         panels.append(_panel(given, tuple(rows)))
     return Found(
         tuple(panels),
-        tuple(_collapses(panels, counts) + _partitioned(panels, counts[-1])),
+        tuple(_collapses(panels, counts) + _partitioned(panels, _nearest(counts, 4))),
         skips=tuple(skips),
         scaled=kaas_runs.scaled_words(bench),
         notes=(
@@ -155,6 +155,10 @@ def _collapses(panels: Sequence[Panel], counts: Sequence[int]) -> list[Claim]:
             )
         )
     return claims
+
+
+def _nearest(counts: Sequence[int], to: int) -> int:
+    return min(counts, key=lambda count: abs(count - to))
 
 
 def _partitioned(panels: Sequence[Panel], clients: int) -> list[Claim]:

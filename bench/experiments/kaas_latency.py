@@ -31,7 +31,7 @@ _PATIENCE = (
 
 @experiment(
     "kaas_latency",
-    group="kaas_load",
+    group="kaas",
     question="how long do tenants wait, when all systems are offered the same?",
     source="KaaS, latency with Poisson arrivals",
 )

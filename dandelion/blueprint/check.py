@@ -59,7 +59,8 @@ def parse_blueprint(
     Raises:
         InvalidBlueprint: with all problems at once.
     """
-    config, problems = read_config(data)
+    config, found = read_config(data)
+    problems = list(found)
     if not any(p.code == "json" for p in problems):
         # a stand-in for what could not be read is no mistake of its own
         unread = {p.where for p in problems if p.code != "missing-field"}
@@ -130,7 +131,7 @@ class _Checker:
         if known and all(found) and close is not None:
             yield _unknown("kernel", kernel.symbol or kernel.name, known, where)
 
-    def _sources(self, module: str) -> list[dict[str, Signature]]:
+    def _sources(self, module: str) -> list[Mapping[str, Signature]]:
         """Signatures in each source file of a module; empty if any of its files is no source."""
         if not isinstance(self.files, Mapping):
             return []

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import sys
 from typing import NoReturn
@@ -78,26 +79,33 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
 
-def read_config(data: bytes | bytearray | memoryview | str) -> tuple[GpuConfig, list[Problem]]:
+def read_config(
+    data: bytes | bytearray | memoryview | str,
+) -> tuple[GpuConfig, tuple[Problem, ...]]:
     """Read a blueprint in any spelling.
 
     Returns:
         The records, with stand-ins for what could not be read, and everything that is wrong.
     """
+    return _read(data if isinstance(data, str) else bytes(data))
+
+
+@functools.lru_cache(maxsize=8)  # it is asked for files, checked and run, for one tenant or many
+def _read(data: bytes | str) -> tuple[GpuConfig, tuple[Problem, ...]]:
     reader = _Reader()
     try:
-        text = data if isinstance(data, str) else bytes(data).decode("utf-8-sig")
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
         document = json.loads(text, object_pairs_hook=json_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         problem = Problem(
             "json", f"no JSON: {error.msg}", where, line=error.lineno, column=error.colno
         )
-        return _NOTHING, [problem]
+        return _NOTHING, (problem,)
     except (ValueError, RecursionError) as error:
-        return _NOTHING, [Problem("json", f"no JSON: {error}", "blueprint")]
+        return _NOTHING, (Problem("json", f"no JSON: {error}", "blueprint"),)
     config = reader.config(document)
-    return config, reader.problems
+    return config, tuple(reader.problems)
 
 
 _NOTHING = GpuConfig((), (), ExecutionBlueprint())

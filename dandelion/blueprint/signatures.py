@@ -7,7 +7,9 @@ a signature nothing is found, and nothing is claimed.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dandelion.blueprint.records import Access
@@ -55,7 +57,8 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(blank, text)
 
 
-def signatures(text: str) -> dict[str, Signature]:
+@functools.lru_cache(maxsize=16)  # a source is looked into for each module, function and process
+def signatures(text: str) -> Mapping[str, Signature]:
     """Find the kernels of a source by name."""
     found = {}
     for match in _KERNEL.finditer(without_comments(text)):

@@ -70,7 +70,7 @@ from dandelion.node.metrics import NodeFacts, exposition
 from dandelion.node.pump import SLICE, Pump
 from dandelion.node.replies import Answering, Replies
 from dandelion.node.traces import Trace, TraceStore
-from dandelion.registration import Registrar, Target
+from dandelion.registration import Registrar, Target, blobs_of
 from dandelion.settings import Settings
 
 
@@ -243,15 +243,16 @@ class Node:
             Conflict, InvalidInput, Unknown: see `Registrar` and `Catalog`.
         """
         document = collect(things, functions, libraries)
+        blobs = blobs_of(document)
         with self._registering:
-            preparations = self._registrar.preparations(document)
+            preparations = self._registrar.preparations(document, blobs)
         for preparation in preparations:  # takes long, so nobody else is kept meanwhile
             preparation.run()
         del preparations
         with self._registering:
             if self._state is State.CLOSED:
                 raise Cancelled("the node is closed")
-            records = self.catalog.register(self._registrar.batch(document))
+            records = self.catalog.register(self._registrar.batch(document, blobs))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
 
     def _targets(self, format_name: str) -> list[Target]:

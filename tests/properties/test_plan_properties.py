@@ -110,7 +110,7 @@ configs = st.builds(
 @given(configs)
 def test_reading_what_was_printed_gives_the_same(config: bp.GpuConfig) -> None:
     again, problems = read_config(bp.print_blueprint(config))
-    assert problems == []
+    assert problems == ()
     assert again == config
 
 
