@@ -261,10 +261,11 @@ def test_the_cache_knows_sizes_and_integers() -> None:
     b = make()
     b.launch("k", [b.A], grid=b.cfg[0])
     config = b.build()
+    integers = integers_read(config)
     cache = PlanCache(capacity=3)
 
     def get(identity: str, size: int, number: int) -> Plan:
-        return cache.get(identity, config, {"cfg": 8, "A": size}, lambda n, i: number)
+        return cache.get(identity, config, integers, {"cfg": 8, "A": size}, lambda n, i: number)
 
     first = get("f", 8, 1)
     assert get("f", 8, 1) is first
@@ -274,7 +275,7 @@ def test_the_cache_knows_sizes_and_integers() -> None:
     assert get("g", 8, 1) is others[2]
     assert get("f", 8, 1) is not first, "the oldest was dropped"
     with pytest.raises(InvalidInput):
-        cache.get("f", config, {"cfg": 4, "A": 8}, lambda n, i: 1)
+        cache.get("f", config, integers, {"cfg": 4, "A": 8}, lambda n, i: 1)
 
 
 def test_fifteen_hundred_launches_are_planned_quickly() -> None:
@@ -282,11 +283,12 @@ def test_fifteen_hundred_launches_are_planned_quickly() -> None:
     for i in range(1500):
         b.launch("k", [b.A, bp.sizeof(b.A), bp.scalar("i32", i)], grid=(i + 1,), block=32)
     config = b.build()
+    integers = integers_read(config)
     cache = PlanCache()
     started = time.perf_counter()
-    cache.get("f", config, {"cfg": 8, "A": 8}, lambda n, i: 1)
+    cache.get("f", config, integers, {"cfg": 8, "A": 8}, lambda n, i: 1)
     assert time.perf_counter() - started < 2  # measured: 10 ms
     started = time.perf_counter()
     for _ in range(1000):
-        cache.get("f", config, {"cfg": 8, "A": 8}, lambda n, i: 1)
+        cache.get("f", config, integers, {"cfg": 8, "A": 8}, lambda n, i: 1)
     assert time.perf_counter() - started < 0.5  # measured: 1 ms

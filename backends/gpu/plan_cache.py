@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dandelion.blueprint import FromInput, GpuConfig
 
 from .layout import Slot
 from .plan import Plan, plan
-from .sizes import ReadInteger, integers_read
+from .sizes import ReadInteger
 
 
 class PlanCache:
@@ -25,7 +25,6 @@ class PlanCache:
         self._capacity = capacity
         self._limit_bytes = limit_bytes
         self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-        self._integers: OrderedDict[str, tuple[FromInput, ...]] = OrderedDict()
         self._lock = threading.Lock()
         self.misses = 0
 
@@ -33,6 +32,7 @@ class PlanCache:
         self,
         identity: str,
         config: GpuConfig,
+        integers: Sequence[FromInput],
         input_sizes: Mapping[str, int],
         read_integer: ReadInteger,
         held: Mapping[str, Slot] | None = None,
@@ -41,21 +41,15 @@ class PlanCache:
 
         Args:
             identity: digest of the function; equal identity means an equal `config`.
+            integers: see `integers_read`.
             config, input_sizes, read_integer, held: as for `plan`.
         """
-        wanted = self._integers.get(identity)
-        if wanted is None:
-            wanted = integers_read(config)
-            with self._lock:
-                self._integers[identity] = wanted
-                if len(self._integers) > self._capacity:
-                    self._integers.popitem(last=False)
         numbers = tuple(
             [
                 read_integer(w.bufname, w.idx)
                 if (w.idx + 1) * 8 <= input_sizes.get(w.bufname, 0)
                 else None
-                for w in wanted
+                for w in integers
             ]
         )
         key = (identity, tuple(input_sizes.values()), numbers, bool(held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import threading
 from collections import OrderedDict
@@ -9,8 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dandelion.blueprint import Access, Action, GpuConfig, Ptr, Repeat, parse_blueprint
-from dandelion.data import Item
+from dandelion.blueprint import (
+    Access,
+    Action,
+    FromInput,
+    GpuConfig,
+    Ptr,
+    Repeat,
+    parse_blueprint,
+)
+from dandelion.data import Bytes, Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Digest, Function, FunctionSpec
@@ -38,7 +47,8 @@ class Program:
         inputs: for each buffer that is copied in, the position of its set.
         naming: position of the set whose item names the outputs, or -1.
         outputs: names of the output sets, in their order.
-        reads: the integers that plans depend on: position of the set, offset in bytes.
+        integers: those that plans depend on.
+        reads: the same: position of the set, offset in bytes.
         varying: positions of the sets that are not static.
         constants: digests of the static sets that no kernel writes to, by the buffer's name.
     """
@@ -49,6 +59,7 @@ class Program:
     inputs: tuple[tuple[str, int], ...]
     naming: int
     outputs: tuple[str, ...]
+    integers: tuple[FromInput, ...]
     reads: tuple[tuple[int, int], ...]
     varying: tuple[int, ...]
     constants: Mapping[str, Digest]
@@ -113,7 +124,8 @@ def make_program(function: Function) -> Program:
     Raises:
         InvalidBlueprint: with all problems at once.
     """
-    config = parse_blueprint(function.main, function.files)
+    code = _code(bytes(function.main), _frozen(function.files))
+    config = code.config
     problems = _mismatches(function.spec, config)
     if problems:
         raise InvalidBlueprint(tuple(problems))
@@ -121,7 +133,6 @@ def make_program(function: Function) -> Program:
     names = (*config.blueprint.inputs, *config.blueprint.weights)
     position = {name: i for i, name in enumerate(spec.input_names)}
     naming = next((position[n] for n in config.blueprint.inputs if n not in spec.static), -1)
-    config = with_access(config, function.files)
     return Program(
         spec.name,
         function.identity,
@@ -129,21 +140,48 @@ def make_program(function: Function) -> Program:
         tuple((name, position[name]) for name in names),
         naming,
         spec.output_names,
-        tuple((position[r.bufname], r.idx * 8) for r in integers_read(config)),
+        code.integers,
+        tuple((position[r.bufname], r.idx * 8) for r in code.integers),
         tuple(position[name] for name in names if name not in spec.static),
-        _constants(spec, config),
+        _constants(spec, code),
     )
 
 
-def _constants(spec: FunctionSpec, config: GpuConfig) -> dict[str, Digest]:
-    """Find the static sets that can be kept on a device, open for reading only.
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What functions with the same code have in common, whatever their constants are.
+
+    Attributes:
+        config: the blueprint, checked, with all that is known of its kernels' parameters.
+        integers: what plans depend on.
+        written: buffers that a kernel may write to.
+    """
+
+    config: GpuConfig
+    integers: tuple[FromInput, ...]
+    written: frozenset[str]
+
+
+@functools.lru_cache(maxsize=8)  # tenants have constants of their own, and often the same model
+def _code(main: bytes, files: tuple[tuple[str, bytes], ...]) -> _Code:
+    named = dict(files)
+    config = with_access(parse_blueprint(main, named), named)
+    return _Code(config, integers_read(config), frozenset(_written(config)))
+
+
+def _frozen(files: Mapping[str, Bytes]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, bytes(data)) for name, data in files.items())
+
+
+def _written(config: GpuConfig) -> set[str]:
+    """Find the buffers that a kernel may write to.
 
     Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
     `weights` are constant.
     """
     body = config.blueprint
     access = {k.name: k.access for k in config.kernels}
-    written = set(body.outputs)
+    weights, written = frozenset(body.weights), set(body.outputs)
 
     def look(actions: tuple[Action, ...]) -> None:
         for action in actions:
@@ -154,15 +192,22 @@ def _constants(spec: FunctionSpec, config: GpuConfig) -> dict[str, Digest]:
             for index, argument in enumerate(action.args):
                 if isinstance(argument, Ptr):
                     known = index < len(ways)
-                    constant = argument.buffer in body.weights
+                    constant = argument.buffer in weights
                     if ways[index] is not Access.READ if known else not constant:
                         written.add(argument.buffer)
 
     look(body.control_flow)
+    return written
+
+
+def _constants(spec: FunctionSpec, code: _Code) -> dict[str, Digest]:
+    """Find the static sets that can be kept on a device, open for reading only."""
+    body = code.config.blueprint
+    given = {*body.inputs, *body.weights} - code.written
     return {
         name: items[0][1]
         for name, items in sorted(spec.static.items())
-        if len(items) == 1 and name not in written and name in (*body.inputs, *body.weights)
+        if len(items) == 1 and name in given
     }
 
 
@@ -231,4 +276,4 @@ def plan_call(
         return value
 
     sizes = {name: item.size_bytes for name, item in items.items()}
-    return cache.get(program.identity, program.config, sizes, read_integer, held)
+    return cache.get(program.identity, program.config, program.integers, sizes, read_integer, held)
