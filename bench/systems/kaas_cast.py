@@ -112,7 +112,7 @@ def warm(system: Tenants, bodies: Sequence[bytes], bench: Bench) -> None:
     if isinstance(system, Exclusive):
         bodies = bodies[:1]
     least = 6 * len(bodies) if isinstance(system, Dandelion) else len(bodies)
-    closed_loop(system, bodies, seconds=0.05, least=least, most_s=bench.pick(0.3, 0.3, 1.5))
+    closed_loop(system, bodies, seconds=0.05, least=least, most_s=bench.pick(0.3, 0.3, 0.6))
 
 
 def shapes(bench: Bench) -> Sequence[Shape]:

@@ -86,6 +86,7 @@ class CompositionPlan:
         applications: in the order of the text.
         consumers: for each set id the applications that wait for it.
         uses: for each set id the number of its consumers, and one more if it is an output.
+        readers: for each input set the formats of the functions that take it as it is.
         is_direct: made for calling one function by name.
     """
 
@@ -97,6 +98,7 @@ class CompositionPlan:
     applications: tuple[ApplicationPlan, ...]
     consumers: tuple[tuple[int, ...], ...]
     uses: tuple[int, ...]
+    readers: tuple[frozenset[str], ...]
     is_direct: bool = False
 
 
@@ -134,6 +136,7 @@ def compile_composition(composition: Composition, find: Callable[[str], Target])
         applications,
         tuple(tuple(c) for c in consumers),
         tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
+        tuple(_readers(set_id, applications) for set_id in range(len(composition.inputs))),
     )
 
 
@@ -169,8 +172,19 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         (application,),
         tuple((0,) if i < len(given) else () for i in range(set_count)),
         (1,) * set_count,
+        (frozenset(application.formats),) * len(given),
         is_direct=True,
     )
+
+
+def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:
+    found: set[str] = set()
+    for application in applications:
+        found.update(application.formats if set_id in application.sources else ())
+        if isinstance(application.target, CompositionPlan):
+            inside = zip(application.sources, application.target.readers, strict=True)
+            found.update(*(readers for source, readers in inside if source == set_id))
+    return frozenset(found)
 
 
 def _formats(target: Target) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from dandelion.data import Bytes
 from dandelion.errors import ContextFull, InvalidInput
 
 PAGE_BYTES = 4096
+_UNLOCKED_BYTES = 256 * 1024  # copying it takes longer than getting the interpreter's lock back
 
 
 class Lease:
@@ -89,6 +90,9 @@ class Context:
         if offset_bytes < 0 or end > self.size_bytes:
             raise ContextFull("context", end, self.size_bytes)
         target = self.view[offset_bytes:end]
+        if size >= _UNLOCKED_BYTES:  # other threads run meanwhile
+            np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))
+            return target.toreadonly()
         if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
             data = data.cast("B")  # a view of an array of numbers
         target[:] = data

@@ -32,7 +32,7 @@ from dandelion.catalog import (
 )
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk
+from dandelion.dispatcher import DirectWalk, Walk
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
@@ -40,7 +40,7 @@ from dandelion.documents import (
     Registrable,
     collect,
 )
-from dandelion.driver import Driver
+from dandelion.driver import Driver, Hosting
 from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
@@ -48,7 +48,6 @@ from dandelion.errors import (
     DeadlineExceeded,
     InvalidInput,
     Overloaded,
-    nearest,
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context, SharedDomain, Transfers
@@ -63,6 +62,7 @@ from dandelion.node.engines import (
 from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State
+from dandelion.node.inputs import brought, positional
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
@@ -109,6 +109,8 @@ class Node:
         self._state = State.STARTING
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
+        hosted = [b.driver for b in self._backends if b.driver.hosting is Hosting.PROCESS]
+        self._in_processes = frozenset[str]().union(*(d.formats for d in hosted))
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -364,6 +366,9 @@ class Node:
     ) -> Outcome:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
         invocation, inputs = self._admit(name, sets, version, deadline_s)
+        inputs = brought(
+            invocation.walk.plan, inputs, self._in_processes, self._arena, self._transfers
+        )
         expected = self._replies.begin()
         try:
             self._pump.post(partial(self._pump.start, invocation, inputs))
@@ -448,7 +453,7 @@ class Node:
         elif not 0 < deadline_s < 1e9:
             raise InvalidInput("deadline_s", f"{deadline_s} is no positive number of seconds")
         plan = self._library.plan(name, version)
-        inputs = _positional(plan, sets)
+        inputs = positional(plan, sets)
         now = time.monotonic_ns()
         invocation = Invocation(
             DirectWalk(plan) if plan.is_direct else Walk(plan, self._partitioning, slice_=SLICE),
@@ -503,25 +508,6 @@ class Node:
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
         return exposition(self.facts())
-
-
-def _positional(
-    plan: CompositionPlan, sets: Mapping[str, ItemSet | None]
-) -> tuple[ItemSet | None, ...]:
-    """Bring sets into the order of the declaration; refuse missing and extra ones."""
-    names = [s.name for s in plan.inputs]
-    try:
-        inputs = tuple(sets[name] for name in names)
-    except KeyError:
-        missing = ", ".join(n for n in names if n not in sets)
-        hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
-        raise InvalidInput("sets", f"missing: {missing}", hint) from None
-    if len(sets) != len(names):
-        extra = next(n for n in sets if n not in names)
-        close = nearest(extra, names)
-        hint = f"did you mean '{close}'?" if close else f"it takes {', '.join(names) or 'no sets'}"
-        raise InvalidInput(f"sets.{extra}", f"'{plan.name}' has no such input set", hint)
-    return inputs
 
 
 def _partitioning(text: str) -> Partitioning:
