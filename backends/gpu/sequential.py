@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
@@ -38,6 +38,7 @@ from dandelion.memory import ArenaMap
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
+from .patience import Patience
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
@@ -58,6 +59,7 @@ class _Known:
         copies: for each input that is copied, the position of its set and its offset in the pool.
         results: for each output its name, offset in the context, size, offset in the pool.
         context_bytes: size of the context of the outputs.
+        patience: how they are waited for.
     """
 
     program: Program
@@ -65,6 +67,7 @@ class _Known:
     copies: tuple[tuple[int, int], ...]
     results: tuple[tuple[str, int, int, int], ...]
     context_bytes: int
+    patience: Patience = field(default_factory=Patience)
 
 
 class SequentialEngine(Engine):
@@ -168,7 +171,7 @@ class SequentialEngine(Engine):
         self._exact()
         launched = clock()
         outputs = self._copy_out(known, call)
-        self.device.synchronize()
+        known.patience.wait(self.device.synchronize, planned)
         self._in_flight.clear()
         ended = clock()
         call.stages.update(

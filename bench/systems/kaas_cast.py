@@ -16,6 +16,7 @@ from .partitions import Exclusive, TimeSliced, mps_missing, mps_partitions
 from .tenants import Dandelion, Tenants, closed_loop
 
 Start = Callable[[], Tenants]
+_MANY = 16  # workers: as many as there are processes for 16 clients under MPS
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Cast:
         small = given.shape.name in (RESNET50.name, JACOBI.name)  # several fit side by side
         starts: dict[str, Start] = {names.SEQUENTIAL: node(0), names.CONCURRENT: node(2)}
         if self.bench.gpu and small:
-            starts[names.concurrent(8)] = node(8)
+            starts[names.concurrent(_MANY)] = node(_MANY)
         starts[names.TIME_SLICED] = lambda: TimeSliced(backend, given, tenants)
         starts[names.EXCLUSIVE] = lambda: Exclusive(backend, given)
         return starts

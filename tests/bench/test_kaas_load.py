@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from dandelion.bench.systems.tenants import Tenants, closed_loop, open_loop, rate, split
+from dandelion.bench.systems.tenants import Tenants, closed_loop, open_loop, split
 
 from dandelion.errors import TimedOut
 from dandelion.node.traces import Span, Trace
@@ -65,21 +65,32 @@ class Broken(Scripted):
         return super().call(tenant, body)
 
 
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([(0.0, 1.0), (1.0, 2.0)], 1.0),  # all inside
-        ([(-1.0, 1.0)], 0.25),  # half of it, in a window of two
-        ([(1.0, 5.0)], 0.125),
-        ([(-2.0, 6.0)], 0.125),  # one that is longer than the window
-        ([(-2.0, -1.0), (3.0, 4.0)], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_requests_count_by_their_part_in_the_window(
-    spans: list[tuple[float, float]], expected: float
-) -> None:
-    assert rate(spans, 0.0, 2.0) == pytest.approx(expected)
+class OneByOne(Scripted):
+    """Serves one request at a time, each for 20 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = threading.Lock()
+
+    def call(self, tenant: int, body: bytes) -> bytes:
+        with self._turn:
+            time.sleep(0.02)
+        return body
+
+
+@pytest.mark.parametrize("tenants", [1, 12])
+def test_those_who_stand_in_line_are_not_counted_as_served(tenants: int) -> None:
+    """However many ask: 50 a second are served, and no more can be."""
+    found = closed_loop(OneByOne(), [b"x"] * tenants, seconds=0.1)
+    assert 0 < found.per_s <= 50
+
+
+def test_nothing_answered_is_no_rate() -> None:
+    class Down(Scripted):
+        def call(self, tenant: int, body: bytes) -> bytes:
+            raise TimedOut("tenant", "wall", 0.0)
+
+    assert closed_loop(Down(), BODIES, seconds=0.0).per_s == 0
 
 
 def test_a_closed_loop_asks_for_every_tenant_until_enough() -> None:
