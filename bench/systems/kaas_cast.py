@@ -109,11 +109,12 @@ def cast(bench: Bench, given: Tuned, tenants: int) -> Iterator[Cast]:
 
 
 def warm(system: Tenants, bodies: Sequence[bytes], bench: Bench) -> None:
-    """Have every tenant served some times, so that engines have seen their functions."""
+    """Have every tenant served some times, so that all workers have seen its function."""
     if isinstance(system, Exclusive):
         bodies = bodies[:1]
-    least = 6 * len(bodies) if isinstance(system, Dandelion) else len(bodies)
-    closed_loop(system, bodies, seconds=0.05, least=least, most_s=bench.pick(0.3, 0.3, 0.6))
+    times = 2 * max(3, system.workers) if isinstance(system, Dandelion) else 1
+    most_s = bench.pick(0.3, 0.3, 1.5)
+    closed_loop(system, bodies, seconds=0.05, least=times * len(bodies), most_s=most_s)
 
 
 def shapes(bench: Bench) -> Sequence[Shape]:

@@ -66,6 +66,9 @@ class Dandelion(Tenants):
         document: registered in place of the tenants' functions.
         name: of the system; by default it follows from the workers.
 
+    Attributes:
+        workers: as given.
+
     Raises:
         BackendUnavailable: the engines do not come up.
     """
@@ -82,7 +85,8 @@ class Dandelion(Tenants):
         document: RegistrationDocument | None = None,
         name: str = "",
     ) -> None:
-        self.name = name or (named(workers))
+        self.name = name or named(workers)
+        self.workers = workers
         self._shape = shape = given.shape
         settings = _settings(backend, given, tenants, workers, weights_bytes)
         self.node = Node(settings)
