@@ -33,7 +33,7 @@ from dandelion.memory.context import (
 from dandelion.memory.free_ranges import FreeRanges
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
-_MOST_EAGER_BYTES = 1024 * 1024  # who acquires more zeroes more: what was used lately is cached
+_WAITING_BYTES = 1024 * 1024  # zeroed by who waits: what was used lately is still in the caches
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
 
@@ -98,7 +98,7 @@ class SharedDomain(MemoryDomain):
 
     def _acquire(self, size_bytes: int) -> Context:
         size = _pages(size_bytes)
-        self.recycle_some(min(size, _MOST_EAGER_BYTES))
+        self.recycle_some(_EAGER_BYTES)
         start = self._take(size)
         while start is None:  # others may return more, and take it, meanwhile
             zeroed = self.recycle()
@@ -146,15 +146,15 @@ class SharedDomain(MemoryDomain):
         with self._zeroing:  # who waits here for room finds all of it afterwards
             return self._zero(self.map.size_bytes)
 
-    def recycle_some(self, budget_bytes: int = 0) -> None:
-        """Zero as much as costs microseconds; for a thread that waits for something anyway.
+    def recycle_some(self, budget_bytes: int = _WAITING_BYTES) -> None:
+        """Zero a little, if nobody else is at it; for a thread that waits for something anyway.
 
         Args:
-            budget_bytes: zero up to so much, if that is more.
+            budget_bytes: zero up to so much; a context that is larger is left to `recycle`.
         """
-        if self._returned and self._zeroing.acquire(blocking=False):  # else somebody is at it
+        if self._returned and self._zeroing.acquire(blocking=False):
             try:
-                self._zero(max(budget_bytes, _EAGER_BYTES))
+                self._zero(budget_bytes)
             finally:
                 self._zeroing.release()
 

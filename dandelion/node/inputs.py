@@ -1,9 +1,9 @@
 """The input sets of an invocation, before it begins.
 
-Engines in processes take their inputs from the arena. What does not lie there yet is best brought
-there by the thread that calls: the pump must not be kept for long, and each caller copies for
-itself, beside all others. So large inputs are copied here, as long as there is room to spare;
-small ones cost nothing anywhere, and where room is short those have it that are about to run.
+Engines in processes take their inputs from the arena. Of what does not lie there yet, whoever pumps
+copies a little; more would keep it for too long. So the thread that calls brings large inputs there
+itself, beside all other callers, as long as there is room to spare; where room is short those have
+it that are about to run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dandelion.data import ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.memory import SharedDomain, Transfers
+from dandelion.node.remote import QUICK_BYTES
 
-LARGE_BYTES = 64 * 1024
-"""Items of this size and above are brought to the arena by their caller."""
 RESERVE_BYTES = 64 * 1024 * 1024
 """Room that is left to calls that run; half of an arena that is smaller than twice that."""
 
@@ -60,14 +59,16 @@ def brought(
         arena: which they map.
         transfers: counts the copy.
     """
-    moving = [
-        item_set is not None and not readers.isdisjoint(formats) and _is_large(item_set)
-        for item_set, readers in zip(inputs, plan.readers, strict=True)
-    ]
+    moving = [not readers.isdisjoint(formats) for readers in plan.readers]
     if True not in moving:
         return inputs
     wanted = tuple(s if move else None for s, move in zip(inputs, moving, strict=True))
-    total = sum(item.size_bytes for s in wanted if s is not None for item in s.items)
+    items = [item for s in wanted if s is not None for item in s.items]
+    if sum(item.size_bytes for item in items) <= QUICK_BYTES:
+        return inputs
+    total = sum(item.size_bytes for item in items if arena.locate(item.data) is None)
+    if total <= QUICK_BYTES:
+        return inputs
     reserve = min(RESERVE_BYTES, arena.map.size_bytes // 2)
     if arena.largest_free_bytes - total < reserve:
         return inputs
@@ -76,7 +77,3 @@ def brought(
     except ContextFull:  # somebody was faster; the engine's host finds room, or says so
         return inputs
     return tuple(new if move else s for s, new, move in zip(inputs, placed, moving, strict=True))
-
-
-def _is_large(item_set: ItemSet) -> bool:
-    return any(item.size_bytes >= LARGE_BYTES for item in item_set.items)
