@@ -456,7 +456,9 @@ class Node:
         inputs = positional(plan, sets)
         now = time.monotonic_ns()
         invocation = Invocation(
-            DirectWalk(plan) if plan.is_direct else Walk(plan, self._partitioning, slice_=SLICE),
+            DirectWalk(plan)
+            if plan.taken is not None
+            else Walk(plan, self._partitioning, slice_=SLICE),
             Trace(f"{self._prefix}-{next(self._ids):x}", plan.name, now),
             now + int(deadline_s * 1e9),
             deadline_s,
