@@ -15,7 +15,7 @@ language.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, TypeAlias
 
 import msgspec
@@ -110,7 +110,8 @@ class ItemSet(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Length of all data together, in bytes."""
-        return sum(item.size_bytes for item in self.items)
+        items = self.items
+        return items[0].size_bytes if len(items) == 1 else sum([i.size_bytes for i in items])
 
     def bytes(self) -> bytes:
         """Copy out the data of the only item.
@@ -178,6 +179,10 @@ class Sets(Mapping[str, ItemSet | None]):
 
     def __len__(self) -> int:
         return len(self._sets)
+
+    def values(self) -> ValuesView[ItemSet | None]:
+        """View the sets: every reply asks for them, and a dictionary answers sooner."""
+        return self._sets.values()
 
     def __repr__(self) -> str:
         counts = (f"{n}: {'empty' if s is None else len(s)}" for n, s in self._sets.items())

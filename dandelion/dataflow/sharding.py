@@ -320,10 +320,17 @@ def merged(
         outputs: for each instance, in instance order, its outputs by position.
     """
     if len(outputs) == 1:
-        return tuple(_sorted(name, (s,)) for name, s in zip(names, outputs[0], strict=True))
+        return tuple([_own(name, s) for name, s in zip(names, outputs[0], strict=True)])
     return tuple(
         _sorted(name, [instance[at] for instance in outputs]) for at, name in enumerate(names)
     )
+
+
+def _own(name: str, part: ItemSet | None) -> ItemSet | None:
+    """What `_sorted` gives for the only part there is; the part itself, if it is like that."""
+    if part is None or (part.name == name and len(part.items) == 1):
+        return part
+    return _sorted(name, (part,))
 
 
 def _sorted(name: str, parts: Iterable[ItemSet | None]) -> ItemSet | None:
