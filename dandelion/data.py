@@ -189,7 +189,7 @@ class Sets(Mapping[str, ItemSet | None]):
         return f"Sets({', '.join(counts)})"
 
 
-def check_item(where: str, name: str, key: int) -> None:
+def check_item(set_name: str, name: str, key: int) -> None:
     """Refuse item names and keys that the data model does not allow.
 
     Names are free text, up to 255 bytes of UTF-8 without NUL. They are data, never paths: nothing
@@ -198,24 +198,21 @@ def check_item(where: str, name: str, key: int) -> None:
     Raises:
         InvalidInput: the name is too long, has a NUL or is no valid Unicode, or the key is no u32.
     """
-    if len(name) > NAME_LIMIT_BYTES // 4:  # cheap test first: few names are long
+    if len(name) <= NAME_LIMIT_BYTES // 4 and name.isascii():  # cheap tests: few names are others
+        size = len(name)
+    else:
         try:
-            encoded = name.encode()
+            size = len(name.encode())
         except UnicodeEncodeError:
-            raise InvalidInput(where, "the item's name is not valid Unicode") from None
-        if len(encoded) > NAME_LIMIT_BYTES:
-            raise InvalidInput(
-                where, f"an item's name has {len(encoded)} bytes, at most 255 may be"
-            )
-    elif not name.isascii():
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise InvalidInput(where, "the item's name is not valid Unicode") from None
+            message = "the item's name is not valid Unicode"
+            raise InvalidInput(f"sets.{set_name}", message) from None
+    if size > NAME_LIMIT_BYTES:
+        message = f"an item's name has {size} bytes, at most 255 may be"
+        raise InvalidInput(f"sets.{set_name}", message)
     if "\0" in name:
-        raise InvalidInput(where, "an item's name has a NUL character")
+        raise InvalidInput(f"sets.{set_name}", "an item's name has a NUL character")
     if not 0 <= key < KEY_LIMIT:
-        raise InvalidInput(where, f"key {key} is outside 0..{KEY_LIMIT - 1}")
+        raise InvalidInput(f"sets.{set_name}", f"key {key} is outside 0..{KEY_LIMIT - 1}")
 
 
 def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | None:
@@ -276,13 +273,12 @@ def checked(name: str, items: Iterable[Item], spec: SetSpec | None) -> ItemSet |
     items = tuple(items)
     if not items:
         return None
-    where = f"sets.{name}"
     for item in items:
-        check_item(where, item.name, item.key)
+        check_item(name, item.name, item.key)
     if spec is None or spec.dtype is None:
         return ItemSet(name, items)
     for item in items:
-        _check_shape(where, item, spec)
+        _check_shape(f"sets.{name}", item, spec)
     return ItemSet(name, items, spec.dtype, spec.shape)
 
 

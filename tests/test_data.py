@@ -257,7 +257,7 @@ def test_good_names_and_keys(name: str, key: int) -> None:
 def test_bad_names(name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_item("here", name, 0)
-    assert caught.value.where == "here"
+    assert caught.value.where == "sets.here"
     with pytest.raises(InvalidInput):
         item_set("s", {name: b""})
 

@@ -28,14 +28,15 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
     Raises:
         InvalidInput: one is missing, or there is no such input set.
     """
-    names = [s.name for s in plan.inputs]
     try:
-        inputs = tuple(sets[name] for name in names)
+        inputs = tuple([sets[spec.name] for spec in plan.inputs])
     except KeyError:
+        names = [spec.name for spec in plan.inputs]
         missing = ", ".join(n for n in names if n not in sets)
         hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
         raise InvalidInput("sets", f"missing: {missing}", hint) from None
-    if len(sets) != len(names):
+    if len(sets) != len(inputs):
+        names = [spec.name for spec in plan.inputs]
         extra = next(n for n in sets if n not in names)
         close = nearest(extra, names)
         hint = f"did you mean '{close}'?" if close else f"it takes {', '.join(names) or 'no sets'}"
