@@ -111,19 +111,20 @@ def device_bytes(backend: str) -> int | None:
 def state_of(node: Node, backend: str = "") -> State:
     """Take stock, once nothing is under way any more."""
     me = os.getpid()
-    found = children(me)
+    found, files = children(me), open_files(me)
     steady = 0
-    for _ in range(_CHECKS):  # sandboxes that were used are being replaced
+    for _ in range(_CHECKS):  # sandboxes that were used are being replaced, each with its files
         facts = node.facts()
-        last, found = len(found), children(me)
+        last = len(found), files
+        found, files = children(me), open_files(me)
         busy = facts.running or facts.arena.contexts
-        steady = 0 if busy or len(found) != last else steady + 1
+        steady = 0 if busy or (len(found), files) != last else steady + 1
         if steady == _STEADY:
             break
         time.sleep(_QUIET_S)
     return State(
         settled_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
-        facts.arena.contexts, open_files(me), threading.active_count(), len(found),
+        facts.arena.contexts, files, threading.active_count(), len(found),
         device_bytes(backend),
     )  # fmt: skip
 

@@ -21,7 +21,9 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..records import Skip
@@ -32,6 +34,8 @@ from .triton_install import missing_triton
 Action = Callable[[], object]
 COMPILED_LIMIT = 100
 """Steps of a compiled graph; beyond it, compiling takes longer than all that is measured."""
+_SHARED = Path("/dev/shm")
+_END_S = 5.0  # for Ray's processes to be gone
 
 
 def no_op(value: bytes) -> bytes:
@@ -199,6 +203,25 @@ def _triton(quick: bool, skips: list[Skip]) -> list[Peer]:
     return []
 
 
+def semaphores() -> set[Path]:
+    """List the semaphores of Ray's compiled graphs; each is named after the process that made it.
+
+    Ray's workers are killed in the end, and what they made then stays.
+    """
+    return {path for kind in ("hdr", "obj") for path in _SHARED.glob(f"sem.{kind}[0-9]*-*")}
+
+
+def remove_semaphores(others: set[Path]) -> None:
+    """Remove those that are not among `others`, once their processes are gone."""
+    until = time.monotonic() + _END_S
+    for path in semaphores() - others:
+        process = Path("/proc", path.name.removeprefix("sem.")[3:].partition("-")[0])
+        while process.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        if not process.exists():
+            path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
     """Start Ray on this machine alone, with a folder of its own that is removed afterwards."""
@@ -206,6 +229,7 @@ def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths must be short
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(remove_semaphores, semaphores())
         try:
             ray = importlib.import_module("ray")
             stack.callback(ray.shutdown)
