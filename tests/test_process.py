@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.process import enforcement
+from dandelion.backends.process import enforcement, nursery
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.handle import wait_readable
 from dandelion.backends.process.lockdown import landlock_abi
 from dandelion.backends.process.nurseries import Nurseries
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
@@ -191,6 +194,20 @@ def test_importing_can_do_no_harm(
     with pytest.raises(Raised, match=reason):
         run(engine, function("def f(x): pass", imports=name), b"")
     assert not written.exists()
+
+
+def test_a_reason_is_heard_however_late_one_listens(
+    monkeypatch: pytest.MonkeyPatch, engine: ProcessEngine
+) -> None:
+    """By then the zygote has ended, without having read what was asked of it."""
+
+    def late(source: socket.socket, deadline_ns: int) -> None:
+        wait_readable(source, deadline_ns)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(nursery, "wait_readable", late)
+    with pytest.raises(Raised, match="no_such_module"):
+        run(engine, function("def f(x): pass", imports="no_such_module"), b"")
 
 
 def test_a_call_leaves_nothing_for_the_next(engine: ProcessEngine) -> None:

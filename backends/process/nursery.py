@@ -278,13 +278,16 @@ def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
 
 
 def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
+    """Wait for what a zygote says. What it said last can still be read when it has ended."""
     while True:
         try:
             message, files = wire.receive(control, _MESSAGE_BYTES, 5, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            with suppress(BlockingIOError):  # a zygote that reads nothing has more than that to do
+            with suppress(OSError):  # it reads nothing while it imports, and never if that fails
                 control.send(REQUEST.pack(HURRY, 0), socket.MSG_DONTWAIT)
             wait_readable(control, deadline_ns)
+            continue
+        except ConnectionResetError:  # told once if it left requests unread, before all it said
             continue
         if not message:
             raise EOFError
