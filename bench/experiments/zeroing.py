@@ -110,7 +110,7 @@ def _kept(path: str, system: str, rows: Sequence[Row]) -> Budget:
     """Judge the rate at the largest size, which is what a bandwidth is."""
     last = [r for r in rows if r.system == system][-1]
     share = last.values["ratio"]
-    at = f"{last.values['rate'] / 1e9:.1f} GB/s at {float(last.x) / MIB:.3g} MiB"
+    at = f"{last.values['rate'] / 1e9:.1f} GB/s at {float(last.x) / MIB:,.0f} MiB"
     why = "" if share >= LEAST else "what comes before and after the memset costs too much"
     return Budget(path, f">= {LEAST:.0%} of memset", f"{share:.0%}, {at}", share >= LEAST, why)
 
