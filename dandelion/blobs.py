@@ -25,17 +25,18 @@ class Blobs(Mapping[Digest, Bytes]):
 
     def __init__(self) -> None:
         self._blobs: dict[Digest, bytes] = {}
-        self._named: dict[int, Digest] = {}  # by id; `_kept` holds the bytes, so ids stay theirs
-        self._kept: list[bytes] = []
+        self._named: dict[int, Digest] = {}  # by id; `_blobs` holds the bytes, so ids stay theirs
 
     def add(self, data: bytes) -> Digest:
         """Name a blob and keep it."""
+        data = bytes(data)  # itself, unless it is something that might change
         known = self._named.get(id(data))
         return known if known is not None else self._keep(data, digest_of(data))
 
     def add_all(self, blobs: Iterable[bytes]) -> None:
         """Name many blobs, on several threads where that pays."""
-        wanted = list({id(data): data for data in blobs if id(data) not in self._named}.values())
+        given = {id(data): data for data in map(bytes, blobs)}
+        wanted = [data for key, data in given.items() if key not in self._named]
         if len(wanted) > 1 and sum(map(len, wanted)) > _WORTH_THREADS_BYTES:
             with ThreadPoolExecutor(_THREADS, "digest") as threads:
                 digests = list(threads.map(digest_of, wanted))
@@ -45,9 +46,9 @@ class Blobs(Mapping[Digest, Bytes]):
             self._keep(data, digest)
 
     def _keep(self, data: bytes, digest: Digest) -> Digest:
-        self._named[id(data)] = digest
-        self._kept.append(data)
-        self._blobs[digest] = data
+        if digest not in self._blobs:
+            self._named[id(data)] = digest
+            self._blobs[digest] = data
         return digest
 
     def __getitem__(self, digest: Digest) -> Bytes:

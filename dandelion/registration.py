@@ -123,9 +123,11 @@ class Registrar:
         formats = {code.format for function in document.functions for code in function.code}
         if not any(self.targets(name) for name in formats):
             return []
-        self.batch(document, blobs)
-        found, self._preparations = self._preparations, []
-        return found
+        try:
+            self._checked(document, blobs)
+            return self._preparations
+        finally:
+            self._forget()
 
     def batch(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Batch:
         """Check a document and give what is to be registered.
@@ -139,14 +141,18 @@ class Registrar:
             InvalidComposition: texts; all problems of all texts.
             Conflict: a name is reserved, or a registered composition would break.
         """
-        self._blobs = blobs if blobs is not None else blobs_of(document)
-        self._preparations = []
         try:
-            return self._batch(document)
+            return self._checked(document, blobs if blobs is not None else blobs_of(document))
         finally:
-            self._blobs = Blobs()  # they may be large, and are not needed here any more
+            self._forget()
 
-    def _batch(self, document: RegistrationDocument) -> Batch:
+    def _forget(self) -> None:
+        """Let go of a document's contents: they may be large, and are not needed any more."""
+        self._blobs = Blobs()
+        self._preparations = []
+
+    def _checked(self, document: RegistrationDocument, blobs: Blobs) -> Batch:
+        self._blobs = blobs
         self._libraries = {name: self._library(name, c) for name, c in document.libraries.items()}
         functions = [self._function(f) for f in document.functions]
         names = [f.name for f in functions]

@@ -55,6 +55,16 @@ def test_bytes_that_are_gone_lend_their_identity_to_nobody() -> None:
         assert blobs.add(data) == digest_of(data)
 
 
+def test_what_may_change_is_copied_before_it_is_named() -> None:
+    blobs, data = Blobs(), bytearray(b"first")
+    first = blobs.add(data)  # type: ignore[arg-type]  # nobody checks what a program gives
+    data[:] = b"other"
+    blobs.add_all([data])  # type: ignore[list-item]
+    assert {bytes(blobs[d]) for d in blobs} == {b"first", b"other"}
+    assert all(digest_of(blobs[d]) == d for d in blobs)
+    assert first == digest_of(b"first")
+
+
 def test_many_are_named_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
 

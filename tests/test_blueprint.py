@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 from dandelion.backends.gpu.plan import plan
 
 import dandelion.blueprint as bp
+from dandelion.blueprint import reading as reading_module
+from dandelion.blueprint import signatures as signatures_module
+from dandelion.blueprint.reading import read_config
 from dandelion.blueprint.signatures import is_portable, signatures
 from dandelion.errors import InvalidBlueprint, InvalidInput
 
@@ -451,3 +456,33 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
 
 SIZES = {"Absolute", "FromInput", "Elements", "CeilDiv", "Add", "Mul"}
 SIZES |= {"AbsoluteByBatch", "AbsoluteByBatchEven"}
+
+
+# --- what is kept of blueprints and sources -------------------------------------------------------
+
+
+def test_a_blueprint_that_was_read_on_a_deep_stack_is_none_the_worse() -> None:
+    text = b'{"a":' * 150 + b"1" + b"}" * 150
+
+    def deep(levels: int) -> tuple[str, ...]:
+        if levels:
+            return deep(levels - 1)
+        return tuple(p.message for p in read_config(text)[1])
+
+    shallow = deep(0)
+    assert "recursion" not in "".join(shallow)
+    with contextlib.suppress(RecursionError):
+        for levels in range(sys.getrecursionlimit() - 400, sys.getrecursionlimit(), 10):
+            deep(levels)
+    assert deep(0) == shallow
+
+
+def test_large_sources_and_blueprints_are_not_kept() -> None:
+    source = "// " + "x" * (1 << 20) + "\nKERNEL void k(GLOBAL u8 *a) {}\n"
+    before = signatures_module._found.cache_info().currsize
+    assert list(signatures_module.signatures(source)) == ["k"]
+    assert signatures_module._found.cache_info().currsize == before
+    text = b" " * (1 << 20) + b"{}"
+    before = reading_module._read.cache_info().currsize
+    assert read_config(text)[1] == read_config(b"{}")[1]
+    assert reading_module._read.cache_info().currsize <= before + 1

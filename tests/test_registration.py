@@ -8,9 +8,9 @@ from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.driver import load_driver
-from dandelion.errors import InvalidFunction, InvalidInput
+from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput
 from dandelion.function import Limits
-from dandelion.registration import Registrar
+from dandelion.registration import Registrar, Target, blobs_of
 
 
 def refusal(**fields: Any) -> str:
@@ -63,3 +63,21 @@ def test_a_set_of_something_else_than_items_is_refused() -> None:
     impostor: Any = 1
     with pytest.raises(InvalidInput, match="int"):
         item_set("a", ItemSet("a", (Item("i"), impostor)))
+
+
+def test_nothing_of_a_document_is_kept() -> None:
+    """Its contents may be large."""
+    null = load_driver("null")
+    registrar = Registrar(
+        MemoryCatalog(), {}, {"null": null}, lambda _: (Target(null, ("sm_90",)),)
+    )
+    function = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
+    good = RegistrationDocument(functions=(function,), libraries={"L": "text"})
+    bad = RegistrationDocument(functions=(function,), compositions=("composition",))
+    assert len(registrar.preparations(good, blobs_of(good))) == 1
+    assert not registrar._blobs
+    registrar.batch(good)
+    with pytest.raises(InvalidComposition):
+        registrar.preparations(bad, blobs_of(bad))
+    assert not registrar._preparations
+    assert not registrar._blobs

@@ -7,7 +7,7 @@ first part of a long call is waited for asleep, and only the rest awake.
 
 How long a call will take is known from the calls before: of each kind the shortest time counts, and
 slowly grows until it is met again. Who finds the device ready on waking has slept too long, perhaps
-for long; the next call is waited for awake, and tells.
+for long; the next calls are waited for awake, and tell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ASLEEP = 0.7
 """Part of the shortest time that is slept: waking up may take some hundred microseconds."""
 _PROMPT_NS = 20_000  # a wait for a device that is ready takes less
 _UNUSUAL = 2  # the first calls of a kind prepare things
+_LOOKS = 3  # calls that are seen awake before one is slept
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +43,14 @@ class Patience:
             synchronize: waits awake.
             began_ns: when the device was asked, by `time.perf_counter_ns`.
         """
-        slept = self.least_ns > LONG_NS and _sleep_until(began_ns + int(self.least_ns * ASLEEP))
+        known = self._calls >= _UNUSUAL + _LOOKS and self.least_ns > LONG_NS
+        slept = known and _sleep_until(began_ns + int(self.least_ns * ASLEEP))
         woke_ns = time.perf_counter_ns() if slept else 0
         synchronize()
         ended_ns = time.perf_counter_ns()
         self._calls += 1
         if slept and ended_ns - woke_ns < _PROMPT_NS:
-            self.least_ns = 0
+            self.least_ns, self._calls = 0, _UNUSUAL
         elif self._calls > _UNUSUAL:
             took_ns = ended_ns - began_ns
             known_ns = self.least_ns

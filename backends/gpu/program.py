@@ -34,6 +34,7 @@ Signature: TypeAlias = tuple[int | None, ...]
 """All that the plan of a call depends on, beside its function."""
 
 _INTEGER = struct.Struct("<q")
+_KEPT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,9 @@ def make_program(function: Function) -> Program:
     Raises:
         InvalidBlueprint: with all problems at once.
     """
-    code = _code(bytes(function.main), _frozen(function.files))
+    main, files = bytes(function.main), _frozen(function.files)
+    small = len(main) + sum(len(data) for _, data in files) <= _KEPT_BYTES
+    code = _code(main, files) if small else _code.__wrapped__(main, files)
     config = code.config
     problems = _mismatches(function.spec, config)
     if problems:

@@ -219,7 +219,8 @@ def remove_semaphores(others: set[Path]) -> None:
         while process.exists() and time.monotonic() < until:
             time.sleep(0.02)
         if not process.exists():
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another user's
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

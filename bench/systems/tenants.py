@@ -214,7 +214,8 @@ def closed_loop(
 
     All begin at once and each ends with an answer, so the rate is that of all answers in the time
     from the first question to the last answer. Counting the parts of requests that lie in a window
-    would count those that stand in line as if they were served.
+    would count those that stand in line as if they were served. Tenants are alike: one that is much
+    slower than the others would lengthen the time, and so lower the rate, of all.
 
     Args:
         system: that answers.

@@ -142,7 +142,10 @@ def _refused(home: Path, why: str, remedy: str = REMEDY) -> TritonMissing:
 
 
 def _packages(home: Path) -> Path:
-    found = sorted(home.glob("lib/python3.*/site-packages"))
+    found = sorted(
+        home.glob("lib/python3.*/site-packages"),
+        key=lambda path: int(path.parent.name.partition(".")[2] or 0),
+    )
     if not found:
         raise _refused(home, "is no virtual environment")
     return found[-1]

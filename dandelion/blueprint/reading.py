@@ -87,7 +87,14 @@ def read_config(
     Returns:
         The records, with stand-ins for what could not be read, and everything that is wrong.
     """
-    return _read(data if isinstance(data, str) else bytes(data))
+    given = data if isinstance(data, str) else bytes(data)
+    try:
+        return _read(given) if len(given) <= _KEPT_BYTES else _read.__wrapped__(given)
+    except RecursionError as error:  # of where it was called as well, so nobody else's result
+        return _NOTHING, (Problem("json", f"no JSON: {error}", "blueprint"),)
+
+
+_KEPT_BYTES = 1024 * 1024
 
 
 @functools.lru_cache(maxsize=8)  # it is asked for files, checked and run, for one tenant or many
@@ -102,7 +109,7 @@ def _read(data: bytes | str) -> tuple[GpuConfig, tuple[Problem, ...]]:
             "json", f"no JSON: {error.msg}", where, line=error.lineno, column=error.colno
         )
         return _NOTHING, (problem,)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return _NOTHING, (Problem("json", f"no JSON: {error}", "blueprint"),)
     config = reader.config(document)
     return config, tuple(reader.problems)

@@ -12,7 +12,7 @@ from dandelion.data import ItemSet
 from dandelion.dataflow.sharding import merged
 from dandelion.dispatcher.plan import CompositionPlan
 from dandelion.dispatcher.walk import Cancel, Complete, Fail, Instruction, Run
-from dandelion.errors import ApplicationFailed, DandelionError
+from dandelion.errors import ApplicationFailed, DandelionError, InternalError
 from dandelion.function import FunctionSpec
 
 
@@ -48,9 +48,14 @@ class DirectWalk:
         """The instance gave its outputs, by position."""
         if self.done:
             return []
-        self.done = True
+        if len(outputs) != len(self.plan.applications[0].produced):
+            raise InternalError(
+                f"{len(outputs)} sets of '{self.plan.name}' are too few or too many"
+            )
         taken = [outputs[at] for at in self._taken]
-        return [Complete(merged(self.plan.output_names, (taken,)))]
+        complete = Complete(merged(self.plan.output_names, (taken,)))
+        self.done = True  # not before: whoever calls ends it if anything of that fails
+        return [complete]
 
     def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
         """The instance failed; so does the invocation."""

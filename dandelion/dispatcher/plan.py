@@ -86,7 +86,7 @@ class CompositionPlan:
         applications: in the order of the text.
         consumers: for each set id the applications that wait for it.
         uses: for each set id the number of its consumers, and one more if it is an output.
-        readers: for each input set the formats of the functions that take it as it is.
+        readers: for each input set the formats of the functions that take it whole, as it is.
         taken: where one function is applied once, to whole sets, and gives all outputs: for each
             of them its position among the function's; `DirectWalk` walks such a plan. Else None.
         is_call: made for calling one function by its name.
@@ -197,7 +197,7 @@ def _taken(
 
 def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:
     found: set[str] = set()
-    for application in applications:
+    for application in (a for a in applications if a.is_single):
         found.update(application.formats if set_id in application.sources else ())
         if isinstance(application.target, CompositionPlan):
             inside = zip(application.sources, application.target.readers, strict=True)

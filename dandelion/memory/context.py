@@ -90,7 +90,8 @@ class Context:
         if offset_bytes < 0 or end > self.size_bytes:
             raise ContextFull("context", end, self.size_bytes)
         target = self.view[offset_bytes:end]
-        if size >= _UNLOCKED_BYTES:  # other threads run meanwhile
+        whole = not isinstance(data, memoryview) or data.c_contiguous
+        if size >= _UNLOCKED_BYTES and whole:  # other threads run meanwhile
             np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))
             return target.toreadonly()
         if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):

@@ -2,12 +2,14 @@
 
 Engines in processes take their inputs from the arena. Of what does not lie there yet, whoever pumps
 copies a little; more would keep it for too long. So the thread that calls brings large inputs there
-itself, beside all other callers, as long as there is room to spare; where room is short those have
-it that are about to run.
+itself, beside all other callers. It may wait for an engine then, so all of them together take a
+small part of the arena at most: the rest is for calls that run. What finds no room is brought there
+when its call begins.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from dandelion.data import ItemSet
@@ -16,8 +18,9 @@ from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.remote import QUICK_BYTES
 
-RESERVE_BYTES = 64 * 1024 * 1024
-"""Room that is left to calls that run; half of an arena that is smaller than twice that."""
+PART = 8
+"""One part in so many of the arena is for inputs of callers that may have to wait."""
+_SPARE = 4  # times what is brought must be free beforehand
 
 InputSets = tuple[ItemSet | None, ...]
 
@@ -44,37 +47,65 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
     return inputs
 
 
-def brought(
-    plan: CompositionPlan,
-    inputs: InputSets,
-    formats: frozenset[str],
-    arena: SharedDomain,
-    transfers: Transfers,
-) -> InputSets:
-    """Copy large inputs to the arena, if functions of some formats read them.
+class Bringing:
+    """Copies large inputs to the arena, each caller its own.
 
     Args:
-        plan: what is invoked.
-        inputs: in the order of its declaration.
         formats: of code that runs in engine processes.
         arena: which they map.
-        transfers: counts the copy.
+        transfers: counts the copies.
     """
-    moving = [not readers.isdisjoint(formats) for readers in plan.readers]
-    if True not in moving:
-        return inputs
-    wanted = tuple(s if move else None for s, move in zip(inputs, moving, strict=True))
-    items = [item for s in wanted if s is not None for item in s.items]
-    if sum(item.size_bytes for item in items) <= QUICK_BYTES:
-        return inputs
-    total = sum(item.size_bytes for item in items if arena.locate(item.data) is None)
-    if total <= QUICK_BYTES:
-        return inputs
-    reserve = min(RESERVE_BYTES, arena.map.size_bytes // 2)
-    if arena.largest_free_bytes - total < reserve:
-        return inputs
-    try:
-        placed = transfers.place(wanted, arena)
-    except ContextFull:  # somebody was faster; the engine's host finds room, or says so
-        return inputs
-    return tuple(new if move else s for s, new, move in zip(inputs, placed, moving, strict=True))
+
+    def __init__(self, formats: frozenset[str], arena: SharedDomain, transfers: Transfers) -> None:
+        self._formats = formats
+        self._arena = arena
+        self._transfers = transfers
+        self._room = arena.map.size_bytes // PART
+        self._lock = threading.Lock()
+
+    def bring(self, plan: CompositionPlan, inputs: InputSets) -> tuple[InputSets, int]:
+        """Copy large inputs that such code reads as they are, if there is room.
+
+        Args:
+            plan: what is invoked.
+            inputs: in the order of its declaration.
+
+        Returns:
+            The inputs, and a size in bytes that is to be given to `ended` with the invocation.
+        """
+        moving = [not readers.isdisjoint(self._formats) for readers in plan.readers]
+        if True not in moving:
+            return inputs, 0
+        wanted = tuple(s if move else None for s, move in zip(inputs, moving, strict=True))
+        items = [item for s in wanted if s is not None for item in s.items]
+        if sum(item.size_bytes for item in items) <= QUICK_BYTES:
+            return inputs, 0
+        locate = self._arena.locate
+        try:
+            size = sum(item.size_bytes for item in items if locate(item.data) is None)
+            if size <= QUICK_BYTES or not self._taken(size):
+                return inputs, 0
+        except (BufferError, ValueError):  # whoever needs its bytes says what is wrong with it
+            return inputs, 0
+        try:
+            placed = self._transfers.place(wanted, self._arena)
+        except BaseException as error:
+            self.ended(size)
+            if isinstance(error, ContextFull):  # somebody was faster
+                return inputs, 0
+            raise
+        chosen = zip(inputs, placed, moving, strict=True)
+        return tuple(new if move else old for old, new, move in chosen), size
+
+    def ended(self, size: int) -> None:
+        """An invocation ended, and with it the need for what was brought."""
+        if size:
+            with self._lock:
+                self._room += size
+
+    def _taken(self, size: int) -> bool:
+        with self._lock:
+            if size > self._room or _SPARE * size > self._arena.largest_free_bytes:
+                return False
+            self._room -= size
+            return True

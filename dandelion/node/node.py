@@ -62,7 +62,7 @@ from dandelion.node.engines import (
 from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
 from dandelion.node.failures import typed
 from dandelion.node.hosts import EngineHost, State
-from dandelion.node.inputs import brought, positional
+from dandelion.node.inputs import Bringing, positional
 from dandelion.node.invocation import Invocation, Outcome
 from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
@@ -110,7 +110,8 @@ class Node:
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
         hosted = [b.driver for b in self._backends if b.driver.hosting is Hosting.PROCESS]
-        self._in_processes = frozenset[str]().union(*(d.formats for d in hosted))
+        formats = frozenset[str]().union(*(driver.formats for driver in hosted))
+        self._bringing = Bringing(formats, self._arena, self._transfers)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -366,9 +367,7 @@ class Node:
     ) -> Outcome:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
         invocation, inputs = self._admit(name, sets, version, deadline_s)
-        inputs = brought(
-            invocation.walk.plan, inputs, self._in_processes, self._arena, self._transfers
-        )
+        inputs, size = self._bringing.bring(invocation.walk.plan, inputs)
         expected = self._replies.begin()
         try:
             self._pump.post(partial(self._pump.start, invocation, inputs))
@@ -380,6 +379,7 @@ class Node:
             raise
         finally:
             self._replies.end(expected)
+            self._bringing.ended(size)
         return invocation.outcome()
 
     def _wait(self, invocation: Invocation, expected: list[Answering]) -> None:

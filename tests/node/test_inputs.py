@@ -10,7 +10,7 @@ from dandelion.data import Item, ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.inputs import RESERVE_BYTES, brought
+from dandelion.node.inputs import PART, Bringing
 from dandelion.node.library import Library
 from dandelion.node.remote import QUICK_BYTES
 from dandelion.registration import Registrar
@@ -28,6 +28,7 @@ DOCUMENT = RegistrationDocument(
     ),
     compositions=(
         "composition Inner(p, q) => (r) { OnDevice(a = all p, b = all q) => (r = c); }",
+        "composition Each(x) => (y) { OnDevice(a = each x) => (y = c); }",
         """composition Mixed(x, y, z) => (u, v) {
             OnCore(a = all x, b = all y) => (m = c);
             OnDevice(a = all m, b = all z) => (u = c);
@@ -58,7 +59,7 @@ def library() -> Library:
 
 @pytest.fixture
 def arena() -> Iterator[SharedDomain]:
-    domain = SharedDomain(4 * RESERVE_BYTES)
+    domain = SharedDomain(3 * PART * len(LARGE))
     yield domain
     domain.close()
 
@@ -72,7 +73,7 @@ def places(
 ) -> list[bool]:
     """Tell which inputs lie in the arena, once they were brought."""
     inputs = tuple(None if d is None else item_set(d) for d in data)
-    found = brought(plan, inputs, DEVICE, arena, Transfers())
+    found, _ = Bringing(DEVICE, arena, Transfers()).bring(plan, inputs)
     for before, after in zip(inputs, found, strict=True):
         assert (before is None) == (after is None)
         if before is not None and after is not None:
@@ -112,18 +113,48 @@ def test_what_lies_in_the_arena_stays_there(library: Library, arena: SharedDomai
     assert arena.stats().used_bytes == before
 
 
-def test_room_is_left_to_calls_that_run(library: Library, arena: SharedDomain) -> None:
-    rest = arena.acquire(3 * RESERVE_BYTES - len(LARGE) // 2)
-    assert places(library.plan("OnDevice"), arena, LARGE, None) == [False, False]
+def bringing(arena: SharedDomain) -> Bringing:
+    return Bringing(DEVICE, arena, Transfers())
+
+
+def lies_in(arena: SharedDomain, item_set: ItemSet | None) -> bool:
+    return item_set is not None and arena.locate(item_set.items[0].data) is not None
+
+
+def test_of_a_set_that_is_sharded_each_item_is_brought_with_its_own_call(
+    library: Library, arena: SharedDomain
+) -> None:
+    """Together they would be kept until the last of them is done."""
+    assert places(library.plan("Each"), arena, LARGE) == [False]
+
+
+def test_what_waits_takes_a_part_of_the_arena_and_gives_it_back(
+    library: Library, arena: SharedDomain
+) -> None:
+    plan, callers = library.plan("OnDevice"), bringing(arena)
+    found = [callers.bring(plan, (item_set(LARGE), None)) for _ in range(5)]
+    brought = [lies_in(arena, inputs[0]) for inputs, _ in found]
+    assert brought == [size > 0 for _, size in found] == [True, True, True, False, False]
+    assert arena.stats().used_bytes <= arena.map.size_bytes / PART + 3 * 4096
+    for _, size in found:
+        callers.ended(size)
+    assert lies_in(arena, callers.bring(plan, (item_set(LARGE), None))[0][0])
+
+
+def test_a_full_arena_takes_nothing_and_is_no_error(library: Library, arena: SharedDomain) -> None:
+    rest = arena.acquire(arena.map.size_bytes - 3 * len(LARGE))
+    callers = bringing(arena)
+    assert callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[1] == 0
     del rest
     arena.recycle()
-    assert places(library.plan("OnDevice"), arena, LARGE, None) == [True, False]
+    assert callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[1] == len(LARGE)
 
 
-def test_of_a_small_arena_one_half_is_left(library: Library) -> None:
-    arena = SharedDomain(4 * len(LARGE))
-    kept = brought(library.plan("OnDevice"), (item_set(LARGE), None), DEVICE, arena, Transfers())
-    assert kept[0] is not None
-    assert arena.locate(kept[0].items[0].data) is not None
-    assert places(library.plan("OnDevice"), arena, LARGE, LARGE) == [False, False]
-    arena.close()
+def test_what_cannot_be_copied_is_left_to_whoever_says_why(
+    library: Library, arena: SharedDomain
+) -> None:
+    strided = memoryview(LARGE + LARGE)[::2]
+    given = (item_set(strided), None)
+    callers = bringing(arena)
+    assert callers.bring(library.plan("OnDevice"), given) == (given, 0)
+    assert lies_in(arena, callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[0][0])

@@ -22,7 +22,7 @@ from dandelion.dispatcher import (
     Walk,
     compile_composition,
 )
-from dandelion.errors import ApplicationFailed, Cancelled, Faulted
+from dandelion.errors import ApplicationFailed, Cancelled, Faulted, InternalError
 from tests.properties.test_against_reference import (
     FUNCTIONS,
     SPECS,
@@ -148,6 +148,17 @@ def test_failures_are_the_same() -> None:
             assert isinstance(fail.error, ApplicationFailed)
             assert fail.error.__cause__ is error
         assert direct.failed(0, error) == walk.failed(0, error) == []
+
+
+def test_outputs_that_no_engine_may_give_end_it_all_the_same() -> None:
+    for _, plan in PLANS:
+        walk = DirectWalk(plan)
+        (run,) = walk.start([item_set("s", [("i", 0, b"x")])] * len(plan.inputs))
+        assert isinstance(run, Run)
+        for wrong in ((), (None,) * (len(run.function.outputs) + 1)):
+            with pytest.raises(InternalError):
+                walk.finished(run.instance, wrong)
+        assert isinstance(walk.cancel(Cancelled("a bug"))[-1], Fail)
 
 
 def test_the_end_before_its_time_is_the_same() -> None:
