@@ -15,6 +15,7 @@ import pytest
 from dandelion.backends.gpu.plan import plan
 
 import dandelion.blueprint as bp
+from dandelion.blueprint import check as check_module
 from dandelion.blueprint import reading as reading_module
 from dandelion.blueprint import signatures as signatures_module
 from dandelion.blueprint.reading import read_config
@@ -462,27 +463,40 @@ SIZES |= {"AbsoluteByBatch", "AbsoluteByBatchEven"}
 
 
 def test_a_blueprint_that_was_read_on_a_deep_stack_is_none_the_worse() -> None:
-    text = b'{"a":' * 150 + b"1" + b"}" * 150
+    nested = b'{"a":' * 150 + b"1" + b"}" * 150
 
-    def deep(levels: int) -> tuple[str, ...]:
-        if levels:
-            return deep(levels - 1)
-        return tuple(p.message for p in read_config(text)[1])
+    def found(text: bytes, levels: int = 0) -> list[str]:
+        return found(text, levels - 1) if levels else [p.message for p in read_config(text)[1]]
 
-    shallow = deep(0)
-    assert "recursion" not in "".join(shallow)
-    with contextlib.suppress(RecursionError):
-        for levels in range(sys.getrecursionlimit() - 400, sys.getrecursionlimit(), 10):
-            deep(levels)
-    assert deep(0) == shallow
+    expected = found(nested)
+    failed = 0
+    for levels in range(0, sys.getrecursionlimit(), 10):
+        text = b" " * levels + nested  # nobody has read it before
+        with contextlib.suppress(RecursionError):
+            failed += "recursion" in "".join(found(text, levels))
+        assert found(text) == expected
+    assert failed
 
 
-def test_large_sources_and_blueprints_are_not_kept() -> None:
-    source = "// " + "x" * (1 << 20) + "\nKERNEL void k(GLOBAL u8 *a) {}\n"
-    before = signatures_module._found.cache_info().currsize
-    assert list(signatures_module.signatures(source)) == ["k"]
-    assert signatures_module._found.cache_info().currsize == before
-    text = b" " * (1 << 20) + b"{}"
-    before = reading_module._read.cache_info().currsize
-    assert read_config(text)[1] == read_config(b"{}")[1]
-    assert reading_module._read.cache_info().currsize <= before + 1
+def test_large_blueprints_are_not_kept() -> None:
+    reading_module._read.cache_clear()
+    small, large = b"[]", b" " * (1 << 20) + b"[]"
+    assert read_config(large) == read_config(small)
+    assert reading_module._read.cache_info().currsize == 1
+
+
+def test_a_source_is_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many kernels and modules it is for."""
+    seen: list[str] = []
+
+    def counting(text: str) -> dict[str, signatures_module.Signature]:
+        seen.append(text)
+        return signatures(text)
+
+    monkeypatch.setattr(check_module, "signatures", counting)
+    source = SOURCE + b"KERNEL void two(u64 n) {}\nKERNEL void three(u64 n) {}\n"
+    document = copy.deepcopy(CANONICAL)
+    document["modules"]["again"] = "lib.cl"
+    document["kernels"] |= {"two": "lib.cl", "three": "again"}
+    bp.parse_blueprint(json.dumps(document), {"lib.cl": source})
+    assert seen == [source.decode()]

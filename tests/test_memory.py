@@ -376,3 +376,12 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
         assert not failures
         assert domain.stats().used_bytes == 0
         assert domain.acquire(64 * PAGE)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_large_data_of_any_layout_is_written_as_it_is(step: int) -> None:
+    numbers = np.arange(1 << 17, dtype=np.uint32).reshape(256, -1)
+    data = memoryview(numbers.tobytes())[::step]
+    context = HeapDomain(1 << 20).acquire(1 << 20)
+    assert bytes(context.write(0, data)) == bytes(data)
+    assert bytes(context.write(0, memoryview(numbers))) == numbers.tobytes()

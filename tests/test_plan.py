@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from dandelion.backends.gpu import program as program_module
 from dandelion.backends.gpu.layout import ALIGNMENT_BYTES, Slot
 from dandelion.backends.gpu.plan import Launch, Plan, Pointer, Zero, plan
 from dandelion.backends.gpu.plan_cache import PlanCache
+from dandelion.backends.gpu.program import Program, make_program
 from dandelion.backends.gpu.sizes import integers_read
 
 import dandelion.blueprint as bp
+from dandelion.data import SetSpec
 from dandelion.errors import InvalidBlueprint, InvalidInput
+from dandelion.function import CodeObject, Function, FunctionSpec
 
 
 def make(inputs: tuple[str, ...] = ("cfg", "A"), **options: Any) -> bp.Blueprint:
@@ -292,3 +296,20 @@ def test_fifteen_hundred_launches_are_planned_quickly() -> None:
     for _ in range(1000):
         cache.get("f", config, integers, {"cfg": 8, "A": 8}, lambda n, i: 1)
     assert time.perf_counter() - started < 0.5  # measured: 1 ms
+
+
+def test_functions_with_the_same_code_share_what_is_read_of_it() -> None:
+    b = make(("A",), outputs=["A"])
+    b.launch("k", [b.A], grid=1, block=1)
+    main = bp.print_blueprint(b.build()).encode()
+    source = b"KERNEL void k(GLOBAL u8 *a) {}\n"
+
+    def program(name: str, source: bytes) -> Program:
+        spec = FunctionSpec(name, (SetSpec("A"),), (SetSpec("A"),))
+        return make_program(Function(spec, CodeObject("blueprint"), main, {"m.c": source}))
+
+    program_module._code.cache_clear()
+    assert program("one", source).config is program("two", source).config
+    large = program("three", source + b"//" + b"x" * (1 << 20))
+    assert large.config.kernels == program("one", source).config.kernels
+    assert program_module._code.cache_info().currsize == 1, "large ones are not kept"

@@ -78,7 +78,7 @@ def _window(made: Cast, clients: int) -> list[Row]:
     bench = made.bench
     seconds, rounds = bench.pick(0.15, 0.25, 0.6), bench.pick(1, 2, 2)
     if clients * made.given.shape.target_us > _LONG_US:
-        rounds = 1  # everybody asks once at least, which takes longer than both windows
+        rounds = 1  # everybody asks once at least, which takes as long as both windows
     partitions = made.partitions(clients)
     systems = [*made.systems, *([partitions] if partitions is not None else [])]
     rates: dict[str, list[float]] = {system.name: [] for system in systems}

@@ -85,6 +85,7 @@ class _Checker:
         self.inputs = (*self.body.inputs, *self.body.weights)
         self.buffers = {*self.inputs, *self.body.buffers}
         self.kernels = {k.name: k for k in config.kernels}
+        self.sources = self._sources()
         self.signatures = dict(self._signatures())
 
     def run(self) -> Iterator[Problem]:
@@ -121,31 +122,34 @@ class _Checker:
             where = f"kernels.{kernel.name}"
             if kernel.module not in known:
                 yield _unknown("module", kernel.module, known, where)
-            elif self._sources(kernel.module) and kernel.name not in self.signatures:
+            elif self.sources[kernel.module] and kernel.name not in self.signatures:
                 yield from self._symbol(kernel, where)
 
     def _symbol(self, kernel: Kernel, where: str) -> Iterator[Problem]:
-        found = self._sources(kernel.module)
+        found = self.sources[kernel.module]
         known = {name for by_name in found for name in by_name}
         close = nearest(kernel.symbol or kernel.name, known)
         if known and all(found) and close is not None:
             yield _unknown("kernel", kernel.symbol or kernel.name, known, where)
 
-    def _sources(self, module: str) -> list[Mapping[str, Signature]]:
-        """Signatures in each source file of a module; empty if any of its files is no source."""
+    def _sources(self) -> dict[str, list[dict[str, Signature]]]:
+        """For each module the signatures in its source files, each file looked into once."""
+        found: dict[str, list[dict[str, Signature]]] = {m.name: [] for m in self.config.modules}
         if not isinstance(self.files, Mapping):
-            return []
-        found = []
-        for code in (c for m in self.config.modules if m.name == module for c in m.code):
-            text = self.files.get(code.path)
-            if text is not None and code.path.endswith(_SOURCES):
-                found.append(signatures(bytes(text).decode(errors="replace")))
+            return found
+        read: dict[str, dict[str, Signature]] = {}
+        for module in self.config.modules:
+            for path in (code.path for code in module.code):
+                if path not in self.files or not path.endswith(_SOURCES):
+                    continue
+                if path not in read:
+                    read[path] = signatures(bytes(self.files[path]).decode(errors="replace"))
+                found[module.name].append(read[path])
         return found
 
     def _signatures(self) -> Iterator[tuple[str, Signature]]:
-        by_module = {m.name: self._sources(m.name) for m in self.config.modules}
         for kernel in self.config.kernels:
-            for found in by_module.get(kernel.module, ()):
+            for found in self.sources.get(kernel.module, ()):
                 if (kernel.symbol or kernel.name) in found:
                     yield kernel.name, found[kernel.symbol or kernel.name]
                     break

@@ -7,9 +7,7 @@ a signature nothing is found, and nothing is claimed.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dandelion.blueprint.records import Access
@@ -57,16 +55,8 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(blank, text)
 
 
-def signatures(text: str) -> Mapping[str, Signature]:
+def signatures(text: str) -> dict[str, Signature]:
     """Find the kernels of a source by name."""
-    return _found(text) if len(text) <= _KEPT_CHARACTERS else _found.__wrapped__(text)
-
-
-_KEPT_CHARACTERS = 256 * 1024
-
-
-@functools.lru_cache(maxsize=16)  # a source is looked into for each module, function and process
-def _found(text: str) -> Mapping[str, Signature]:
     found = {}
     for match in _KERNEL.finditer(without_comments(text)):
         signature = _signature(match["name"], match["parameters"])

@@ -48,10 +48,9 @@ class DirectWalk:
         """The instance gave its outputs, by position."""
         if self.done:
             return []
-        if len(outputs) != len(self.plan.applications[0].produced):
-            raise InternalError(
-                f"{len(outputs)} sets of '{self.plan.name}' are too few or too many"
-            )
+        declared = len(self.plan.applications[0].produced)
+        if len(outputs) != declared:
+            raise InternalError(f"'{self.plan.name}' got {len(outputs)} sets, not {declared}")
         taken = [outputs[at] for at in self._taken]
         complete = Complete(merged(self.plan.output_names, (taken,)))
         self.done = True  # not before: whoever calls ends it if anything of that fails

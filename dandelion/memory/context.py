@@ -90,9 +90,8 @@ class Context:
         if offset_bytes < 0 or end > self.size_bytes:
             raise ContextFull("context", end, self.size_bytes)
         target = self.view[offset_bytes:end]
-        whole = not isinstance(data, memoryview) or data.c_contiguous
-        if size >= _UNLOCKED_BYTES and whole:  # other threads run meanwhile
-            np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))
+        if size >= _UNLOCKED_BYTES and (not isinstance(data, memoryview) or data.c_contiguous):
+            np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))  # others run meanwhile
             return target.toreadonly()
         if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
             data = data.cast("B")  # a view of an array of numbers

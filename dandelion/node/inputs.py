@@ -89,10 +89,11 @@ class Bringing:
             return inputs, 0
         try:
             placed = self._transfers.place(wanted, self._arena)
-        except BaseException as error:
+        except ContextFull:  # somebody was faster
             self.ended(size)
-            if isinstance(error, ContextFull):  # somebody was faster
-                return inputs, 0
+            return inputs, 0
+        except BaseException:
+            self.ended(size)
             raise
         chosen = zip(inputs, placed, moving, strict=True)
         return tuple(new if move else old for old, new, move in chosen), size
