@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from dandelion.backends.native import launcher
 from dandelion.backends.native.structures import NATIVE
-from dandelion.backends.process.syscalls import native
 
+from dandelion.confinement.syscalls import native
 from dandelion.driver import Engine
 from dandelion.errors import (
     BadOutput,

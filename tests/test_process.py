@@ -18,12 +18,12 @@ from dandelion.backends.process import enforcement, nursery
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import wait_readable
-from dandelion.backends.process.lockdown import landlock_abi
 from dandelion.backends.process.nurseries import Nurseries
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
 from dandelion.backends.process.programs import Programs
-from dandelion.backends.process.syscalls import native
 
+from dandelion.confinement.lockdown import landlock_abi
+from dandelion.confinement.syscalls import native
 from dandelion.data import Item, ItemSet
 from dandelion.documents import python_function
 from dandelion.driver import Hosting, load_driver
@@ -555,7 +555,7 @@ def test_nodes_without_privileges_confine_too(options: list[str]) -> None:
 
 _LANDLOCK = """
 import os, sys
-from dandelion.backends.process import lockdown
+from dandelion.confinement import lockdown
 abi = lockdown.restrict_files(reading=True)
 open(__import__("os").__file__).close()
 for body in (lambda: open(sys.argv[1], "w"), lambda: os.execv("/bin/true", ["true"])):

@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from dandelion.backends.process import seccomp, wire
+from dandelion.backends.process import wire
 from dandelion.backends.process.engine import ProcessEngine
-from dandelion.backends.process.syscalls import native
 
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import native
 from dandelion.errors import (
     BadOutput,
     DandelionError,

@@ -7,6 +7,8 @@ import platform
 from collections.abc import Mapping
 from typing import ClassVar
 
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import Architecture, native
 from dandelion.driver import Driver, Hosting, Resource
 from dandelion.errors import (
     BackendUnavailable,
@@ -18,8 +20,6 @@ from dandelion.errors import (
 )
 from dandelion.function import Function
 
-from ..process import seccomp
-from ..process.syscalls import Architecture, native
 from . import elf
 from .engine import NativeEngine
 from .nursery import Nursery

@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from dandelion.confinement.syscalls import Architecture
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import (
     Cancelled,
@@ -29,7 +30,6 @@ from dandelion.errors import (
 )
 from dandelion.function import Function
 
-from ..process.syscalls import Architecture
 from . import report
 from .context import Context
 from .nursery import NoSandbox, Nursery, Sandbox

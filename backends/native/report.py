@@ -10,11 +10,11 @@ import signal
 import struct
 from dataclasses import dataclass
 
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import Architecture
 from dandelion.errors import DandelionError, Faulted, OutOfMemory, Unauthorized
 from dandelion.function import FunctionSpec
 
-from ..process import seccomp
-from ..process.syscalls import Architecture
 from .context import Plan
 from .launcher import MAGIC
 

@@ -14,7 +14,9 @@ import socket
 
 import msgspec
 
-from ..process import libc, life, lockdown
+from dandelion.confinement import libc, lockdown
+
+from ..process import life
 from . import launcher
 
 _CONTROL, _LIFE = 0, 1

@@ -7,7 +7,7 @@ Who is who::
      │          ▼
      └── zygote ──fork──> sandboxes           nursery, handle (node's side), zygote, sandbox
 
-What confines a sandbox is in `lockdown` and `seccomp`; what it may import in `modules`.
+What confines a sandbox is in `dandelion.confinement`; what it may import in `modules`.
 """
 
 from __future__ import annotations

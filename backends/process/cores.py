@@ -8,17 +8,17 @@ import threading
 from collections.abc import Mapping
 from typing import ClassVar
 
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import Architecture, native
 from dandelion.driver import Driver, Hosting, Resource
 from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.function import Function
 
-from . import seccomp
 from .check import check
 from .engine import ProcessEngine
 from .nurseries import Nurseries
 from .nursery import Nursery
 from .programs import Programs
-from .syscalls import Architecture, native
 
 ENGINES_PER_ZYGOTE = 4
 AHEAD_LIMIT = 256

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dandelion.confinement.syscalls import Architecture
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import (
     BadOutput,
@@ -35,7 +36,6 @@ from .handle import NoSandbox, Sandbox
 from .nurseries import Nurseries
 from .nursery import ImportFailed, Nursery
 from .programs import Programs
-from .syscalls import Architecture
 from .watch import End, Watch
 
 _EXIT_GRACE_S = 0.25

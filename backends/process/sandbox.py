@@ -34,10 +34,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
 
-from . import libc, lockdown, modules, seccomp, wire
+from . import modules, wire
 
 OUTPUT_FD = 4
 MODULE = "function"

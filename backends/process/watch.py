@@ -13,9 +13,10 @@ import select
 import time
 from contextlib import suppress
 
-from . import seccomp
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import Architecture
+
 from .handle import SOON_NS, Sandbox
-from .syscalls import Architecture
 
 _GRACE_NS = 250_000_000
 _DENIED_LIMIT = 100

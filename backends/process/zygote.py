@@ -35,8 +35,10 @@ from typing import NoReturn
 
 import msgspec
 
-from . import libc, life, lockdown, modules, sandbox, seccomp, wire
-from .syscalls import native
+from dandelion.confinement import libc, lockdown, seccomp
+from dandelion.confinement.syscalls import native
+
+from . import life, modules, sandbox, wire
 from .turnover import Turnover
 
 REQUEST = struct.Struct("<cI")

@@ -117,8 +117,9 @@ def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
 _BIRTHS = """
 import mmap, os, socket, sys
 import msgspec
-from dandelion.backends.process import sandbox, seccomp, wire, zygote
-from dandelion.backends.process.syscalls import native
+from dandelion.backends.process import sandbox, wire, zygote
+from dandelion.confinement import seccomp
+from dandelion.confinement.syscalls import native
 
 node, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 births = mmap.mmap(-1, mmap.PAGESIZE)

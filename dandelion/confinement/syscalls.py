@@ -118,8 +118,11 @@ class Architecture:
         return f"number {number}"
 
 
-def native() -> Architecture:
+def native(backend: str = "process") -> Architecture:
     """Give the table of this machine.
+
+    Args:
+        backend: which backend needs it, for the error.
 
     Raises:
         BackendUnavailable: there is none.
@@ -130,7 +133,7 @@ def native() -> Architecture:
     if machine in ("aarch64", "arm64"):
         return Architecture(0xC00000B7, _numbers(_AARCH64), 0x7FFFFFFF)
     raise BackendUnavailable(
-        "process", f"no system call table for {machine}", "use an x86_64 or aarch64 machine"
+        backend, f"no system call table for {machine}", "use an x86_64 or aarch64 machine"
     )
 
 

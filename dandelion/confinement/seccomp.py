@@ -25,8 +25,8 @@ import os
 import struct
 from dataclasses import dataclass
 
-from . import libc
-from .syscalls import Architecture
+from dandelion.confinement import libc
+from dandelion.confinement.syscalls import Architecture
 
 CHANNEL_FD = 3
 """The one socket of a sandbox."""

@@ -16,7 +16,7 @@ import os
 import resource
 import struct
 
-from . import libc
+from dandelion.confinement import libc
 
 NOBODY = 65534
 
