@@ -74,7 +74,16 @@ def test_the_batch_scales_sizes() -> None:
     b.buffer("two", size=bp.by_batch(10, even=True))
     made = planned(b.build(), {"A": 250})
     assert made.outputs["one"].size_bytes == 30
-    assert made.outputs["two"].size_bytes == 40
+    assert made.outputs["two"].size_bytes == 20
+
+
+@pytest.mark.parametrize(("batch", "pairs"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (1000, 500)])
+def test_an_even_batch_counts_in_pairs(batch: int, pairs: int) -> None:
+    """As the original has it: rounded up to an even number, then halved."""
+    b = make(batch=batch)
+    b.buffer("half", size=bp.by_batch(24, even=True))
+    config = bp.parse_blueprint(b.json())
+    assert planned(config).outputs["half"].size_bytes == 24 * pairs
 
 
 def test_repeats_stay_compact() -> None:

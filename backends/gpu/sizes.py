@@ -107,8 +107,7 @@ class Sizes:
             case Elements(buffer, dtype):
                 return self.buffer(buffer) // dtype.size_bytes
             case ByBatch(value, even):
-                batch = self.batch()
-                return value * (batch + (batch & 1 if even else 0))
+                return value * (-(-self.batch() // 2) if even else self.batch())
             case Add(terms):
                 return sum(self.value(where, t) for t in terms)
             case Mul(factors):

@@ -96,7 +96,10 @@ def ceil_div(dividend: SizeLike, divisor: SizeLike) -> Expression:
 
 
 def by_batch(value: int, *, even: bool = False) -> Expression:
-    """`value` for each member of the batch; see `dandelion.blueprint.records.ByBatch`."""
+    """`value` for each member of the batch, with `even` for each pair of members.
+
+    See `dandelion.blueprint.records.ByBatch`.
+    """
     return Expression(ByBatch(value, even))
 
 

@@ -52,7 +52,8 @@ class Elements(_Record, frozen=True):
 class ByBatch(_Record, frozen=True):
     """A constant for each member of the batch: ``value * batch``.
 
-    With `even` the batch counts as the next even number, for kernels that take members in pairs.
+    With `even` it counts for each pair of members, ``value * ceil(batch / 2)``: the original rounds
+    the batch up to an even number and then halves it.
     """
 
     value: int
