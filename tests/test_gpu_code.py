@@ -42,7 +42,9 @@ def test_cubins_of_older_compilers_have_their_number_elsewhere() -> None:
 
 def test_facts_of_amds_code_objects() -> None:
     data = image("hip", "gfx90a", b"", parameters={"k": [8, 4], "n": []})
-    assert facts_of(data) == CodeFacts("gfx90a", False, parameters={"k": (8, 4), "n": ()})
+    assert facts_of(data) == CodeFacts(
+        "gfx90a", False, kernels={"k": (8, 4), "n": ()}, complete=True
+    )
     assert facts_of(image("hip", "gfx90a", b"", variables=True)).variables
 
 
@@ -59,7 +61,7 @@ def test_the_device_takes_its_own_object_of_a_bundle() -> None:
         table += struct.pack("<QQQ", start + len(body), len(data), len(name)) + name
         body += data
     bundle = head + table + body
-    assert facts_of(bundle, ("gfx1100",)).parameters == {"k": (4,)}
+    assert facts_of(bundle, ("gfx1100",)).kernels == {"k": (4,)}
     assert facts_of(bundle, ("gfx90a",)).variables
     assert facts_of(bundle, ("gfx906",)).arch == "gfx1100 gfx90a"
 
@@ -78,7 +80,7 @@ def test_facts_of_fat_binaries() -> None:
 
 
 def test_facts_of_ptx() -> None:
-    assert facts_of(PTX) == CodeFacts("", variables=False)
+    assert facts_of(PTX) == CodeFacts("", False, kernels={"k": (8,)}, complete=True)
     for variable in (
         b".global .align 4 .u32 counter;",
         b".visible .global .u32 x = 7;",

@@ -1,4 +1,4 @@
-"""What the bytes of a module tell before a device sees them: architecture, variables, parameters.
+"""What the bytes of a module tell before a device sees them: architecture, variables, kernels.
 
 A module's **variables** would keep their values from one call to the next, also from one tenant's
 to another's, so the engine loads such a module afresh for each call (see `.modules`). Where the
@@ -7,33 +7,47 @@ bytes do not tell, variables are assumed.
 Memory that kernels **allocate** lies in a heap that nobody zeroes, and outlives them. CUDA's cannot
 be made smaller than 4 MiB, so modules that refer to it are refused.
 
-Read are ELF objects for NVIDIA (cubin) and AMD (code object), bundles of the latter, NVIDIA's
-fat binaries and PTX. Nothing here trusts the bytes: whatever cannot be read is unknown.
+**Kernels** and the sizes of their parameters are held against the blueprint (see `.launch_sizes`).
 
-Source: the ELF-64 format; LLVM's "User Guide for AMDGPU Backend" (code object metadata) and "Clang
-Offload Bundler"; sections and flags of cubins as nvcc 12 and 13 write them.
+Read are ELF objects for NVIDIA (cubin) and AMD (code object), bundles of the latter, NVIDIA's
+fat binaries and PTX. Nothing here trusts the bytes: whatever cannot be read is unknown, and reading
+takes no longer, and no more memory, than a file of that length may.
+
+Source: LLVM's "Clang Offload Bundler"; fat binaries as nvcc 12 and 13 write them; for the rest see
+the modules that this one imports.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 
+from . import code_object, cubin, ptx
+from .elf_sections import Section, sections
+
 _ELF = b"\x7fELF"
 _NVIDIA, _AMD = 190, 224
-_NOTE_SECTION, _ALLOCATED_WRITABLE = 7, 3
-_METADATA_NOTE = 32
+_ALLOCATED_WRITABLE = 3
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _FATBIN = 0xBA55ED50
-_FATBIN_ELF = 2
-_PTX_POINTER = re.compile(rb"\.ptr\s+\.global")  # says of a parameter where it points to
-_PTX_MALLOC = re.compile(rb"\.func\b[^;{]*\bmalloc\b")
-_PTX_VARIABLE = re.compile(rb"(?<![\w.])\.global\b")
+_FATBIN_PTX, _FATBIN_ELF = 1, 2
+_MALLOC = b"\0malloc\0"
+_BROKEN = (
+    struct.error,
+    ValueError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    msgspec.MsgspecError,
+)
+_PART_LIMIT = 256  # parts of a bundle or fat binary; there is one for each architecture
+
+Kernels = Mapping[str, tuple[int, ...] | None]
+_Given = TypeVar("_Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +58,15 @@ class CodeFacts:
         arch: which it was built for, empty if unknown or not one alone.
         variables: it has, or may have, variables that outlive a launch.
         allocates: its kernels ask for memory of the device's heap.
-        parameters: sizes of kernels' parameters in bytes, by symbol, as far as they are known.
+        kernels: sizes of their parameters in bytes, by symbol; None where only the symbol is known.
+        complete: there are no further kernels.
     """
 
     arch: str = ""
     variables: bool = True
     allocates: bool = False
-    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    name: bytes
-    kind: int
-    flags: int
-    data: bytes
-    size_bytes: int
+    kernels: Kernels = field(default_factory=dict)
+    complete: bool = False
 
 
 def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
@@ -67,7 +74,8 @@ def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
 
     Args:
         data: its bytes.
-        archs: which of a bundle's objects counts: the first that is there.
+        archs: which of a bundle's objects counts: the first that is there. Without, all do: then
+            the sizes of a kernel are known where all agree.
     """
     try:
         if data.startswith(_ELF):
@@ -75,41 +83,43 @@ def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
         if data.startswith(_BUNDLE):
             return _bundle_facts(data, archs)
         if len(data) >= 16 and struct.unpack_from("<I", data)[0] == _FATBIN:
-            parts = [_elf_facts(p) if p else CodeFacts() for p in _fatbin_parts(data)]
-            variables = not parts or any(p.variables for p in parts)
-            return CodeFacts("", variables, any(p.allocates for p in parts))
-        text = _PTX_POINTER.sub(b"", data)
-        variables = b".version" not in text or _PTX_VARIABLE.search(text) is not None
-        return CodeFacts("", variables, _PTX_MALLOC.search(text) is not None)
-    except (struct.error, ValueError, LookupError, TypeError, msgspec.MsgspecError):
-        return CodeFacts()
+            return _merged([_part_facts(*part) for part in _fatbin_parts(data)])
+        return _ptx_facts(data) if ptx.is_ptx(data) else CodeFacts()
+    except _BROKEN:
+        return CodeFacts(allocates=_MALLOC in data)
 
 
 def _elf_facts(data: bytes) -> CodeFacts:
     machine = struct.unpack_from("<H", data, 18)[0]
-    sections = list(_sections(data))
+    found = sections(data)
+    variables = _stateful(found)
     if machine == _NVIDIA:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
-        return CodeFacts(f"sm_{version}", _stateful(sections), _allocates(sections))
+        kernels = _tried(cubin.kernels, found)
+        return CodeFacts(f"sm_{version}", variables, _allocates(found), kernels, bool(kernels))
     if machine == _AMD:
-        return _amd_facts(sections)
-    return CodeFacts("", _stateful(sections))
+        metadata = code_object.metadata(found)
+        if metadata is not None:
+            kernels = metadata.kernels()
+            return CodeFacts(metadata.arch, variables, False, kernels, bool(kernels))
+    return CodeFacts("", variables)
 
 
-def _sections(data: bytes) -> Iterator[_Section]:
-    table = struct.unpack_from("<Q", data, 40)[0]
-    entry, count, names_at = struct.unpack_from("<HHH", data, 58)
-    headers = [struct.unpack_from("<IIQQQQ", data, table + i * entry) for i in range(count)]
-    names = headers[names_at][4]
-    for name, kind, flags, _, offset, size in headers:
-        start = names + name
-        text = data[start : data.index(b"\0", start)]
-        content = b"" if kind == 8 else data[offset : offset + size]  # 8: takes no room in the file
-        yield _Section(text, kind, flags, content, size)
+def _tried(read: Callable[[_Given], Kernels], given: _Given) -> Kernels:
+    """Read the kernels; where they cannot be read, whatever else was read still counts."""
+    try:
+        return read(given)
+    except _BROKEN:
+        return {}
 
 
-def _stateful(sections: Sequence[_Section]) -> bool:
+def _ptx_facts(text: bytes) -> CodeFacts:
+    kernels = _tried(ptx.kernels, text)
+    return CodeFacts("", ptx.has_variables(text), ptx.allocates(text), kernels, bool(kernels))
+
+
+def _stateful(sections: Sequence[Section]) -> bool:
     """Variables lie in writable sections; NVIDIA has constants of printf and assert there too."""
     return any(
         s.size_bytes
@@ -119,71 +129,73 @@ def _stateful(sections: Sequence[_Section]) -> bool:
     )
 
 
-def _allocates(sections: Sequence[_Section]) -> bool:
+def _allocates(sections: Sequence[Section]) -> bool:
     """Whether a cubin refers to the heap; the names of what it refers to are among its strings."""
-    return any(s.name == b".strtab" and b"malloc" in s.data.split(b"\0") for s in sections)
+    return any(s.name == b".strtab" and _MALLOC in bytes(s.data) for s in sections)
 
 
-def _amd_facts(sections: Sequence[_Section]) -> CodeFacts:
-    variables = _stateful(sections)
-    for section in sections:
-        if section.kind == _NOTE_SECTION:
-            metadata = _note(section.data)
-            if metadata is not None:
-                arch = str(metadata.get("amdhsa.target", "")).rpartition("--")[2]
-                parameters = _amd_parameters(metadata)
-                return CodeFacts(arch.partition(":")[0], variables, parameters=parameters)
-    return CodeFacts("", variables)
-
-
-def _note(data: bytes) -> dict[str, Any] | None:
-    """Give the metadata of the first note that is one."""
-    at = 0
-    while at + 12 <= len(data):
-        name_size, size, kind = struct.unpack_from("<III", data, at)
-        start = at + 12 + -(-name_size // 4) * 4
-        if kind == _METADATA_NOTE and data[at + 12 : at + 18] == b"AMDGPU":
-            return msgspec.msgpack.decode(data[start : start + size], type=dict[str, Any])
-        at = start + -(-size // 4) * 4
-    return None
-
-
-def _amd_parameters(metadata: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for kernel in metadata.get("amdhsa.kernels", ()):
-        arguments = [
-            a for a in kernel.get(".args", ()) if not a[".value_kind"].startswith("hidden_")
-        ]
-        found[str(kernel[".name"])] = tuple(int(a[".size"]) for a in arguments)
-    return found
+def _merged(parts: Sequence[CodeFacts]) -> CodeFacts:
+    """Join the facts of parts of which a device will take one."""
+    kernels: dict[str, tuple[int, ...] | None] = {}
+    for part in parts:
+        for name, sizes in part.kernels.items():
+            kernels[name] = sizes if kernels.get(name, sizes) == sizes else None
+    return CodeFacts(
+        "",
+        not parts or any(part.variables for part in parts),
+        any(part.allocates for part in parts),
+        kernels,
+        bool(parts) and all(part.complete for part in parts),
+    )
 
 
 def _bundle_facts(data: bytes, archs: Sequence[str]) -> CodeFacts:
     """Facts of that of a bundle's objects which the device will take."""
     objects: dict[str, bytes] = {}
-    at = len(_BUNDLE)
+    at, left_bytes = len(_BUNDLE), len(data)
     (count,) = struct.unpack_from("<Q", data, at)
     at += 8
-    for _ in range(count):
+    for _ in range(_bounded(count)):
         offset, size, length = struct.unpack_from("<QQQ", data, at)
         at += 24
         target = data[at : at + length].decode().rpartition("--")[2]
         at += length
-        objects[target.partition(":")[0]] = data[offset : offset + size]
+        if target:  # the host's has no architecture
+            objects[target.partition(":")[0]] = content = data[offset : offset + size]
+            left_bytes -= len(content)
+            if left_bytes < 0:
+                raise ValueError("objects overlap")
     for arch in archs:
         if arch in objects:
             return _elf_facts(objects[arch])
-    return CodeFacts(" ".join(sorted(filter(None, objects))))
+    parts = [_elf_facts(o) if o.startswith(_ELF) else CodeFacts() for o in objects.values()]
+    return replace(_merged(parts), arch=" ".join(sorted(objects)), variables=True)
 
 
-def _fatbin_parts(data: bytes) -> Iterator[bytes]:
-    """Give the contents of a fat binary; what is compressed is no ELF and so unknown."""
+def _fatbin_parts(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Give the contents of a fat binary, and what they are."""
     header, size = struct.unpack_from("<HQ", data, 6)
     at, end = header, min(header + size, len(data))
+    count = 0
     while at < end:
         kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
         if not header:
             return
-        content = data[at + header : at + header + size]
-        yield content if kind == _FATBIN_ELF and content.startswith(_ELF) else b""
+        count = _bounded(count + 1)
+        yield kind, data[at + header : at + header + size]
         at += header + size
+
+
+def _part_facts(kind: int, content: bytes) -> CodeFacts:
+    """Facts of a part of a fat binary; what is compressed is neither of the two, so unknown."""
+    if kind == _FATBIN_ELF and content.startswith(_ELF):
+        return _elf_facts(content)
+    if kind == _FATBIN_PTX and ptx.is_ptx(content):
+        return _ptx_facts(content)
+    return CodeFacts()
+
+
+def _bounded(count: int) -> int:
+    if count > _PART_LIMIT:
+        raise ValueError(f"{count} parts")
+    return count

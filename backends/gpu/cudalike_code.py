@@ -151,9 +151,10 @@ def _kernel(calls: Calls, module: LoadedModule, symbol: str, do: Do) -> Kernel:
     keys = calls.attributes
     threads = int(do("prepare", calls.kernel_attribute(keys.kernel_threads, handle)))
     shared = int(do("prepare", calls.kernel_attribute(keys.kernel_shared_bytes, handle)))
-    parameters = module.facts.parameters.get(symbol)
-    if parameters is None and calls.parameter is not None:
-        parameters = _parameters(calls.parameter, handle, do)
+    if calls.parameter is not None:
+        parameters: tuple[int, ...] | None = _parameters(calls.parameter, handle, do)
+    else:
+        parameters = module.facts.kernels.get(symbol)
     return Kernel(handle, parameters, threads, shared)
 
 

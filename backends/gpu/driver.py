@@ -15,6 +15,7 @@ from dandelion.memory import ArenaMap
 
 from .calls import Compiler
 from .device import Device
+from .launch_sizes import misfits
 from .layout import Slot
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, make_program, plan_call
@@ -70,7 +71,9 @@ class GpuDriver(Driver):
         self._arena = arena
 
     def check(self, function: Function) -> None:
-        make_program(function)
+        problems = misfits(make_program(function).config, function.files)
+        if problems:
+            raise InvalidBlueprint(tuple(problems))
 
     def references(self, main: Bytes) -> tuple[str, ...]:
         config, problems = read_config(main)

@@ -10,7 +10,7 @@ from dandelion.blueprint.builder import (
     sizeof,
 )
 from dandelion.blueprint.check import check_blueprint, parse_blueprint
-from dandelion.blueprint.printing import Spelling, print_blueprint
+from dandelion.blueprint.printing import Spelling, print_argument, print_blueprint
 from dandelion.blueprint.records import (
     Absolute,
     Access,
@@ -71,6 +71,7 @@ __all__ = [
     "ceil_div",
     "check_blueprint",
     "parse_blueprint",
+    "print_argument",
     "print_blueprint",
     "scalar",
     "sizeof",

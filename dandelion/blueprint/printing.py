@@ -53,6 +53,11 @@ def print_blueprint(config: GpuConfig, spelling: Spelling = Spelling.CANONICAL) 
     return json.dumps(printer.config(config), indent=2, ensure_ascii=False)
 
 
+def print_argument(argument: Argument) -> str:
+    """Write one argument of a launch as JSON, in the canonical spelling."""
+    return json.dumps(_Printer(Spelling.CANONICAL).argument(argument), ensure_ascii=False)
+
+
 class _Printer:
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling

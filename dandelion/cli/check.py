@@ -1,13 +1,13 @@
 """``dandelion check``: composition texts and blueprints, without a node and without a device.
 
-Functions that a text declares are taken at their word. A blueprint's sources are looked into where
-they lie beside it. In a folder, JSON files that are neither blueprints nor registration documents
-are passed over; a file that is named must be one of them.
+Functions that a text declares are taken at their word. A blueprint's sources and binaries are
+looked into where they lie beside it. In a folder, JSON files that are neither blueprints nor
+registration documents are passed over; a file that is named must be one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,16 @@ import msgspec
 from dandelion.blueprint import GpuConfig, parse_blueprint
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.data import SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidBlueprint, InvalidComposition, InvalidInput, Problem
 from dandelion.frontend.records import read_document
+from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.node.engines import load_checkers
 
-_BLUEPRINT = ("blueprint", "kernels", "modules", "module_path")
+_FORMAT = "blueprint"  # of code objects
+_FIELDS = ("blueprint", "kernels", "modules", "module_path")
 _DOCUMENT = ("functions", "libraries", "compositions")
 
 
@@ -111,12 +115,23 @@ def _document(path: Path) -> list[Problem]:
 def _blueprint(path: Path) -> list[Problem]:
     data = path.read_bytes()
     try:
-        files = _neighbours(path.parent, parse_blueprint(data))
+        config = parse_blueprint(data)
+        files = _neighbours(path.parent, config)
         if files is not None:
-            parse_blueprint(data, files)
+            load_checkers([])[_FORMAT].check(_function(path.stem, data, config, files))
     except InvalidBlueprint as error:
         return list(error.problems)
     return []
+
+
+def _function(name: str, data: bytes, config: GpuConfig, files: Mapping[str, bytes]) -> Function:
+    """Make the function that a blueprint would be registered as."""
+    body = config.blueprint
+    inputs = tuple(SetSpec(n) for n in (*body.inputs, *body.weights))
+    digests = {n: digest_of(d) for n, d in files.items()}
+    code = CodeObject(_FORMAT, digest_of(data), digests)
+    spec = FunctionSpec(name, inputs, tuple(SetSpec(n) for n in body.outputs), code=(code,))
+    return Function(spec, code, data, files)
 
 
 def _neighbours(folder: Path, config: GpuConfig) -> dict[str, bytes] | None:
@@ -145,6 +160,6 @@ def _fields(path: Path) -> frozenset[str]:
 
 
 def _kind(fields: frozenset[str]) -> str:
-    if fields.intersection(_BLUEPRINT):
+    if fields.intersection(_FIELDS):
         return "blueprint"
     return "document" if fields and fields <= frozenset(_DOCUMENT) else ""

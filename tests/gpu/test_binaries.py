@@ -6,11 +6,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dandelion.backends.gpu.code_facts import facts_of
+from dandelion.backends.gpu.launch_sizes import misfits
 
 import dandelion.blueprint as bp
+from dandelion.blueprint.reading import read_config
 from dandelion.errors import InvalidBlueprint, InvalidFunction
 from dandelion.function import Function
 from tests.fake_driver.fake import Real, Runner, function, numbers
@@ -93,3 +96,89 @@ def test_ptx_that_is_wrong_shows_the_compilers_words(runner: Runner) -> None:
     text = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry one() { nonsense; }\n\0"
     with pytest.raises((InvalidFunction, InvalidBlueprint), match="nonsense"):
         result(runner, "k.ptx", text)
+
+
+# --- the sizes of parameters ----------------------------------------------------------------
+
+STRUCTS = (
+    "struct S { int a[5]; char c; }; struct Three { char c[3]; }; struct Large { int a[1200]; };"
+)
+SIGNATURES = {
+    "none": ("", ()),
+    "pointers": ("const float *x, float *y", (8, 8)),
+    "scalars": ("char a, short b, int c, float d, double e, long long f, bool g",
+                (1, 2, 4, 4, 8, 8, 1)),
+    "structs": ("S s, Three t, int *y, Three u, S v", (24, 3, 8, 3, 24)),
+    "large": ("Large l, int *y, short s", (4800, 8, 2)),
+    "unused": ("int a, int b, int *y, int c", (4, 4, 8, 4)),
+}  # fmt: skip
+
+
+def sized_source() -> str:
+    """Kernels of which each writes, if it can, and most do not use all that they get."""
+    lines = [STRUCTS]
+    for name, (declared, _) in SIGNATURES.items():
+        body = "y[0] = 1;" if "*y" in declared else ""
+        lines.append(f'extern "C" __global__ void {name}({declared}) {{ {body} }}')
+    return "\n".join(lines)
+
+
+def by_nvrtc(source: str, arch: str) -> tuple[bytes, bytes]:
+    """Compile to a cubin and to PTX by CUDA's library."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+
+    def do(answer: tuple[Any, ...]) -> Any:
+        assert int(answer[0]) == 0, answer[0]
+        return answer[1] if len(answer) > 1 else None
+
+    program = do(nvrtc.nvrtcCreateProgram(source.encode(), b"k.cu", 0, [], []))
+    do(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={arch}".encode()]))
+    cubin = bytearray(do(nvrtc.nvrtcGetCUBINSize(program)))
+    do(nvrtc.nvrtcGetCUBIN(program, cubin))
+    ptx = bytearray(do(nvrtc.nvrtcGetPTXSize(program)))
+    do(nvrtc.nvrtcGetPTX(program, ptx))
+    do(nvrtc.nvrtcDestroyProgram(program))
+    return bytes(cubin), bytes(ptx)
+
+
+def test_sizes_of_parameters_as_nvrtc_writes_them(cuda: str) -> None:
+    expected = {name: sizes for name, (_, sizes) in SIGNATURES.items()}
+    for arch in dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_120", cuda)):
+        for data in by_nvrtc(sized_source(), arch):
+            facts = facts_of(data)
+            assert facts.kernels == expected, arch
+            assert facts.complete
+
+
+def test_sizes_of_parameters_as_nvcc_writes_them(cuda: str, build: Build, tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text(sized_source())
+    expected = {name: sizes for name, (_, sizes) in SIGNATURES.items()}
+    plain = ("-Xfatbin", "-compress=false")
+    for options in (
+        ("-cubin", f"-arch={cuda}"),
+        ("-cubin", "-rdc=true", f"-arch={cuda}"),
+        ("-ptx", "-arch=compute_80"),
+        ("-fatbin", *plain, "-gencode", "arch=compute_80,code=[sm_80,compute_80]"),
+    ):
+        assert facts_of(build(*options)).kernels == expected, options
+
+
+def test_the_driver_tells_the_same_sizes(cuda: str, runner: Runner) -> None:
+    """A launch that registration takes runs, and one that it refuses the driver's sizes refuse."""
+    cubin, _ = by_nvrtc(sized_source(), cuda)
+    for good in (True, False):
+        b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.cubin"})
+        y = b.buffer("y", size=4)
+        last = bp.scalar("i32" if good else "i64", 4)
+        b.launch("unused", [bp.scalar("i32", 1), bp.scalar("i32", 2), y, last])
+        config, problems = read_config(b.json())
+        assert not problems
+        found = misfits(config, {"k.cubin": cubin})
+        fn = function(b, {"k.cubin": cubin})
+        if good:
+            assert found == []
+            assert int(numbers(runner.run(fn, runner.one("x", b"1234")))[0]) == 1
+        else:
+            assert [p.where for p in found] == ["blueprint.control_flow[0].args[3]"]
+            with pytest.raises(InvalidBlueprint, match="argument 3 has 8 bytes, the parameter 4"):
+                runner.run(fn, runner.one("x", b"1234"))
