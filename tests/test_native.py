@@ -32,6 +32,7 @@ from dandelion.errors import (
     BackendUnavailable,
     BadOutput,
     Exited,
+    Faulted,
     FunctionError,
     InvalidFunction,
     InvalidInput,
@@ -90,8 +91,63 @@ def test_the_interface_word_by_word(engine: Engine) -> None:
     assert [(i.name, i.key, i.bytes()) for i in result] == [("é", 8, b"\2\4\0")]
 
 
+@pytest.mark.parametrize("instruction", ["hlt", "int $0x20"])
+def test_the_ends_of_executables_for_virtual_machines(engine: Engine, instruction: str) -> None:
+    """The original's KVM backend takes these as the end; a process has no right to them."""
+    fn = function(build(SOURCES / "bare.c", f'-DEXIT="{instruction}"'))
+    result = first(run(engine, fn, ItemSet("x", (Item("a", 7, b"\1\2\x80"),))))
+    assert [(i.name, i.key, i.bytes()) for i in result] == [("a", 8, b"\2\4\0")]
+    with pytest.raises(Exited) as caught:  # its own code: no inputs
+        run(engine, function(fn.main, inputs=("x", "y", "z")), b"")
+    assert caught.value.code == 12
+
+
+@pytest.mark.parametrize(
+    ("last", "fault"),
+    [
+        ("hlt", ""),
+        ("int $0x20", ""),
+        ("int $0x21", "general protection fault"),
+        ("cli", "general protection fault"),
+        ("in $0x20, %al", "general protection fault"),
+        ("movabs $0x8000000000000000, %rax; mov (%rax), %eax", "general protection fault"),
+        ("mov 0x10, %rax", "segmentation fault at address 0x10, not mapped"),
+        ("lea halts(%rip), %rax; jmp *%rax", "not permitted"),
+        ("ud2", "illegal instruction"),
+        ("int3", "breakpoint"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_only_a_finished_function_ends_that_way(
+    engine: Engine, tmp_path: Path, last: str, fault: str, finished: bool
+) -> None:
+    source = tmp_path / "ends.c"
+    last = last.replace("%", "%%")
+    source.write_text(
+        '#include "dandelion_sets.h"\n'
+        '__attribute__((section(".data"), used)) unsigned char halts[] = {0xf4, 0xcd, 0x20};\n'
+        "static int32_t dandelion_main(void)\n{\n"
+        f"    if ({int(finished)}) __dandelion_system_data.exit_code = 0;\n"
+        f'    __asm__ volatile("{last}" : : : "rax", "memory");\n    return 0;\n}}\n'
+    )
+    fn = function(build(source))
+    if finished and not fault:
+        assert run(engine, fn) == (None,)
+        return
+    with pytest.raises(Faulted, match=fault or "general protection fault"):
+        run(engine, fn)
+
+
 def test_thread_local_storage(engine: Engine) -> None:
     assert first(run(engine, function(built("tls.c")), b"abcde")).bytes() == b"5dec"
+
+
+@pytest.mark.skipif(
+    " fsgsbase" not in Path("/proc/cpuinfo").read_text(), reason="the machine has no wrfsbase"
+)
+def test_thread_local_storage_of_executables_for_virtual_machines(engine: Engine) -> None:
+    fn = function(build(SOURCES / "tls.c", "-DWRFSBASE"))
+    assert first(run(engine, fn, b"abcde")).bytes() == b"5dec"
 
 
 def test_names_and_keys_survive(engine: Engine) -> None:

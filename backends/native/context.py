@@ -128,6 +128,14 @@ class Context:
         """Read the report."""
         return os.pread(self.file, size_bytes, self.plan.size)
 
+    def code(self, address: int, size_bytes: int) -> bytes:
+        """Read instructions; less than asked for where there are no more."""
+        for pages in self._program.shared:
+            if pages.executable and pages.start <= address < pages.end:
+                size = min(size_bytes, pages.end - address)
+                return os.pread(self._program.file, size, pages.offset + address - pages.start)
+        return b""
+
     def read(self, address: int, size_bytes: int) -> bytes:
         end = address + size_bytes
         for pages in self._program.shared:

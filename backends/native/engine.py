@@ -35,7 +35,7 @@ from .context import Context
 from .nursery import NoSandbox, Nursery, Sandbox
 from .outputs import OutputReader
 from .programs import Program, Programs
-from .structures import NATIVE
+from .structures import NATIVE, NOT_EXITED
 
 EXIT_OUT_OF_MEMORY = 259
 """Exit code by which the original's runtime says that its heap is used up."""
@@ -170,10 +170,13 @@ class NativeEngine(Engine):
         found = report.read(context.report(report.SIZE_BYTES))
         if found is None:
             raise self._unreported(spec.name)
-        if not found.exited:
+        halted = found.halted(context.code(found.instruction, report.HALT_BYTES))
+        if not found.exited and not halted:
             raise report.error_of(found, spec, context.plan, self._architecture)
         reader = OutputReader(NATIVE, context, spec)
         data = reader.system_data(program.executable.system_data)
+        if halted and data.exit_code == NOT_EXITED:  # it came there by mistake
+            raise report.error_of(found, spec, context.plan, self._architecture)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, context.plan.limit_bytes)
         if data.exit_code:

@@ -1,5 +1,9 @@
 """What a report says: that the function ended by itself, or the error that it ended with.
 
+A function ends itself by ``exit``, or by what executables for the original's KVM backend have in
+its place: ``int 0x20``, or ``hlt``. A process may execute neither, so the kernel reports a general
+protection fault at that instruction, and the bytes there tell which one it was.
+
 The report is written by the launcher's handler, in memory that the function can write, too. So it
 is a claim of the function's about itself; a false one can only put its failure in other words.
 """
@@ -26,6 +30,8 @@ _X86_64, _I386 = 0xC000003E, 0x40000003
 _X32_BIT = 0x40000000
 _NOT_MAPPED, _NOT_PERMITTED, _FROM_KERNEL = 1, 2, 128
 _STACK_SLACK_BYTES = 256
+_HALTS = (b"\xf4", b"\xcd\x20")  # hlt, int 0x20
+HALT_BYTES = 2
 _FAULTS = {
     signal.SIGILL: "illegal instruction",
     signal.SIGTRAP: "breakpoint",
@@ -62,6 +68,16 @@ class Report:
             self.signal == signal.SIGSYS
             and self.architecture == _X86_64
             and self.number in (_EXIT, _EXIT_GROUP)
+        )
+
+    def halted(self, code: bytes) -> bool:
+        """Whether it executed an instruction that ends a virtual machine.
+
+        Args:
+            code: what the function has at `instruction`, `HALT_BYTES` or less.
+        """
+        return (
+            self.signal == signal.SIGSEGV and self.code == _FROM_KERNEL and code.startswith(_HALTS)
         )
 
 

@@ -25,12 +25,16 @@ struct system {
     struct buffer *input_bufs, *output_bufs;
 };
 
+#ifndef EXIT
+#define EXIT "syscall"
+#endif
+
 struct system __dandelion_system_data = {.exit_code = 256};
 
 static _Noreturn void leave(int code)
 {
     __dandelion_system_data.exit_code = code;
-    __asm__ volatile("syscall" : : "a"(60), "D"(code));
+    __asm__ volatile(EXIT : : "a"(60), "D"(code));
     __builtin_unreachable();
 }
 
