@@ -122,7 +122,7 @@ class EngineProcess(Closing):
             "0",
             {backend: {**options, **role}},
             self._sharing.environment,
-            self._driver,
+            (self._driver,),
             self.domain,
             Transfers(),
             *Settings().spins_us,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dandelion.driver import (
     AsyncEngine,
@@ -41,7 +41,7 @@ class Backend:
     Attributes:
         entry: as the settings have it.
         names: the backends that it names and that can be loaded.
-        driver: the first of them: checks code, tells demands.
+        driver: the first of them: checks code.
         others: of the further ones.
     """
 
@@ -49,6 +49,11 @@ class Backend:
     names: tuple[str, ...]
     driver: Driver
     others: tuple[Driver, ...] = ()
+
+    @property
+    def drivers(self) -> tuple[Driver, ...]:
+        """The drivers of all names."""
+        return self.driver, *self.others
 
 
 def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
@@ -90,7 +95,7 @@ def targets(
     backends: Iterable[Backend], hosts: Iterable[EngineHost], format_name: str
 ) -> list[Target]:
     """Give the devices that are up and run a format, once each kind; none without architectures."""
-    drivers = {d.name: d for b in backends for d in (b.driver, *b.others)}
+    drivers = {d.name: d for b in backends for d in b.drivers}
     found: dict[tuple[str, tuple[str, ...]], Target] = {}
     for host in hosts:
         driver, archs = drivers.get(host.facts.backend), host.facts.capacity.archs
@@ -173,14 +178,15 @@ class EngineStarter:
         The first engine chooses among the backends of the entry. Once it is up, one more is started
         for each further resource, and workers that share its own.
         """
-        facts = HostFacts(backend.entry, resource, demand=backend.driver.demand)
+        facts = HostFacts(backend.entry, resource)
 
         def describe(engine: Engine, facts: HostFacts) -> None:
             ready = _ready(engine)
             facts.backend = ready.backend
             facts.description = ready.description
             facts.resource = resource or ready.resources[0]
-            chosen = replace(backend, names=(ready.backend,))
+            driver = next((d for d in backend.drivers if d.name == ready.backend), backend.driver)
+            chosen = Backend(backend.entry, (ready.backend,), driver)
             if not resource:
                 for other in ready.resources[1:limit]:
                     self._start_process(chosen, other, limit)
@@ -199,7 +205,6 @@ class EngineStarter:
             facts = HostFacts(
                 backend.names[0],
                 resource,
-                demand=backend.driver.demand,
                 worker=True,
                 shared_fate=sharing.shared_fate,
             )
@@ -224,7 +229,7 @@ class EngineStarter:
             facts.resource,
             {name: {**given, "role": role} for name, given in options.items()},
             environment,
-            backend.driver,
+            backend.drivers,
             self._arena,
             self._transfers,
             *self._settings.spins_us,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from dandelion.driver import Call, Capacity, Demand, Engine, InstanceSets
+from dandelion.driver import Call, Capacity, Driver, Engine, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function
 from dandelion.node.failures import typed
@@ -80,7 +80,6 @@ class HostFacts:
     Attributes:
         name, description: known when it is ready.
         capacity: what its engine has, known when it is ready.
-        demand: tells what a call will need there; None where every call fits.
         worker: it shares its resource with others, and runs at the same time as they.
         shared_fate: a fault of one worker ends the calls of all.
     """
@@ -90,7 +89,6 @@ class HostFacts:
     name: str = ""
     description: str = ""
     capacity: Capacity = field(default_factory=Capacity)
-    demand: Callable[[Function, InstanceSets], Demand] | None = None
     worker: bool = False
     shared_fate: bool = False
     counts: HostCounts = field(default_factory=HostCounts)
@@ -125,6 +123,11 @@ class EngineHost(abc.ABC):
         self.error: DandelionError | None = None
         self.busy = 0
         self._changed = changed
+
+    @property
+    def driver(self) -> Driver | None:
+        """The driver that tells what a call will need there; None where every call fits."""
+        return None
 
     @property
     def free(self) -> int:

@@ -26,13 +26,12 @@ Source: the thesis' two conditions.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
-from dandelion.driver import Demand, InstanceSets
-from dandelion.function import Function
+from dandelion.driver import Demand, Driver
 from dandelion.node.hosts import EngineHost, State
 
 LOOK_AHEAD = 32
@@ -46,6 +45,7 @@ class Needs:
     Attributes:
         formats: formats of its function's code objects, best first.
         demand: what it will need of a device; None if nobody had to ask.
+        driver: who told that.
         alone: it may not run where others share its fate.
         function: identity of its function, if that was asked for.
     """
@@ -54,10 +54,10 @@ class Needs:
     demand: Demand | None = None
     alone: bool = False
     function: str = ""
+    driver: Driver | None = None
 
 
 Waiting = TypeVar("Waiting", bound=Hashable)
-Ask: TypeAlias = Callable[[Function, InstanceSets], Demand]
 
 
 class FifoPlacement(Generic[Waiting]):
@@ -65,7 +65,6 @@ class FifoPlacement(Generic[Waiting]):
 
     def __init__(self) -> None:
         self._hosts: dict[str, list[EngineHost]] = {}
-        self._asked: dict[str, Ask] = {}
         self._lines: dict[tuple[str, ...], OrderedDict[int, tuple[Needs, Waiting]]] = {}
         self._tickets: dict[Waiting, tuple[tuple[str, ...], int]] = {}
         self._number = 0
@@ -76,8 +75,6 @@ class FifoPlacement(Generic[Waiting]):
             hosts = self._hosts.setdefault(format_name, [])
             if host not in hosts:
                 hosts.append(host)
-            if host.facts.demand is not None:
-                self._asked.setdefault(format_name, host.facts.demand)
 
     def remove_host(self, host: EngineHost) -> None:
         """A host is not free again, unless it is added once more."""
@@ -100,12 +97,21 @@ class FifoPlacement(Generic[Waiting]):
             and other.facts.device == host.facts.device
         ]
 
-    def asked(self, formats: tuple[str, ...]) -> tuple[str, Ask] | None:
-        """Find the format whose hosts differ in what they have, and who tells a call's demand."""
+    def asked(self, formats: tuple[str, ...]) -> tuple[str, Driver] | None:
+        """Find the format whose hosts differ in what they have, and who tells a call's demand.
+
+        That is the driver of a host that is up. While all are starting it may be another one than
+        these will have; see `renew`.
+        """
         for name in formats:
-            ask = self._asked.get(name)
-            if ask is not None:
-                return name, ask
+            starting: Driver | None = None
+            for host in self._hosts.get(name, ()):
+                driver = host.driver
+                if driver is not None and host.state is State.READY:
+                    return name, driver
+                starting = starting or driver
+            if starting is not None:
+                return name, starting
         return None
 
     def possible(self, needs: Needs) -> bool:
@@ -159,6 +165,17 @@ class FifoPlacement(Generic[Waiting]):
         line = self._lines.setdefault(needs.formats, OrderedDict())
         line[self._number] = (needs, waiting)
         self._tickets[waiting] = (needs.formats, self._number)
+
+    def renew(self, needs: Needs, waiting: Waiting) -> bool:
+        """More is known of a call; it keeps its place in the queue. False if it does not wait.
+
+        Its formats are the same.
+        """
+        if waiting not in self._tickets:
+            return False
+        formats, number = self._tickets[waiting]
+        self._lines[formats][number] = (needs, waiting)
+        return True
 
     def next_for(self, host: EngineHost) -> tuple[Waiting, str] | None:
         """Take the oldest waiting call that fits a host."""

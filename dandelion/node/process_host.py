@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dandelion.driver import Engine, InstanceSets
+from dandelion.driver import Driver, Engine, InstanceSets
 from dandelion.errors import DandelionError, EngineDied
 from dandelion.node.failures import typed
 from dandelion.node.hosts import (
@@ -79,6 +79,10 @@ class ProcessHost(ThreadHost):
     def fileno(self) -> int:
         """Give what becomes readable when an answer comes; -1 if there is no process."""
         return self._remote.fileno()
+
+    @property
+    def driver(self) -> Driver:
+        return self._remote.driver
 
     @property
     def free(self) -> int:

@@ -151,17 +151,32 @@ class Pump:
         """A host became ready, or turned out not to work here."""
         if host.state is State.READY:
             self._placement.add_host(host)  # again, if it was lost for a while
+            self._reconsider()
             for other in list(self.hosts) if host.facts.shared_fate else (host,):
                 self._feed(other)  # its siblings waited for it, too
         elif host.state in (State.UNAVAILABLE, State.CLOSED):
             self._placement.remove_host(host)
-            for waiting in list(self._placement.waiting()):
-                if self._placement.possible(waiting.needs) or not self._placement.drop(waiting):
-                    continue  # the failure of another call of its invocation may have dropped it
-                self._waiting[waiting.invocation].discard(waiting)
-                self._fail(waiting.invocation, waiting.run, self._no_engine(waiting))
+            self._reconsider()
             for other in list(self.hosts):
                 self._feed(other)  # what waited for the lost one may suit them now
+
+    def _reconsider(self) -> None:
+        """Look at the calls that wait: others may tell what they need, or nobody may have it."""
+        for waiting in list(self._placement.waiting()):
+            error: DandelionError | None = None
+            try:
+                asked = self._placement.asked(waiting.needs.formats)
+                if asked is not None and asked[1] is not waiting.needs.driver:
+                    waiting.needs = self._needs(waiting)
+                    self._placement.renew(waiting.needs, waiting)
+                if not self._placement.possible(waiting.needs):
+                    error = self._no_engine(waiting)
+            except Exception as found:
+                error = typed(found)
+            if error is None or not self._placement.drop(waiting):
+                continue  # the failure of another call of its invocation may have dropped it
+            self._waiting[waiting.invocation].discard(waiting)
+            self._fail(waiting.invocation, waiting.run, error)
 
     def _ended(
         self,
@@ -268,10 +283,10 @@ class Pump:
         asked = self._placement.asked(formats)
         if asked is None:
             return Needs(formats, alone=waiting.alone)
-        code_format, ask = asked
+        code_format, driver = asked
         function = self._library.function(run.function, code_format)
-        demand = ask(function, function.with_static(run.inputs))
-        return Needs(formats, demand, waiting.alone, function.identity)
+        demand = driver.demand(function, function.with_static(run.inputs))
+        return Needs(formats, demand, waiting.alone, function.identity, driver)
 
     def _answered(self, waiting: WaitingCall) -> bool:
         """Answer a call from the cache, if its result is there."""
@@ -307,7 +322,7 @@ class Pump:
                 self._domain,
                 min(invocation.deadline_ns, time.monotonic_ns() + int(limit_s * 1e9)),
                 min(limit_s, invocation.deadline_s),
-                demand=waiting.needs.demand if host.facts.demand is not None else None,
+                demand=waiting.needs.demand if host.driver is waiting.needs.driver else None,
                 latest_ns=invocation.deadline_ns,
             )
             work = Work(

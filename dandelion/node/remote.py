@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dandelion.data import Bytes, Item, ItemSet
@@ -118,13 +118,14 @@ class RemoteEngine(Engine):
         resource: which resource, or empty for the best.
         options: settings of the backends.
         environment: further variables of the process.
-        driver: tells the demand of calls, without a device.
+        drivers: of these backends, one or more; they tell the demand of calls, without a device.
         arena: mapped by the process.
         transfers: brings inputs into the arena where they are not there yet.
         spin_us: how long `run` looks for an answer before it sleeps, in microseconds.
         engine_spin_us: how long the process looks for the next call before it sleeps.
 
     Attributes:
+        driver: of the backend that the process uses; the first one until it has said which.
         posted: id of the call that was sent last, as far as that went.
         ready: what the process said when its engine was up.
     """
@@ -135,7 +136,7 @@ class RemoteEngine(Engine):
         resource: str,
         options: dict[str, dict[str, str]],
         environment: Mapping[str, str],
-        driver: Driver,
+        drivers: Sequence[Driver],
         arena: SharedDomain,
         transfers: Transfers,
         spin_us: int = 0,
@@ -145,13 +146,14 @@ class RemoteEngine(Engine):
             backends, resource, options, environment, arena.map, engine_spin_us
         )
         self._spin_us = spin_us
-        self._driver = driver
+        self._drivers = {driver.name: driver for driver in drivers}
         self._arena = arena
         self._transfers = transfers
         self._loaded: OrderedDict[str, InstanceSets] = OrderedDict()  # with their static sets
         self._sending = threading.Lock()  # requests, and what the process has loaded
         self._out: deque[_Out] = deque()
         self.name = "|".join(backends)
+        self.driver = drivers[0]
         self.posted = 0
         self.ready: Ready
 
@@ -190,6 +192,7 @@ class RemoteEngine(Engine):
     def _start(self, device_bytes: int = 0) -> Ready:
         reply = self._processes.start(device_bytes)
         if isinstance(reply, Ready):
+            self.driver = self._drivers.get(reply.backend, self.driver)
             return reply
         code = self._end(_CODE_LIMIT_S)
         if isinstance(reply, Failed):
@@ -224,7 +227,7 @@ class RemoteEngine(Engine):
         if function.identity not in self._loaded or channel is None:
             return Sent.NOTHING
         if demand is None:
-            demand = self._driver.demand(function, call.inputs)
+            demand = self.driver.demand(function, call.inputs)
         if self._processes.ending and (function.static or demand.device_bytes > LIGHT_BYTES):
             if quickly:
                 return Sent.NOTHING

@@ -88,7 +88,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
 @pytest.fixture
 def engine() -> Iterator[RemoteEngine]:
     arena = SharedDomain(1 << 20)
-    engine = RemoteEngine(("told",), "", {}, {}, Told(), arena, Transfers())
+    engine = RemoteEngine(("told",), "", {}, {}, (Told(),), arena, Transfers())
     yield engine
     engine.abandon()
     engine.close()
