@@ -358,6 +358,25 @@ def test_a_thousand_broken_blueprints_only_give_invalid_blueprint() -> None:
 # --- sources --------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "word",
+    [
+        "kernel ",
+        "kernel void a(",
+        "kernel void __launch_bounds__(",
+        "kernel ((( ",
+        "/* ",
+        "void ",
+        '"a',
+    ],
+)
+def test_a_source_is_read_in_time_that_grows_with_its_length_alone(word: str) -> None:
+    text = word * (300_000 // len(word))
+    assert not signatures(text)
+    assert "b" in signatures("KERNEL void b(void) {}\n" + text)
+
+
 def test_signatures_of_a_source() -> None:
     text = """
     #include <dandelion.h>

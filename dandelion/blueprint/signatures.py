@@ -15,10 +15,11 @@ from dandelion.blueprint.records import Access
 HEADER = "dandelion.h"
 """Name by which portable sources include the words that every device knows."""
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+# What comes between these words is bounded, or a text of such words alone takes hours to read.
 _KERNEL = re.compile(
-    r"\b(?:KERNEL|__kernel|kernel|__global__)\b(?P<between>[\w\s(),]*?)"
-    r"\bvoid\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*)\)"
+    r"\b(?:KERNEL|__kernel|kernel|__global__)\b(?P<between>[\w\s(),]{0,256}?)"
+    r"\bvoid\s+(?:__launch_bounds__\s*\([^)]{0,256}\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*)\)"
 )
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*["<]' + re.escape(HEADER) + r'[">]', re.MULTILINE
