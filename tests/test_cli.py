@@ -397,8 +397,12 @@ def test_serve_until_a_signal(number: int) -> None:
     assert any(line["message"] == "listening" and line["port"] == place["port"] for line in lines)
 
 
-def test_serve_with_bad_settings() -> None:
+def test_serve_with_bad_settings(tmp_path: Path) -> None:
+    lost = tmp_path / "blobs" / "ab" / ("0" * 62)
+    lost.parent.mkdir(parents=True)
+    lost.touch()
     for arguments, said in (
+        (["--catalog", f"sqlite:{tmp_path}"], "restore catalog.sqlite from a copy"),
         (["--max-waiting", "x"], "--max-waiting"),
         (["--catalog", "nothing:here"], "nothing"),
         (["--settings", "/no/such/file.toml"], "/no/such/file.toml"),
