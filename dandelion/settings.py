@@ -6,6 +6,9 @@ import os
 
 import msgspec
 
+from dandelion.errors import InvalidInput
+from dandelion.function import Limits
+
 MIB = 1024 * 1024
 _SPIN_US = 200
 _ENGINE_SPIN_US = 3000
@@ -28,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
         cache_bytes: memory for results of functions that opted in; part of the arena, of which it
             takes one half at most.
+        max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
+            limits that a function may have; see `caps`.
         keep_traces: how many finished invocations can be looked at.
         spin_us: how long a caller looks for the answer of an engine process before it sleeps, in
             microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where
@@ -48,9 +53,28 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_waiting: int = 4096
     partitioning: str = "auto"
     cache_bytes: int = 64 * MIB
+    max_memory_bytes: int = 8192 * MIB
+    max_wall_s: float = 3600.0
+    max_cpu_s: float = 3600.0
+    max_output_bytes: int = 1024 * MIB
+    max_output_items: int = 1_000_000
     keep_traces: int = 256
     spin_us: int = -1
     engine_spin_us: int = -1
+
+    @property
+    def caps(self) -> Limits:
+        """The largest limits that a function may have.
+
+        Raises:
+            InvalidInput: one of them is not above 0.
+        """
+        names = [field.name for field in msgspec.structs.fields(Limits)]
+        caps = {name: getattr(self, f"max_{name}") for name in names}
+        for name, cap in caps.items():
+            if not cap > 0:  # nor is it no number
+                raise InvalidInput(f"max_{name}", f"{cap} is no limit", "give a number above 0")
+        return Limits(**caps)
 
     @property
     def spins_us(self) -> tuple[int, int]:

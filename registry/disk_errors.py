@@ -56,6 +56,8 @@ def reported(path: Path) -> Iterator[None]:
         raise of_sqlite(error, path) from None
     except OSError as error:
         raise of_system(error, path) from None
+    except UnicodeDecodeError as error:  # in place of SQLite's error, if that quotes damaged bytes
+        raise CatalogCorrupt(str(path), f"it has text that is not UTF-8: {error}") from None
 
 
 def of_system(error: OSError, path: Path, needed_bytes: int = 0) -> DandelionError:

@@ -181,6 +181,13 @@ def test_random_bytes_anywhere(folder: Path, tmp_path: Path) -> None:
     assert refused > 40
 
 
+@pytest.mark.parametrize("word", [b"TABLE", b"records", b"kind, name"])
+def test_a_schema_that_is_no_text(folder: Path, word: bytes) -> None:
+    whole = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(whole.replace(word, b"\xee" * len(word)))
+    assert not assert_typed(folder)
+
+
 @pytest.mark.parametrize("page", range(4))
 def test_a_page_of_zeros(folder: Path, page: int) -> None:
     damaged = bytearray((folder / FILE).read_bytes())
