@@ -19,11 +19,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How a node is set up.
 
     Attributes:
-        host, port: where the frontend listens; port 0 takes a free one.
+        host: the address that the frontend listens on.
+        port: its TCP port; 0 takes a free one.
         catalog: ``memory:`` or ``sqlite:FOLDER``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
-        options: settings of backends, by backend and name, such as ``{"http": {"allow": "..."}}``.
-        engines: how many engines to start for a backend; by default one for each resource.
+        options: settings of backends, by backend and name; as text ``BACKEND.NAME=VALUE``, such as
+            ``http.allow=example.org``.
+        engines: how many engines to start for a backend, or for an entry of `backends`; by default
+            one for each resource; as text ``BACKEND=NUMBER``.
         arena_bytes: size of the arena: all host memory for data that is in flight.
         body_limit_bytes: largest request body.
         default_deadline_s: deadline of an invocation that names none.
@@ -32,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cache_bytes: memory for results of functions that opted in; part of the arena, of which it
             takes one half at most.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
-            limits that a function may have; see `caps`.
+            limits that a function may declare.
         keep_traces: how many finished invocations can be looked at.
         spin_us: how long a caller looks for the answer of an engine process before it sleeps, in
             microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where

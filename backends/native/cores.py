@@ -49,7 +49,7 @@ class NativeDriver(Driver):
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name, value in options.items():
-            where = f"backends.native.{name}"
+            where = f"options.native.{name}"
             if name == "ahead":
                 if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
                     raise InvalidInput(where, f"'{value}' is no number", f"1 to {AHEAD_LIMIT}")
