@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import msgspec
 
@@ -13,6 +14,12 @@ MIB = 1024 * 1024
 _SPIN_US = 200
 _ENGINE_SPIN_US = 3000
 _SPIN_CORES = 8
+
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,23 +52,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Port = 8080
     catalog: str = "memory:"
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}
     engines: dict[str, int] = {}
-    arena_bytes: int = 1024 * MIB
-    body_limit_bytes: int = 256 * MIB
-    default_deadline_s: float = 60.0
-    max_waiting: int = 4096
+    arena_bytes: Count = 1024 * MIB
+    body_limit_bytes: Count = 256 * MIB
+    default_deadline_s: Seconds = 60.0
+    max_waiting: Count = 4096
     partitioning: str = "auto"
-    cache_bytes: int = 64 * MIB
-    max_memory_bytes: int = 8192 * MIB
-    max_wall_s: float = 3600.0
-    max_cpu_s: float = 3600.0
-    max_output_bytes: int = 1024 * MIB
-    max_output_items: int = 1_000_000
-    keep_traces: int = 256
+    cache_bytes: CountOrNone = 64 * MIB
+    max_memory_bytes: Count = 8192 * MIB
+    max_wall_s: Seconds = 3600.0
+    max_cpu_s: Seconds = 3600.0
+    max_output_bytes: Count = 1024 * MIB
+    max_output_items: Count = 1_000_000
+    keep_traces: CountOrNone = 256
     spin_us: int = -1
     engine_spin_us: int = -1
 

@@ -76,7 +76,7 @@ def make_parser() -> MainParser:
     listing.add_argument("kind", nargs="?", metavar="KIND", help=", ".join(KINDS))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
-        named.add_argument("name")
+        named.add_argument("name", metavar="NAME", help="a function, composition or library")
         _version(named)
 
     check = verbs.add_parser("check", parents=[local], help="check texts and blueprints, no node")
@@ -86,7 +86,9 @@ def make_parser() -> MainParser:
     graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
     graph.add_argument("--name", help="which composition of the file")
     graph.add_argument("--format", choices=FORMATS, help="default: by the output's suffix, or text")
-    graph.add_argument("-o", "--output", type=Path)
+    graph.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="*.svg, *.mmd, *.md, *.json or *.txt"
+    )
     _version(graph)
     verbs.add_parser("doctor", parents=[local], help="tell what works on this machine")
     _bench(verbs.add_parser("bench", help="measure this machine, and show what was found"), local)
@@ -105,12 +107,19 @@ def _common() -> tuple[VerbParser, VerbParser]:
     return local, remote
 
 
+def _seconds(text: str) -> int:
+    """Read a number of whole seconds."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of whole seconds")
+    return int(text)
+
+
 def _version(parser: VerbParser) -> None:
     parser.add_argument("--version", type=int, dest="version_", metavar="N", help="default: newest")
 
 
 def _invoke(parser: VerbParser) -> None:
-    parser.add_argument("name")
+    parser.add_argument("name", metavar="NAME", help="a function or composition")
     parser.add_argument(
         "sets",
         nargs="*",
@@ -118,10 +127,12 @@ def _invoke(parser: VerbParser) -> None:
         metavar="SET=VALUE",
         help="set=text, set=@file (@- is standard input), set:=json; repeat for more items",
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="of the invocation")
     parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
     parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
-    parser.add_argument("-o", "--output", type=Path, help="write the only item's bytes to a file")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
+    )
     _version(parser)
 
 
@@ -132,7 +143,13 @@ def _serve(parser: VerbParser) -> None:
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
-    parser.add_argument("--drain", type=int, default=10, metavar="SECONDS", help="on SIGTERM")
+    parser.add_argument(
+        "--drain",
+        type=_seconds,
+        default=10,
+        metavar="SECONDS",
+        help="how long requests under way may take to end after SIGTERM; default 10",
+    )
     group = parser.add_argument_group("settings", "each is also DANDELION_NAME in the environment")
     for field in msgspec.structs.fields(Settings):
         flag = "--" + field.name.replace("_", "-")
