@@ -20,7 +20,7 @@ from .gpu.device import Device, Protection
 from .gpu.mps import share_by_mps
 from .gpu.source import CodeFormat
 
-_REMEDY = "pip install dandelion-engine[cuda], and NVIDIA's driver"
+_REMEDY = "pip install 'dandelion-engine[cuda]', and NVIDIA's driver"
 _LOG_BYTES = 16384
 _PARAMETERS_SINCE = 12040
 """The driver from which on a kernel's parameters can be asked for."""

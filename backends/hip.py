@@ -21,7 +21,7 @@ from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Device, Protection
 from .gpu.source import CodeFormat
 
-_REMEDY = "pip install dandelion-engine[hip], and ROCm"
+_REMEDY = "pip install 'dandelion-engine[hip]', and ROCm"
 
 
 def driver() -> Driver:

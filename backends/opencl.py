@@ -37,7 +37,7 @@ from .gpu.driver import GpuDriver
 from .gpu.plan import Launch, Pointer, Zero
 from .gpu.source import CodeFormat, LoadedCode, checked_includes
 
-_REMEDY = "pip install dandelion-engine[opencl]"
+_REMEDY = "pip install 'dandelion-engine[opencl]'"
 _HOST_POOL_BYTES = 512 * 2**20
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 

@@ -24,6 +24,7 @@ import abc
 import enum
 import importlib
 import importlib.metadata
+import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -271,11 +272,14 @@ class Driver(abc.ABC):
     hosting: ClassVar[Hosting]
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Take the backend's settings; called once, before everything else.
+        """Take the backend's settings; called once, before everything else. There are none here.
 
         Raises:
             InvalidInput: a setting is unknown or has a bad value.
         """
+        for name in options:
+            where = f"options.{self.name}.{name}"
+            raise InvalidInput(where, f"backend '{self.name}' has no options", "leave it out")
 
     def attach(self, arena: ArenaMap) -> None:
         """Learn of the arena that calls' data will lie in, for example to pin it for a device."""
@@ -397,18 +401,35 @@ def load_driver(name: str) -> Driver:
     """Load a backend by name.
 
     Raises:
-        BackendUnavailable: there is no such backend, or a third party's cannot be imported.
+        InvalidInput: there is no such backend.
+        BackendUnavailable: it is installed, but something that it imports is not.
     """
     points = {p.name: p for p in importlib.metadata.entry_points(group="dandelion.backends")}
     module_name = points[name].value if name in points else f"dandelion.backends.{name}"
+    if name not in points and not _is_module(name, module_name):
+        raise unknown_backend("backends", name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        close = nearest(name, backend_names())
-        raise BackendUnavailable(
-            name,
-            f"no module '{error.name}'",
-            f"did you mean '{close}'?" if close and close != name else "",
-        ) from None
-    driver: Driver = module.driver()
-    return driver
+        raise BackendUnavailable(name, f"no module '{error.name}'") from None
+    make: Callable[[], Driver] | None = getattr(module, "driver", None)
+    if not callable(make):  # a module that backends share
+        raise unknown_backend("backends", name)
+    return make()
+
+
+def unknown_backend(where: str, name: str) -> InvalidInput:
+    """Give the error for a name that no installed backend has, with the nearest one.
+
+    Args:
+        where: the setting that names it.
+        name: as it is written there.
+    """
+    known = backend_names()
+    close = nearest(name, known)
+    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known)}"
+    return InvalidInput(where, f"there is no backend '{name}'", hint)
+
+
+def _is_module(name: str, module_name: str) -> bool:
+    return name.isidentifier() and importlib.util.find_spec(module_name) is not None

@@ -276,6 +276,32 @@ class CatalogCorrupt(DandelionError):
         return f"{self.path}: {self.message}"
 
 
+@dataclass(eq=False)
+class CatalogLost(CatalogCorrupt):
+    """The file of records is missing or empty, but blobs that belong to its records are there."""
+
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}; {self.remedy}"
+
+
+@dataclass(eq=False)
+class CatalogUnavailable(DandelionError):
+    """The durable catalogue cannot be used now: locked, read-only, not permitted, a failing disk.
+
+    Its files are not known to be damaged, and nothing that was acknowledged is lost.
+    """
+
+    path: str
+    message: str
+    remedy: str = ""
+    status = 503
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
+
 # --- the user's function --------------------------------------------------------------------
 
 
@@ -459,6 +485,26 @@ class ContextFull(CapacityError):
 
     def __str__(self) -> str:
         return f"{self.domain}: {self.needed_bytes} bytes needed, {self.free_bytes} free"
+
+
+@dataclass(eq=False)
+class DiskFull(CapacityError):
+    """The disk of the durable catalogue has no room. `reason` is the system's: space, a quota.
+
+    `needed_bytes` is 0 where it is not known.
+    """
+
+    path: str
+    reason: str
+    needed_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        needed = f"{self.needed_bytes} bytes needed, " if self.needed_bytes else ""
+        return (
+            f"{self.path}: {self.reason}; {needed}{self.free_bytes} bytes free; "
+            "make room and try again"
+        )
 
 
 @dataclass(eq=False)

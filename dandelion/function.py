@@ -44,6 +44,12 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     output_bytes: int = 256 * MIB
     output_items: int = 100_000
 
+    def within(self, caps: Limits) -> Limits:
+        """Lower each limit that is above its cap to the cap."""
+        mine, most = msgspec.structs.asdict(self), msgspec.structs.asdict(caps)
+        over = {name: most[name] for name, value in mine.items() if value > most[name]}
+        return msgspec.structs.replace(self, **over) if over else self
+
 
 class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One way to run a function.

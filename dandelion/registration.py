@@ -46,13 +46,14 @@ from dandelion.errors import (
     Problem,
     nearest,
 )
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limits
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
 _LARGEST = 2**53
 """Of sizes in bytes, counts and seconds: what every number on the way can express."""
 _DIMENSIONS = 32
+_NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, _LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,15 @@ class Registrar:
         platform: functions that the platform provides, by name; their names are reserved.
         drivers: for each format of code objects a driver that can check it.
         targets: gives the devices that are up and run a format, those that have architectures.
+        caps: the operator's largest limits. More is refused; limits that are left at their default
+            are lowered to the cap.
     """
 
     catalog: Catalog
     platform: Mapping[str, FunctionSpec]
     drivers: Mapping[str, Driver]
     targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
+    caps: Limits = _NO_CAPS
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
     _preparations: list[Preparation] = field(default_factory=list)
@@ -168,7 +172,10 @@ class Registrar:
 
     def _function(self, document: FunctionDocument) -> FunctionSpec:
         where = f"function {document.name}"
-        problems = list(_declaration_problems(where, document))
+        problems = [
+            *_declaration_problems(where, document),
+            *_limit_problems(f"{where}: limits", document.limits, self.caps),
+        ]
         if problems:
             raise InvalidFunction(tuple(problems))
         _check_static(where, document)
@@ -182,7 +189,7 @@ class Registrar:
             tuple(set_spec(s) for s in document.outputs),
             {name: items for name, items in static.items() if items},
             (),
-            document.limits,
+            document.limits.within(self.caps),
             cache=document.cache,
         )
         codes = tuple(
@@ -394,11 +401,17 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
             yield Problem("empty-set", f"static set '{name}' has no items", f"{where}: static")
     if not document.code:
         yield Problem("no-code", "there is no code object", f"{where}: code")
-    limits = document.limits
+
+
+def _limit_problems(where: str, limits: Limits, caps: Limits) -> Iterator[Problem]:
     for name, value in msgspec.structs.asdict(limits).items():
+        cap = getattr(caps, name)
         if not 0 < value <= _LARGEST:  # nor is it infinite, or not a number
-            yield Problem("bad-limit", f"{name} is {value}", f"{where}: limits",
+            yield Problem("bad-limit", f"{name} is {value}", where,
                           expected=f"> 0, at most {_LARGEST}")  # fmt: skip
+        elif value > cap and value != getattr(Limits(), name):
+            yield Problem("over-cap", f"{name} is {value}", where,
+                          expected=f"at most {cap}, the node's setting max_{name}")  # fmt: skip
 
 
 def blobs_of(document: RegistrationDocument) -> Blobs:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import msgspec
+
+from dandelion.errors import InvalidInput
+from dandelion.function import Limits
 
 MIB = 1024 * 1024
 _SPIN_US = 200
@@ -12,15 +16,24 @@ _ENGINE_SPIN_US = 3000
 _SPIN_CORES = 8
 
 
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a node is set up.
 
     Attributes:
-        host, port: where the frontend listens; port 0 takes a free one.
+        host: the address that the frontend listens on.
+        port: its TCP port; 0 takes a free one.
         catalog: ``memory:`` or ``sqlite:FOLDER``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
-        options: settings of backends, by backend and name, such as ``{"http": {"allow": "..."}}``.
-        engines: how many engines to start for a backend; by default one for each resource.
+        options: settings of backends, by backend and name; as text ``BACKEND.NAME=VALUE``, such as
+            ``http.allow=example.org``.
+        engines: how many engines to start for a backend, or for an entry of `backends`; by default
+            one for each resource; as text ``BACKEND=NUMBER``.
         arena_bytes: size of the arena: all host memory for data that is in flight.
         body_limit_bytes: largest request body.
         default_deadline_s: deadline of an invocation that names none.
@@ -28,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
         cache_bytes: memory for results of functions that opted in; part of the arena, of which it
             takes one half at most.
+        max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
+            limits that a function may declare.
         keep_traces: how many finished invocations can be looked at.
         spin_us: how long a caller looks for the answer of an engine process before it sleeps, in
             microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where
@@ -37,20 +52,39 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Port = 8080
     catalog: str = "memory:"
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}
     engines: dict[str, int] = {}
-    arena_bytes: int = 1024 * MIB
-    body_limit_bytes: int = 256 * MIB
-    default_deadline_s: float = 60.0
-    max_waiting: int = 4096
+    arena_bytes: Count = 1024 * MIB
+    body_limit_bytes: Count = 256 * MIB
+    default_deadline_s: Seconds = 60.0
+    max_waiting: Count = 4096
     partitioning: str = "auto"
-    cache_bytes: int = 64 * MIB
-    keep_traces: int = 256
+    cache_bytes: CountOrNone = 64 * MIB
+    max_memory_bytes: Count = 8192 * MIB
+    max_wall_s: Seconds = 3600.0
+    max_cpu_s: Seconds = 3600.0
+    max_output_bytes: Count = 1024 * MIB
+    max_output_items: Count = 1_000_000
+    keep_traces: CountOrNone = 256
     spin_us: int = -1
     engine_spin_us: int = -1
+
+    @property
+    def caps(self) -> Limits:
+        """The largest limits that a function may have.
+
+        Raises:
+            InvalidInput: one of them is not above 0.
+        """
+        names = [field.name for field in msgspec.structs.fields(Limits)]
+        caps = {name: getattr(self, f"max_{name}") for name in names}
+        for name, cap in caps.items():
+            if not cap > 0:  # nor is it no number
+                raise InvalidInput(f"max_{name}", f"{cap} is no limit", "give a number above 0")
+        return Limits(**caps)
 
     @property
     def spins_us(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ A file is never changed in place. Removing one leaves those who have it mapped u
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -17,18 +18,20 @@ import secrets
 import shutil
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dandelion.data import Bytes
-from dandelion.errors import CatalogCorrupt, ContextFull, Unknown
+from dandelion.errors import CatalogCorrupt, Unknown
 from dandelion.function import Digest, digest_of
+
+from .disk_errors import of_system
 
 MAPPED_BYTES = 64 * 1024
 """Blobs from this size on are mapped; smaller ones are cheaper to copy."""
 
-_PREFIX = re.compile(r"[0-9a-f]{2}")
-_REST = re.compile(r"[0-9a-f]{62}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PREFIX_LENGTH = 2
 
 
 class BlobFolder:
@@ -57,7 +60,8 @@ class BlobFolder:
         """Store a blob durably.
 
         Raises:
-            ContextFull: the disk has no room; nothing is left behind.
+            DiskFull: the disk has no room; nothing is left behind.
+            CatalogUnavailable, CatalogCorrupt: the file system refuses for another reason.
         """
         target = self._path(digest)
         staged = self._staging / f"{digest}.{secrets.token_hex(4)}"
@@ -69,10 +73,9 @@ class BlobFolder:
             staged.replace(target)
             flush_folder(target.parent)
         except OSError as error:
-            staged.unlink(missing_ok=True)
-            free = shutil.disk_usage(self._staging).free
-            size = memoryview(data).nbytes
-            raise ContextFull(f"{self._blobs} ({error.strerror})", size, free) from None
+            with contextlib.suppress(OSError):  # else it is swept when the folder is opened
+                staged.unlink()
+            raise of_system(error, self._blobs, memoryview(data).nbytes) from None
         with self._lock:
             self._mapped.pop(digest, None)
             self._stored.add(digest)
@@ -82,8 +85,9 @@ class BlobFolder:
 
         Raises:
             Unknown: it is not stored.
-            CatalogCorrupt: its bytes no longer match its digest. From then on it counts as not
-                stored, so that registering it again repairs it.
+            CatalogCorrupt: it is gone, or its bytes no longer match its digest. From then on it
+                counts as not stored, so that registering it again repairs it.
+            CatalogUnavailable: it cannot be read now.
         """
         if digest not in self._stored:
             raise Unknown("blob", digest)
@@ -93,28 +97,33 @@ class BlobFolder:
             return memoryview(mapped)
         path = self._path(digest)
         try:
-            data = self._load(digest, path)
+            return self._load(digest, path)
         except OSError as error:
-            self._stored.discard(digest)
-            raise CatalogCorrupt(str(path), error.strerror or str(error)) from None
-        return data
+            found = of_system(error, path)
+            if isinstance(found, CatalogCorrupt):
+                self._stored.discard(digest)
+            raise found from None
 
     def delete(self, digest: Digest) -> None:
-        """Forget a blob. Views of it stay valid."""
+        """Forget a blob. Views of it stay valid.
+
+        A file that cannot be removed now, as on a disk that became read-only, is swept when the
+        folder is opened.
+        """
         self._stored.discard(digest)
         with self._lock:
             self._mapped.pop(digest, None)
-        if _REST.fullmatch(digest[2:]):
-            self._path(digest).unlink(missing_ok=True)
+        if is_digest(digest):
+            with contextlib.suppress(OSError):
+                self._path(digest).unlink()
 
     def path(self, digest: Digest) -> Path:
         """Where a blob lies."""
         return self._path(digest)
 
     def _path(self, digest: Digest) -> Path:
-        assert _PREFIX.fullmatch(digest[:2])
-        assert _REST.fullmatch(digest[2:])
-        return self._blobs / digest[:2] / digest[2:]
+        assert is_digest(digest)
+        return self._blobs / digest[:_PREFIX_LENGTH] / digest[_PREFIX_LENGTH:]
 
     def _load(self, digest: Digest, path: Path) -> Bytes:
         mapped: mmap.mmap | None = None
@@ -135,18 +144,29 @@ class BlobFolder:
 
     def _sweep(self, is_used: Callable[[Digest], bool]) -> set[Digest]:
         kept: set[Digest] = set()
-        for folder in self._blobs.iterdir():
-            if not _PREFIX.fullmatch(folder.name) or not folder.is_dir():
-                continue
-            for file in folder.iterdir():
-                if not _REST.fullmatch(file.name):
-                    continue
-                digest = Digest(folder.name + file.name)
-                if is_used(digest):
-                    kept.add(digest)
-                else:
-                    file.unlink()
+        for digest, file in blob_files(self._blobs):
+            if is_used(digest):
+                kept.add(digest)
+            else:
+                file.unlink()
         return kept
+
+
+def is_digest(text: str) -> bool:
+    """Tell whether a text can be a blob's name."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def blob_files(blobs: Path) -> Iterator[tuple[Digest, Path]]:
+    """List the files of a folder ``blobs/`` that are named as blobs; none if there is no folder."""
+    if not blobs.is_dir():
+        return
+    for folder in blobs.iterdir():
+        if not folder.is_dir():
+            continue
+        for file in folder.iterdir():
+            if len(folder.name) == _PREFIX_LENGTH and is_digest(folder.name + file.name):
+                yield Digest(folder.name + file.name), file
 
 
 def flush_folder(path: Path) -> None:

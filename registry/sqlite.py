@@ -1,7 +1,10 @@
 """A durable catalogue: records in SQLite, blobs as files.
 
-A folder holds ``catalog.sqlite`` (write-ahead log, flushed at every commit), ``blobs/`` (see
-`blob_folder`) and ``lock``. One process at a time owns it, by a lock that ends with the process.
+A folder holds ``catalog.sqlite``, ``blobs/`` (see `blob_folder`) and ``lock``. One process at a
+time owns it, by a lock that ends with the process.
+
+SQLite keeps a rollback journal, not a write-ahead log: between two commits ``catalog.sqlite`` alone
+has all records, so that a copy of it is complete, and the loss of a second file loses nothing.
 
 What `register` has returned for is on the disk; what it has not returned for is there whole or not
 at all. The order makes it so, and a kill between any two steps leaves nothing half-registered::
@@ -15,6 +18,10 @@ registration under way counts as a reference to each of its blobs; so a removal 
 cannot take away a blob that is about to be referred to.
 
 Reads come from memory; the disk is asked for blobs alone.
+
+Only ``catalog.sqlite`` tells which blobs are in use. If it is missing or empty while blobs are
+there, it was lost, and opening is refused (`CatalogLost`): nothing may be swept by what an empty
+file says. A store that was killed while it was first made has no blobs yet.
 """
 
 from __future__ import annotations
@@ -22,11 +29,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 
@@ -40,12 +46,21 @@ from dandelion.catalog import (
     used_blobs,
 )
 from dandelion.data import Bytes
-from dandelion.errors import CatalogCorrupt, Conflict, ContextFull, InvalidInput
+from dandelion.errors import (
+    CatalogCorrupt,
+    CatalogLost,
+    CatalogUnavailable,
+    Conflict,
+    InvalidInput,
+)
 from dandelion.function import Digest, FunctionSpec
 
-from .blob_folder import BlobFolder, flush_folder
+from .blob_folder import BlobFolder, blob_files, flush_folder, is_digest
+from .disk_errors import reported
 
 SCHEMA = 1
+BUSY_S = 5.0
+"""How long a lock of another program is waited for, such as one that copies the database."""
 
 _CREATE = f"""
 BEGIN IMMEDIATE;
@@ -68,6 +83,7 @@ PRAGMA user_version = {SCHEMA};
 COMMIT;
 """
 
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _KINDS: dict[str, type[Record]] = {
     kind_of(cls): cls for cls in (FunctionSpec, CompositionRecord, LibraryRecord)
 }
@@ -78,8 +94,12 @@ def open_catalog(path: str) -> SqliteCatalog:
 
     Raises:
         InvalidInput: no path is given.
-        Conflict: another process has it open.
-        CatalogCorrupt: its files are damaged, unreadable, or from a newer version.
+        Conflict: another node has it open.
+        CatalogLost: its blobs are there and its records are not.
+        CatalogCorrupt: its files are damaged or from a newer version.
+        CatalogUnavailable: its files are locked by a program that is no node, or not permitted, or
+            on a read-only or failing disk.
+        DiskFull: it cannot be opened without writing, and there is no room.
     """
     if not path:
         raise InvalidInput("registry", "a folder is missing", "write sqlite:PATH")
@@ -96,7 +116,7 @@ class SqliteCatalog(MemoryCatalog):
         self._folder = folder
         self._closed = False
         with contextlib.ExitStack() as opened:
-            with _reported(folder):
+            with reported(folder / self.FILE):
                 self._lock_fd = _own(folder)
                 opened.callback(os.close, self._lock_fd)
                 self._db = _connect(folder / self.FILE)
@@ -150,7 +170,8 @@ class SqliteCatalog(MemoryCatalog):
             for record in added:
                 body = msgspec.msgpack.encode(record)
                 row = (kind_of(record), record.name, record.version)
-                self._db.execute("INSERT INTO records VALUES (?, ?, ?, ?)", (*row, body))
+                # A row of that version can only be of a commit that failed after it was written.
+                self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (*row, body))
                 self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", row)
 
     def _erase(self, removed: list[Record]) -> None:
@@ -163,7 +184,7 @@ class SqliteCatalog(MemoryCatalog):
     def _transaction(self) -> Iterator[None]:
         if self._closed:
             raise Conflict("catalogue", str(self._folder), "it is closed")
-        with _reported(self._folder / self.FILE):
+        with reported(self._folder / self.FILE):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -171,19 +192,43 @@ class SqliteCatalog(MemoryCatalog):
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                    with contextlib.suppress(sqlite3.Error):  # what came first says more
+                        self._db.execute("ROLLBACK")
                 raise
 
     def _load(self) -> None:
-        (self.generation,) = self._db.execute("SELECT generation FROM state").fetchone()
-        for kind, name, version, body in self._db.execute("SELECT * FROM records"):
-            try:
-                self._insert(msgspec.msgpack.decode(body, type=_KINDS[kind]))
-            except (KeyError, msgspec.MsgspecError) as error:
-                where = f"{kind} '{name}' version {version}"
-                raise CatalogCorrupt(str(self._folder / self.FILE), f"{where}: {error}") from None
-        for kind, name, newest in self._db.execute("SELECT * FROM versions"):
-            self._next[kind, name] = newest
+        try:
+            found = self._db.execute("SELECT generation FROM state").fetchone()
+            (self.generation,) = msgspec.convert(found, tuple[_Count])
+            for row in self._db.execute("SELECT kind, name, version, body FROM records"):
+                self._insert(_record(*msgspec.convert(row, tuple[str, str, _Count, bytes])))
+            for row in self._db.execute("SELECT kind, name, newest FROM versions"):
+                kind, name, newest = msgspec.convert(row, tuple[str, str, _Count])
+                self._next[kind, name] = max(newest, self._next.get((kind, name), 0))
+        except msgspec.MsgspecError as error:
+            raise CatalogCorrupt(str(self._folder / self.FILE), str(error)) from None
+
+
+def _record(kind: str, name: str, version: int, body: bytes) -> Record:
+    """Read the body of a row.
+
+    Raises:
+        msgspec.MsgspecError: it is no record, or another one than the row says.
+    """
+    where = f"{kind} '{name}' version {version}"
+    if kind not in _KINDS:
+        raise msgspec.ValidationError(f"{where}: there is no such kind")
+    try:
+        record = msgspec.msgpack.decode(body, type=_KINDS[kind])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.ValidationError(f"{where}: {error}") from None
+    if (record.name, record.version) != (name, version):
+        message = f"its body is that of '{record.name}' version {record.version}"
+        raise msgspec.ValidationError(f"{where}: {message}")
+    bad = [digest for digest in used_blobs([record]) if not is_digest(digest)]
+    if bad:
+        raise msgspec.ValidationError(f"{where}: '{bad[0]}' is no digest")
+    return record
 
 
 def _own(folder: Path) -> int:
@@ -193,18 +238,26 @@ def _own(folder: Path) -> int:
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except BlockingIOError:
         owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
         by = f"process {owner}" if owner else "another process"
         raise Conflict("catalogue", str(folder), f"{by} has it open") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    if path.is_dir():
+        raise CatalogCorrupt(str(path), "a folder is in its place")
+    if not path.exists() or not path.stat().st_size:
+        # Before SQLite sees it: beside an empty database it would remove the log, too.
+        _check_new(path, "it is empty" if path.exists() else "it is missing")
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db, path)
     except BaseException:
@@ -214,29 +267,50 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
     (schema,) = db.execute("PRAGMA user_version").fetchone()
-    if schema > SCHEMA:
-        message = f"it was written by a newer Dandelion (schema {schema}, this one reads {SCHEMA})"
+    if schema not in (0, SCHEMA):
+        age = "a newer Dandelion" if schema > SCHEMA else "another program"
+        message = f"it was written by {age} (schema {schema}, this one reads {SCHEMA})"
         raise CatalogCorrupt(str(path), message)
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise CatalogCorrupt(str(path), str(verdict))
     if schema == 0:
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables:
+            raise CatalogCorrupt(str(path), "it is a database of another program")
+        _check_new(path, "it has no records")
+    (mode,) = db.execute("PRAGMA journal_mode = DELETE").fetchone()
+    if mode != "delete":
+        raise CatalogUnavailable(
+            str(path), f"its journal stays in mode '{mode}'", "close other programs that use it"
+        )
+    db.execute("PRAGMA synchronous = EXTRA")  # the removal of the journal is the commit
+    if schema == 0:
         db.executescript(_CREATE)
         flush_folder(path.parent)
 
 
-@contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system say into the catalogue's errors."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-            free = shutil.disk_usage(path.parent).free
-            raise ContextFull(str(path), 0, free) from None
-        raise CatalogCorrupt(str(path), str(error)) from None
-    except OSError as error:
-        raise CatalogCorrupt(str(error.filename or path), error.strerror or str(error)) from None
+def _check_new(path: Path, state: str) -> None:
+    """Refuse to begin a new catalogue where there was one.
+
+    Raises:
+        CatalogLost: blobs, or a log of SQLite, are beside the file.
+    """
+    blobs = path.with_name("blobs")
+    log = path.with_name(f"{path.name}-wal")
+    count = sum(1 for _ in blob_files(blobs))
+    if count:
+        message = f"{state}, but {blobs} has {count} {'blob' if count == 1 else 'blobs'}"
+        anew = f"move {blobs} away"
+    elif log.exists() and log.stat().st_size:
+        message = f"{state}, but {log} has records"
+        anew = f"move {log} away"
+    else:
+        return
+    raise CatalogLost(
+        str(path),
+        message,
+        f"restore {path.name} from a copy; or, to begin with an empty catalogue, {anew}: "
+        "what was registered is lost then",
+    )

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from dandelion import __version__
+from dandelion.cli import doctor
 from dandelion.cli.main import main
-from dandelion.cli.settings import load_settings
+from dandelion.cli.settings import load_settings, setting_help, unknown_variables
 from dandelion.errors import InvalidInput
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
@@ -188,6 +189,79 @@ def test_invocations_that_go_wrong(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        "--deadline 5 --set right pair left=L right=R",
+        "pair --deadline 5 left=L --set right right=R",
+        "pair left=L --deadline 5 right=R --set right",
+        "pair left=L right=R --set=right --deadline=5",
+    ],
+)
+def test_options_lie_anywhere(remote: Command, order: str) -> None:
+    assert remote("invoke", *order.split(), "--raw") == (0, "R", "")
+    assert remote("invoke", "--raw", *order.split()) == (0, "R", "")
+
+
+def test_tables_are_whole_where_there_is_no_terminal(
+    remote: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "long" * 30
+    text = tmp_path / "long.dandelion"
+    text.write_text(GOOD.replace("one", name).replace("two", "outer"))
+    assert remote("register", text)[0] == 0
+    lines = remote("ls", "compositions")[1].splitlines()
+    assert f"composition   {name}   1" in "\n".join(lines)
+    assert any(line.endswith(f"uses {name}") for line in lines)
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_tables_are_folded_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    program = """if True:
+        from dandelion.cli.output import Output
+        Output(False).table(("a", "b"), [("x" * 150, "y")])
+    """
+    environment = dict(os.environ, COLUMNS="80", TERM="dumb", PYTHONPATH=str(ROOT))
+    with open(ours, "rb", buffering=0) as terminal:  # a descriptor, not a path
+        with open(theirs, "wb") as out:
+            command = [sys.executable, "-c", program]
+            subprocess.run(command, stdout=out, env=environment, check=True, timeout=60)
+        shown = terminal.read(4096).decode()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("x") == 150
+
+
+@pytest.mark.parametrize("kind", ["libraries", "library", "Functions", "compositions"])
+def test_one_kind(remote: Command, kind: str) -> None:
+    code, out, _ = remote("ls", kind, "--json")
+    assert code == 0
+    (found,) = {entry["kind"] for entry in json.loads(out)}
+    assert found[:4] == kind.lower()[:4]
+
+
+def test_engines_and_backends(remote: Command) -> None:
+    engines = json.loads(remote("ls", "engines", "--json")[1])
+    assert {"null", "gate:0"} <= {engine["name"] for engine in engines}
+    found = {b["backend"]: b["engines"] for b in json.loads(remote("ls", "backends", "--json")[1])}
+    assert found["null"] == {"ready": 1}
+    assert "gate:0" in remote("ls", "engines")[1]
+    assert "1 ready" in remote("ls", "backends")[1]
+
+
+def test_nothing_is_said_to_be_nothing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(backends=(), arena_bytes=1 << 20)
+    with Node(settings) as node, BackgroundServer(node, drain_s=1) as server:
+        monkeypatch.setenv("DANDELION_URL", server.url)
+        assert "no libraries" in command("ls", "libraries")[1]
+        assert json.loads(command("ls", "libraries", "--json")[1]) == []
+
+
+def test_describe_shows_the_limits(remote: Command) -> None:
+    assert "512.0 MiB of memory" in remote("describe", "echo")[1]
+
+
 def test_errors_as_json(remote: Command) -> None:
     code, out, error = remote("invoke", "ecko", "a=x", "--json")
     assert (code, out) == (1, "")
@@ -207,9 +281,35 @@ def test_unreachable(command: Command) -> None:
 # --- without a node -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["invoke"], ["ls", "--no"], ["ls", "x"]])
-def test_wrong_usage(command: Command, arguments: list[str]) -> None:
-    assert command(*arguments)[0] == 2
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "VERB"),
+        ("nothing", "none of serve, register"),
+        ("invok", "did you mean 'invoke'"),
+        ("invoke", "required: NAME;"),
+        ("invoke x --dedline 3", "did you mean '--deadline'"),
+        ("invoke x a=b --deadline soon", "--deadline"),
+        ("ls --no", "no option '--no'"),
+        ("ls x", "none of functions, compositions, libraries, backends, engines"),
+        ("ls enigne", "did you mean 'engines'"),
+        ("ls lib", "did you mean 'libraries'"),
+        ("ls functions more", "'more' is one argument too many"),
+        ("--json ls", "after the verb"),
+        ("bench lst", "did you mean 'list'"),
+        ("serve --prot 80", "did you mean '--port'"),
+        ("graph x --format png", "none of svg, mermaid, json, text"),
+        ("graph x --name y", "chooses from a file"),
+    ],
+)
+def test_wrong_usage(command: Command, arguments: str, said: str) -> None:
+    code, out, error = command(*arguments.split())
+    assert (code, out) == (2, "")
+    assert said in error
+    assert len(error.splitlines()) == 1 or "--json" in arguments
+    code, _, error = command(*arguments.split(), "--json")
+    assert code == 2
+    assert said in json.loads(error)["detail"] or "--no" in arguments
 
 
 def test_version_and_help(command: Command) -> None:
@@ -295,6 +395,36 @@ def test_graph_of_a_file(command: Command, tmp_path: Path) -> None:
     assert command("graph", tmp_path / "no.dandelion")[0] == 2
 
 
+def test_the_suffix_says_what_a_graph_is_written_as(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "good.dandelion"
+    path.write_text(GOOD)
+    for suffix, begin in (
+        *((".svg", "<svg"), (".SVG", "<svg"), (".mmd", "flowchart"), (".md", "```mermaid\nflow")),
+        *((".json", "{"), (".txt", "function echo"), (".dandelion", "function echo")),
+    ):
+        target = tmp_path / f"graph{suffix}"
+        assert command("graph", path, "--name", "one", "-o", target)[0] == 0
+        assert target.read_text().startswith(begin)
+    target = tmp_path / "graph"
+    assert command("graph", path, "--name", "one", "--format", "svg", "-o", target)[0] == 0
+    assert target.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-o g.png", "-o g.svgz", "-o g.svg --format json", "-o g.svg --json"]
+)
+def test_a_graph_is_not_written_as_something_else(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "good.dandelion"
+    path.write_text(GOOD)
+    code, _, error = command("graph", path, "--name", "one", *arguments.split())
+    assert code == 2
+    assert "svg" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["good.dandelion"]
+
+
 def test_graph_of_a_node(remote: Command) -> None:
     code, out, _ = remote("graph", "twice")
     assert code == 0
@@ -303,12 +433,42 @@ def test_graph_of_a_node(remote: Command) -> None:
 
 def test_doctor(command: Command) -> None:
     code, out, _ = command("doctor", "--json")
+    assert json.loads(out)["verdict"]["runs_functions"] == (code == 0)
     found = {(f["area"], f["name"]): f for f in json.loads(out)["findings"]}
     assert found["memory", "arena"]["works"]
     assert found["backend", "null:null"]["works"]
     assert found["registry", "sqlite"]["works"]
     compute = [f for (area, name), f in found.items() if area == "backend" and f["works"]]
     assert code == (0 if len(compute) > 2 else 1)  # null and http alone run nobody's functions
+
+
+def test_doctor_ends_with_a_verdict() -> None:
+    findings = [
+        doctor.Finding("memory", "arena", True, "memfd"),
+        doctor.Finding("backend", "cuda", False, "no driver", "pip install 'x[cuda]', and more"),
+        doctor.Finding("backend", "hip", False, "no library"),
+        doctor.Finding("backend", "null:null", True, "answers"),
+        doctor.Finding("backend", "process:0", True, "core 0"),
+    ]
+    verdict = doctor.judge(findings)
+    lines = "\n".join(doctor.lines_of(verdict, findings)).splitlines()
+    assert "works: null, process" in lines
+    assert "does not work: cuda, hip" in lines
+    assert "    pip install 'x[cuda]'" in lines
+    assert lines[-2].startswith("verdict: a node can run functions")
+    assert lines[-1] == "    dandelion serve"
+    nothing = doctor.judge(findings[:-1])
+    assert not nothing.runs_functions
+    assert [*doctor.lines_of(nothing, findings[:-1])][-1].startswith("verdict: a node cannot")
+
+
+def test_doctor_shows_cores_as_one_line() -> None:
+    cores = [doctor.Finding("backend", f"p:{n}", True, f"core {n} (runs p)") for n in range(64)]
+    others = [doctor.Finding("backend", "q:0", True, "core 0 (runs q)")]
+    first, second = doctor.merged([*cores, *others])
+    assert first.name == "p:0 to 63"
+    assert "64 alike" in first.detail
+    assert second == others[0]
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -321,7 +481,7 @@ def test_flags_above_environment_above_file(tmp_path: Path) -> None:
         'backends = ["null"]\n[options.http]\nallow = "example.org"\n[engines]\nprocess = 2\n'
     )
     environment = {"DANDELION_PORT": "2", "DANDELION_MAX_WAITING": "6", "DANDELION_URL": "x"}
-    settings = load_settings(file, environment, {"port": "3"})
+    settings = load_settings(file, environment, {"port": ["3"]})
     assert (settings.host, settings.port, settings.max_waiting) == ("0.0.0.0", 3, 6)
     assert settings.arena_bytes == 64 << 20
     assert settings.backends == ("null",)
@@ -332,11 +492,11 @@ def test_flags_above_environment_above_file(tmp_path: Path) -> None:
 
 def test_settings_as_text() -> None:
     flags = {
-        "backends": "null, cuda|opencl",
-        "engines": "process=2,null=1",
-        "options": "http.allow=a.org,http.timeout_s=3",
-        "body_limit_bytes": "2GiB",
-        "default_deadline_s": "1.5",
+        "backends": ["null, cuda|opencl"],
+        "engines": ["process=2,null=1"],
+        "options": ["http.allow=a.org", "http.timeout_s=3"],
+        "body_limit_bytes": ["1GiB", "2GiB"],
+        "default_deadline_s": ["1.5"],
     }
     settings = load_settings(None, {}, flags)
     assert settings.backends == ("null", "cuda|opencl")
@@ -351,14 +511,23 @@ def test_settings_as_text() -> None:
         ("porrt = 3", {}, "porrt"),
         ('port = "many"', {}, "port"),
         ("port = [", {}, "node.toml"),
-        ("", {"port": "many"}, "--port"),
-        ("", {"arena_bytes": "3 potatoes"}, "--arena-bytes"),
-        ("", {"engines": "process"}, "--engines"),
-        ("", {"engines": "process=two"}, "--engines"),
-        ("", {"options": "allow=x"}, "--options"),
+        ("[options.http]\nallow = true", {}, "options.http.allow"),
+        ("[options]\nhttp = 3", {}, "options.http"),
+        ("options = 3", {}, "options"),
+        ("", {"port": ["99999"]}, "--port"),
+        ("", {"keep_traces": ["-1"]}, "--keep-traces"),
+        ("", {"max_waiting": ["0"]}, "--max-waiting"),
+        ("", {"default_deadline_s": ["nan"]}, "--default-deadline-s"),
+        ("max_wall_s = -1", {}, "max_wall_s"),
+        ("", {"port": ["many"]}, "--port"),
+        ("", {"arena_bytes": ["3 potatoes"]}, "--arena-bytes"),
+        ("", {"engines": ["process"]}, "--engines"),
+        ("", {"engines": ["process=two"]}, "--engines"),
+        ("", {"options": ["allow=x"]}, "--options"),
+        ("", {"options": ["http.allow=a.org,b.org"]}, "--options"),
     ],
 )
-def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, str], where: str) -> None:
+def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, list[str]], where: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(InvalidInput) as caught:
@@ -366,10 +535,36 @@ def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, str], where: s
     assert where in caught.value.where
 
 
+def test_numbers_of_options_may_be_written_as_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[options.http]\nretries = 3\nconnect_s = 1.5\n")
+    assert load_settings(file, {}, {}).options == {"http": {"retries": "3", "connect_s": "1.5"}}
+
+
+def test_variables_that_are_no_settings_are_named() -> None:
+    environment = {
+        "DANDELION_BACKEND": "null",
+        "DANDELION_X": "",
+        "OTHER": "",
+        "DANDELION_PORT": "1",
+        "DANDELION_URL": "http://x",
+        "DANDELION_SETTINGS": "file",
+    }
+    first, second = unknown_variables(environment)
+    assert "DANDELION_BACKEND;" in first
+    assert "did you mean DANDELION_BACKENDS" in first
+    assert "DANDELION_X;" in second
+
+
+@pytest.mark.parametrize("field", Settings.__struct_fields__)
+def test_every_setting_is_explained(field: str) -> None:
+    assert len(setting_help(field).partition("[")[0]) > 10
+
+
 # --- a server as a process ----------------------------------------------------------------------
 
 
-def start_server(*arguments: str) -> subprocess.Popen[str]:
+def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     fixed = ["--port", "0", "--backends", "null", "--arena-bytes", "4MiB"]
     return subprocess.Popen(
         [sys.executable, "-m", "dandelion", "serve", *fixed, *arguments],
@@ -377,7 +572,7 @@ def start_server(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("DANDELION_")},
+        env={k: v for k, v in os.environ.items() if not k.startswith("DANDELION_")} | environment,
     )
 
 
@@ -397,9 +592,16 @@ def test_serve_until_a_signal(number: int) -> None:
     assert any(line["message"] == "listening" and line["port"] == place["port"] for line in lines)
 
 
-def test_serve_with_bad_settings() -> None:
+def test_serve_with_bad_settings(tmp_path: Path) -> None:
+    lost = tmp_path / "blobs" / "ab" / ("0" * 62)
+    lost.parent.mkdir(parents=True)
+    lost.touch()
     for arguments, said in (
+        (["--catalog", f"sqlite:{tmp_path}"], "restore catalog.sqlite from a copy"),
+        (["--backends", "null,bogus"], "no backend 'bogus'"),
+        (["--options", "htp.allow=1"], "did you mean 'http'"),
         (["--max-waiting", "x"], "--max-waiting"),
+        (["--arena-bytes", "100000000TiB"], "smaller arena"),
         (["--catalog", "nothing:here"], "nothing"),
         (["--settings", "/no/such/file.toml"], "/no/such/file.toml"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
@@ -409,3 +611,15 @@ def test_serve_with_bad_settings() -> None:
         assert process.returncode == 1
         assert said in errors
         assert "Traceback" not in errors
+
+
+def test_serve_warns_of_variables_that_it_does_not_know() -> None:
+    with start_server("--json", DANDELION_BACKEND="x") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["port"]
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert any(
+        line["level"] == "warning" and "DANDELION_BACKENDS" in line["message"]
+        for line in map(json.loads, errors.splitlines())
+    )

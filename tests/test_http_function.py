@@ -933,7 +933,7 @@ def test_settings_reach_the_engine() -> None:
 def test_bad_settings_are_named(options: dict[str, str]) -> None:
     with pytest.raises(InvalidInput) as caught:
         http.driver(options)
-    assert caught.value.where == f"backends.http.{next(iter(options))}"
+    assert caught.value.where == f"options.http.{next(iter(options))}"
 
 
 def test_functions_of_another_shape_are_refused() -> None:

@@ -105,8 +105,8 @@ def read_policy(allow: str, public: str) -> Policy:
             networks.append(str(ipaddress.ip_network(entry)))
         except ValueError as error:
             if "/" in entry or not _PATTERN.fullmatch(entry):
-                raise InvalidInput("backends.http.allow", str(error)) from None
+                raise InvalidInput("options.http.allow", str(error)) from None
             hosts.append(entry)
     if public not in ("yes", "no"):
-        raise InvalidInput("backends.http.public", f"'{public}' is neither 'yes' nor 'no'")
+        raise InvalidInput("options.http.public", f"'{public}' is neither 'yes' nor 'no'")
     return Policy(tuple(networks), tuple(hosts), public == "yes")

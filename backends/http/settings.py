@@ -49,7 +49,7 @@ def read_settings(options: Mapping[str, str]) -> Settings:
         if name not in known:
             close = nearest(name, known)
             raise InvalidInput(
-                f"backends.http.{name}",
+                f"options.http.{name}",
                 "there is no such setting",
                 f"did you mean '{close}'?" if close else f"there are {', '.join(known)}",
             )
@@ -62,7 +62,7 @@ def _number(name: str, text: str) -> int | float:
     try:
         value = float(text) if name.endswith("_s") else int(text)
     except ValueError:
-        raise InvalidInput(f"backends.http.{name}", f"'{text}' is no number") from None
+        raise InvalidInput(f"options.http.{name}", f"'{text}' is no number") from None
     if not _LOWEST[name] <= value < 1e9:
-        raise InvalidInput(f"backends.http.{name}", f"{text} is too small or too large")
+        raise InvalidInput(f"options.http.{name}", f"{text} is too small or too large")
     return value

@@ -49,7 +49,7 @@ class NativeDriver(Driver):
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name, value in options.items():
-            where = f"backends.native.{name}"
+            where = f"options.native.{name}"
             if name == "ahead":
                 if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
                     raise InvalidInput(where, f"'{value}' is no number", f"1 to {AHEAD_LIMIT}")
@@ -69,7 +69,8 @@ class NativeDriver(Driver):
         return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
 
     def check(self, function: Function) -> None:
-        problems = [p for item in function.code.options.items() if (p := _problem(*item))]
+        limit = function.spec.limits.memory_bytes
+        problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
         if not problems:
             _, problems = elf.read(function.main, bounds(context_bytes(function))[0])
         if problems:
@@ -115,7 +116,7 @@ def enforcement() -> dict[str, str]:
         nursery.close()
 
 
-def _problem(option: str, value: str) -> Problem | None:
+def _problem(option: str, value: str, limit_bytes: int) -> Problem | None:
     where = f"code.options.{option}"
     if option not in _OPTIONS:
         close = nearest(option, _OPTIONS) or ""
@@ -123,6 +124,9 @@ def _problem(option: str, value: str) -> Problem | None:
     if not value.isascii() or not value.isdecimal() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
         return Problem("bad-option", f"'{value}' is no size of a context", where,
                        expected=f"{LEAST_BYTES} to {MOST_BYTES} bytes")  # fmt: skip
+    if int(value) > limit_bytes:
+        return Problem("bad-option", f"a context of {value} bytes is above the memory limit", where,
+                       expected=f"at most limits.memory_bytes, {limit_bytes}")  # fmt: skip
     return None
 
 

@@ -110,9 +110,13 @@ def _bytes_of(segments: tuple[Segment, ...], data: bytes, start: int, end: int) 
 
 
 def context_bytes(function: Function) -> int:
-    """Size of a function's context without its inputs, or with them if its options say a size."""
+    """Size of a function's context without its inputs, or with them if its options say a size.
+
+    It is never above the memory limit, also if that is lower now than it was at registration.
+    """
     asked = function.code.options.get("context_bytes", "")
-    size = int(asked) if asked.isdecimal() else function.spec.limits.memory_bytes
+    limit = function.spec.limits.memory_bytes
+    size = min(int(asked), limit) if asked.isdecimal() else limit
     return min(max(page_up(size), LEAST_BYTES), MOST_BYTES)
 
 

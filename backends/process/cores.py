@@ -45,11 +45,11 @@ class ProcessDriver(Driver):
         for name, value in options.items():
             if name != "ahead":
                 raise InvalidInput(
-                    f"backends.process.{name}", "there is no such setting", "there is only 'ahead'"
+                    f"options.process.{name}", "there is no such setting", "there is only 'ahead'"
                 )
             if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
                 raise InvalidInput(
-                    "backends.process.ahead", f"'{value}' is no number", f"1 to {AHEAD_LIMIT}"
+                    "options.process.ahead", f"'{value}' is no number", f"1 to {AHEAD_LIMIT}"
                 )
             self._ahead = int(value)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from dandelion.cli.output import Output, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.data import SetSpec
 from dandelion.frontend.client import Client
 from dandelion.frontend.records import Description
+from dandelion.function import Limits
 
 
 def run(arguments: Arguments, out: Output) -> int:
@@ -18,17 +21,25 @@ def run(arguments: Arguments, out: Output) -> int:
     if out.as_json:
         out.document(description)
         return 0
-    versions = ", ".join(map(str, description.versions)) or "of the platform"
-    out.line(f"{description.kind} {description.name}, version {description.version} ({versions})")
+    out.line(f"{description.kind} {description.name}, {_version(description)}")
     _sets(description, out)
     if description.kind == "composition":
-        out.line(f"\n{description.record['text'].rstrip()}")
+        out.line(description.record["text"].rstrip())
     elif description.kind == "function":
         _code(description.record, out)
+        out.line(f"\nlimits: {_limits(description.record)}")
     else:
         size = size_text(description.record.get("size_bytes", 0))
         out.line(f"{size}, sha256 {description.record['digest']}")
     return 0
+
+
+def _version(description: Description) -> str:
+    if not description.versions:
+        return "provided by the platform"
+    others = [str(n) for n in description.versions if n != description.version]
+    besides = f" (also registered: {', '.join(others)})" if others else ""
+    return f"version {description.version}{besides}"
 
 
 def _sets(description: Description, out: Output) -> None:
@@ -36,11 +47,22 @@ def _sets(description: Description, out: Output) -> None:
     rows += [("fixed", name, "", "") for name in description.static]
     rows += [("output", *_spec(spec)) for spec in description.outputs]
     out.table(("set", "name", "dtype", "shape"), rows)
+    if rows:
+        out.line("")
 
 
 def _spec(spec: SetSpec) -> tuple[str, str, str]:
     shape = "x".join("?" if n < 0 else str(n) for n in spec.shape or ())
     return spec.name, spec.dtype or "bytes", shape
+
+
+def _limits(record: dict[str, Any]) -> str:
+    limits = msgspec.convert(record.get("limits", {}), Limits)
+    return (
+        f"{size_text(limits.memory_bytes)} of memory, {limits.wall_s:g} s, "
+        f"{limits.cpu_s:g} s of CPU time, outputs of {size_text(limits.output_bytes)} "
+        f"in {limits.output_items} items"
+    )
 
 
 def _code(record: dict[str, Any], out: Output) -> None:

@@ -8,10 +8,12 @@ what confines a function; it may make one sandbox to find out.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import pkgutil
 import platform
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -44,17 +46,76 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 def run(arguments: Arguments, out: Output) -> int:
     """Look at everything; 1 if a node could not run functions here."""
     findings = [*machine(), arena(), *backends(), *stores()]
+    verdict = judge(findings)
     if out.as_json:
-        out.document({"version": __version__, "findings": findings})
+        out.document({"version": __version__, "verdict": verdict, "findings": findings})
     else:
-        rows = [(f.area, f.name, "ok" if f.works else "--", f.detail, f.remedy) for f in findings]
-        out.table(("area", "name", "", "what is there", "how to get it"), rows)
-    memory = all(f.works for f in findings if f.area == "memory")
-    compute = any(f.works for f in findings if f.area == "backend" and f.name not in _NO_COMPUTE)
-    return 0 if memory and compute else 1
+        rows = [(f.area, f.name, "ok" if f.works else "--", f.detail) for f in merged(findings)]
+        out.table(("area", "name", "", "what is there"), rows)
+        for line in lines_of(verdict, findings):
+            out.line(line)
+    return 0 if verdict.runs_functions else 1
 
 
 _NO_COMPUTE = ("null", "http")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What all findings come to.
+
+    Attributes:
+        runs_functions: a node can run users' functions here.
+        works, does_not_work: names of backends.
+    """
+
+    runs_functions: bool
+    works: tuple[str, ...]
+    does_not_work: tuple[str, ...]
+
+
+def judge(findings: Sequence[Finding]) -> Verdict:
+    """Tell what works here, of all that was looked at."""
+    backends = {f.name.partition(":")[0]: f.works for f in findings if f.area == "backend"}
+    works = tuple(name for name, good in backends.items() if good)
+    missing = tuple(name for name, good in backends.items() if not good)
+    memory = all(f.works for f in findings if f.area == "memory")
+    return Verdict(memory and bool({*works} - {*_NO_COMPUTE}), works, missing)
+
+
+def lines_of(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[str]:
+    """Write the verdict, and each command that gets something that is missing in its own line."""
+    yield ""
+    yield f"works: {', '.join(verdict.works) or 'nothing'}"
+    yield f"does not work: {', '.join(verdict.does_not_work) or 'nothing'}"
+    for finding in findings:
+        if finding.works or not finding.remedy:
+            continue
+        command, _, rest = finding.remedy.partition(", ")
+        besides = f" (it also needs {rest.removeprefix('and ')})" if rest else ""
+        yield f"\nto get {finding.name}{besides}:"
+        yield f"    {command}"
+    yield ""
+    if verdict.runs_functions:
+        yield "verdict: a node can run functions on this machine; to start one:"
+        yield "    dandelion serve"
+    else:
+        yield "verdict: a node cannot run functions on this machine"
+
+
+def merged(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Show neighbours that differ in their numbers alone, such as cores, as one line."""
+
+    def pattern(finding: Finding) -> tuple[object, ...]:
+        text = re.sub(r"\d+", "#", f"{finding.name} {finding.detail}")
+        return finding.area, text, finding.works, ":" in finding.name or finding.name
+
+    for _, group in itertools.groupby(findings, pattern):
+        first, *others = group
+        if others:
+            count = f"{first.detail}; {len(others) + 1} alike"
+            span = f"{first.name} to {others[-1].name.rpartition(':')[2]}"
+            first = msgspec.structs.replace(first, name=span, detail=count)
+        yield first
 
 
 def machine() -> list[Finding]:

@@ -9,21 +9,50 @@ from dandelion.cli.parser import Arguments
 from dandelion.frontend.client import Client
 from dandelion.frontend.graphs import draw_text
 
-SUFFIXES = {".svg": "svg", ".mmd": "mermaid", ".json": "json"}
+SUFFIXES = {
+    ".svg": "svg",
+    ".mmd": "mermaid",
+    ".md": "mermaid",
+    ".json": "json",
+    ".txt": "text",
+    ".dandelion": "text",
+}
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Draw, to standard output or a file."""
     target = arguments.output
-    format_ = arguments.format
-    if format_ is None:
-        format_ = "json" if out.as_json else SUFFIXES.get(target.suffix if target else "", "text")
+    format_ = _format(target, "json" if out.as_json else arguments.format)
     drawn = _drawn(arguments, format_)
-    if target is not None:
-        target.write_text(drawn, "utf-8")
-    else:
+    if target is None:
         out.raw(drawn.encode() + (b"" if drawn.endswith("\n") else b"\n"))
+        return 0
+    if target.suffix.lower() == ".md":
+        drawn = f"```mermaid\n{drawn.rstrip()}\n```\n"
+    target.write_text(drawn, "utf-8")
     return 0
+
+
+def _format(target: Path | None, asked: str | None) -> str:
+    """Choose the format by what was asked for and the suffix of the file, which must agree.
+
+    Raises:
+        WrongUsage: nothing is written in the format of that suffix, or it is not the one asked for.
+    """
+    suffix = target.suffix.lower() if target is not None else ""
+    if not suffix:
+        return asked or "text"
+    meant = SUFFIXES.get(suffix)
+    if meant is None:
+        supported = f"the suffixes are {', '.join(SUFFIXES)}"
+        if suffix in (".png", ".pdf", ".jpg", ".jpeg"):
+            supported += "; an SVG can be converted, for example by rsvg-convert"
+        raise WrongUsage(f"-o {target}", f"a graph cannot be written as {suffix}", supported)
+    if asked not in (None, meant):
+        raise WrongUsage(
+            f"-o {target}", f"{suffix} means {meant}, not {asked}", "change the one or the other"
+        )
+    return meant
 
 
 def _drawn(arguments: Arguments, format_: str) -> str:
@@ -32,5 +61,7 @@ def _drawn(arguments: Arguments, format_: str) -> str:
         return draw_text(path.read_text("utf-8"), arguments.name, format_, str(path))
     if path.suffix == ".dandelion":
         raise WrongUsage(str(path), "there is no such file")
+    if arguments.name is not None:
+        raise WrongUsage("--name", f"it chooses from a file, and '{path}' is none", "leave it out")
     with Client(arguments.url) as client:
         return client.graph(arguments.source, format_, arguments.version_)

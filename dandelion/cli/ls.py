@@ -1,23 +1,46 @@
-"""``dandelion ls``: what is registered, in its newest versions."""
+"""``dandelion ls``: what is registered, in its newest versions; backends and engines."""
 
 from __future__ import annotations
 
-from dandelion.cli.output import Output, size_text
-from dandelion.cli.parser import Arguments
-from dandelion.frontend.client import Client
-from dandelion.frontend.records import Entry
+from collections import Counter
+from collections.abc import Callable
 
-SINGULAR = {"functions": "function", "compositions": "composition", "libraries": "library"}
+from dandelion.cli.grammar import did_you_mean
+from dandelion.cli.output import Output, WrongUsage, size_text
+from dandelion.cli.parser import KINDS, Arguments
+from dandelion.frontend.client import Client
+from dandelion.frontend.records import EngineEntry, Entry
+
+SINGULAR = {kind: kind.removesuffix("s") for kind in KINDS} | {"libraries": "library"}
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """List all kinds, or one."""
+    """List what is registered, or one kind of things."""
+    kind = kind_of(arguments.kind) if arguments.kind else ""
     with Client(arguments.url) as client:
+        if kind in _SHOW_ENGINES:
+            _SHOW_ENGINES[kind](client.engines(), out)
+            return 0
         entries = client.list()
-    if arguments.kind:
-        entries = [e for e in entries if e.kind == SINGULAR[arguments.kind]]
+    if kind:
+        entries = [e for e in entries if e.kind == SINGULAR[kind]]
     show(entries, out)
+    if not entries and not out.as_json:
+        out.line(f"there are no {kind}" if kind else "nothing is registered")
     return 0
+
+
+def kind_of(word: str) -> str:
+    """Read the name of a kind, in the singular or plural.
+
+    Raises:
+        WrongUsage: there is no such kind.
+    """
+    for kind in KINDS:
+        if word.lower() in (kind, SINGULAR[kind]):
+            return kind
+    close = did_you_mean(word.lower(), KINDS)
+    raise WrongUsage("ls", f"'{word}' is none of {', '.join(KINDS)}{close}")
 
 
 def show(entries: list[Entry], out: Output) -> None:
@@ -26,7 +49,7 @@ def show(entries: list[Entry], out: Output) -> None:
         out.document(entries)
         return
     rows = [(e.kind, e.name, str(e.version), _sets(e), _details(e)) for e in entries]
-    out.table(("kind", "name", "version", "sets", ""), rows)
+    out.table(("kind", "name", "version", "sets", "details"), rows)
 
 
 def _sets(entry: Entry) -> str:
@@ -42,3 +65,39 @@ def _details(entry: Entry) -> str:
         return f"uses {', '.join(entry.uses)}" if entry.uses else ""
     fixed = f"; fixed: {', '.join(entry.static)}" if entry.static else ""
     return ", ".join(entry.formats) + fixed
+
+
+def _show_engines(engines: list[EngineEntry], out: Output) -> None:
+    if out.as_json:
+        out.document(engines)
+        return
+    rows = [
+        (e.name or e.backend, e.state, str(e.calls), str(e.failures), e.reason or e.description)
+        for e in engines
+    ]
+    out.table(("engine", "state", "calls", "failures", "details"), rows)
+
+
+def _show_backends(engines: list[EngineEntry], out: Output) -> None:
+    """Count the engines of each backend by their state."""
+    states: dict[str, Counter[str]] = {}
+    reasons: dict[str, str] = {}
+    for engine in engines:
+        states.setdefault(engine.backend, Counter())[engine.state] += 1
+        reasons[engine.backend] = engine.reason or reasons.get(engine.backend, "")
+    if out.as_json:
+        out.document(
+            [{"backend": b, "engines": dict(n), "reason": reasons[b]} for b, n in states.items()]
+        )
+        return
+    rows = [
+        (backend, ", ".join(f"{n} {state}" for state, n in counts.items()), reasons[backend])
+        for backend, counts in states.items()
+    ]
+    out.table(("backend", "engines", "reason"), rows)
+
+
+_SHOW_ENGINES: dict[str, Callable[[list[EngineEntry], Output], None]] = {
+    "engines": _show_engines,
+    "backends": _show_backends,
+}

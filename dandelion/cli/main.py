@@ -36,11 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see the module's text.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    out = Output("--json" in words)
     try:
-        parsed = make_parser().parse_args(arguments, namespace=Arguments())
-    except SystemExit as leaving:  # argparse has said why, or printed help
+        parsed = make_parser().parse_args(words, namespace=Arguments())
+    except SystemExit as leaving:  # argparse printed help or the version
         return leaving.code if isinstance(leaving.code, int) else USAGE
-    out = Output(parsed.json)
+    except WrongUsage as error:
+        out.error(error)
+        return USAGE
     try:
         verb: Callable[[Arguments, Output], int]
         verb = importlib.import_module(f"dandelion.cli.{parsed.verb}").run

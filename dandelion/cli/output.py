@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from rich.text import Text
 from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.problem import encode_problem, problem_of
 
+_NO_WIDTH = 1 << 20
+"""What no row reaches."""
+
 
 @dataclass(eq=False)
 class WrongUsage(InvalidInput):
-    """The command line does not make sense, in a way that the parser cannot see."""
+    """The command line is wrong."""
 
 
 class Output:
@@ -51,14 +55,24 @@ class Output:
         self._console.print(text)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table, or nothing if it has no rows."""
+        """Print a table, or nothing if it has no rows.
+
+        On a terminal long cells are folded; elsewhere a row is one line, however long.
+        """
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
-        if table.row_count:
+        if not table.row_count:
+            return
+        if self._console.is_terminal:
             self._console.print(table, soft_wrap=False)
+            return
+        lines = io.StringIO()
+        Console(file=lines, width=_NO_WIDTH).print(table)
+        for line in lines.getvalue().splitlines():
+            print(line.rstrip())
 
     def error(self, error: DandelionError) -> None:
         """Say on standard error what went wrong."""

@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 
 from dandelion import __version__
+from dandelion.cli.grammar import MainParser, VerbParser
+from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-KINDS = ("functions", "compositions", "libraries")
+KINDS = ("functions", "compositions", "libraries", "backends", "engines")
 BENCH_BACKENDS = ("cuda", "hip", "opencl")
 FORMATS = ("svg", "mermaid", "json", "text")
 
@@ -44,15 +46,17 @@ class Arguments(argparse.Namespace):
     backend: str | None
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> MainParser:
     """Make the parser of all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = MainParser(
         prog="dandelion",
         description="A dataflow composition engine for untrusted functions.",
         epilog="Exit codes: 0 done, 1 failed or invalid, 2 wrong usage, 3 node unreachable.",
     )
     parser.add_argument("--version", action="version", version=f"dandelion {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="VERB", parser_class=VerbParser
+    )
     local, remote = _common()
     _serve(verbs.add_parser("serve", parents=[local], help="run a node"))
 
@@ -66,11 +70,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
 
-    listing = verbs.add_parser("ls", parents=[remote], help="list what is registered")
-    listing.add_argument("kind", nargs="?", choices=KINDS)
+    listing = verbs.add_parser(
+        "ls", parents=[remote], help="list what is registered, backends, engines"
+    )
+    listing.add_argument("kind", nargs="?", metavar="KIND", help=", ".join(KINDS))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
-        named.add_argument("name")
+        named.add_argument("name", metavar="NAME", help="a function, composition or library")
         _version(named)
 
     check = verbs.add_parser("check", parents=[local], help="check texts and blueprints, no node")
@@ -80,18 +86,20 @@ def make_parser() -> argparse.ArgumentParser:
     graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
     graph.add_argument("--name", help="which composition of the file")
     graph.add_argument("--format", choices=FORMATS, help="default: by the output's suffix, or text")
-    graph.add_argument("-o", "--output", type=Path)
+    graph.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="*.svg, *.mmd, *.md, *.json or *.txt"
+    )
     _version(graph)
     verbs.add_parser("doctor", parents=[local], help="tell what works on this machine")
     _bench(verbs.add_parser("bench", help="measure this machine, and show what was found"), local)
     return parser
 
 
-def _common() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    local = argparse.ArgumentParser(add_help=False)
+def _common() -> tuple[VerbParser, VerbParser]:
+    local = VerbParser(add_help=False)
     local.add_argument("--json", action="store_true", help="print JSON")
     local.add_argument("--debug", action="store_true", help="show tracebacks")
-    remote = argparse.ArgumentParser(add_help=False, parents=[local])
+    remote = VerbParser(add_help=False, parents=[local])
     url = os.environ.get("DANDELION_URL", DEFAULT_URL)
     remote.add_argument(
         "--url", default=url, help="of the node (DANDELION_URL); default %(default)s"
@@ -99,46 +107,67 @@ def _common() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     return local, remote
 
 
-def _version(parser: argparse.ArgumentParser) -> None:
+def _seconds(text: str) -> int:
+    """Read a number of whole seconds."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of whole seconds")
+    return int(text)
+
+
+def _version(parser: VerbParser) -> None:
     parser.add_argument("--version", type=int, dest="version_", metavar="N", help="default: newest")
 
 
-def _invoke(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name")
+def _invoke(parser: VerbParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a function or composition")
     parser.add_argument(
         "sets",
         nargs="*",
+        default=[],
         metavar="SET=VALUE",
         help="set=text, set=@file (@- is standard input), set:=json; repeat for more items",
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="of the invocation")
     parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
     parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
-    parser.add_argument("-o", "--output", type=Path, help="write the only item's bytes to a file")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
+    )
     _version(parser)
 
 
-def _serve(parser: argparse.ArgumentParser) -> None:
+def _serve(parser: VerbParser) -> None:
     parser.add_argument(
         "--settings", type=Path, metavar="FILE", help="TOML; default: DANDELION_SETTINGS"
     )
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
-    parser.add_argument("--drain", type=int, default=10, metavar="SECONDS", help="on SIGTERM")
+    parser.add_argument(
+        "--drain",
+        type=_seconds,
+        default=10,
+        metavar="SECONDS",
+        help="how long requests under way may take to end after SIGTERM; default 10",
+    )
     group = parser.add_argument_group("settings", "each is also DANDELION_NAME in the environment")
     for field in msgspec.structs.fields(Settings):
         flag = "--" + field.name.replace("_", "-")
-        shown = f"default {field.default!r}" if field.default != msgspec.NODEFAULT else ""
-        group.add_argument(flag, dest=f"setting_{field.name}", metavar="VALUE", help=shown)
+        group.add_argument(
+            flag,
+            dest=f"setting_{field.name}",
+            action="append",
+            metavar="VALUE",
+            help=setting_help(field.name).replace("%", "%%"),
+        )
 
 
-def _bench(parser: argparse.ArgumentParser, local: argparse.ArgumentParser) -> None:
+def _bench(parser: VerbParser, local: VerbParser) -> None:
     verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
     listing = verbs.add_parser("list", parents=[local], help="list experiments")
     running = verbs.add_parser("run", parents=[local], help="run experiments")
     for verb in (listing, running):
-        verb.add_argument("names", nargs="*", metavar="NAME|GROUP", help="default: all")
+        verb.add_argument("names", nargs="*", default=[], metavar="NAME|GROUP", help="default: all")
     running.add_argument("--quick", action="store_true", help="in seconds; figures are indications")
     running.add_argument(
         "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
@@ -149,10 +178,12 @@ def _bench(parser: argparse.ArgumentParser, local: argparse.ArgumentParser) -> N
     report = verbs.add_parser("report", parents=[local], help="write kept outcomes as one page")
     _out(report, "FILE", "default: bench-report.html")
     for verb in (plot, report):
-        verb.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders")
+        verb.add_argument(
+            "paths", nargs="*", default=[], type=Path, metavar="PATH", help="files or folders"
+        )
     compare = verbs.add_parser("compare", parents=[local], help="compare two kept runs")
     compare.add_argument("paths", nargs=2, type=Path, metavar="PATH", help="old, then new")
 
 
-def _out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+def _out(parser: VerbParser, metavar: str, text: str) -> None:
     parser.add_argument("--out", dest="output", type=Path, metavar=metavar, help=text)

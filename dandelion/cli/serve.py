@@ -17,10 +17,11 @@ import uvloop
 
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
-from dandelion.cli.settings import load_settings
+from dandelion.cli.settings import load_settings, unknown_variables
 from dandelion.frontend.server import serve, url_of
 from dandelion.node import Node, Settings
 
+_logger = logging.getLogger("dandelion.settings")
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -45,13 +46,15 @@ class JsonLines(logging.Formatter):
 def run(arguments: Arguments, out: Output) -> int:
     """Serve until a signal comes."""
     flags = {
-        name.removeprefix("setting_"): value
-        for name, value in vars(arguments).items()
-        if name.startswith("setting_") and value is not None
+        name.removeprefix("setting_"): given
+        for name, given in vars(arguments).items()
+        if name.startswith("setting_") and given is not None
     }
     file = arguments.settings or os.environ.get("DANDELION_SETTINGS")
     settings = load_settings(Path(file) if file else None, os.environ, flags)
     _log_to_stderr(arguments.log_level)
+    for sentence in unknown_variables(os.environ):
+        _logger.warning(sentence)
     uvloop.run(_serve(settings, arguments.drain, out))
     return 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,88 @@ from dandelion.settings import Settings
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+_PREFIX = "DANDELION_"
+_NO_SETTINGS = frozenset({"URL", "SETTINGS", "TRITON"})  # variables with another purpose
 
 
 def load_settings(
-    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Sequence[str]]
 ) -> Settings:
     """Bring the three sources of settings together.
 
     Args:
         file: a TOML file, or None.
         environment: ``DANDELION_NAME`` for the setting ``name``.
-        flags: text of the flags that were given, by setting.
+        flags: texts of the flags that were given, by setting. Lists and tables take the parts of
+            all texts, other settings the last text.
 
     Raises:
         InvalidInput: a setting is unknown, or its value does not fit; `where` names it.
     """
     values: dict[str, Any] = _read_file(file) if file is not None else {}
     for name in _FIELDS:
-        for source, text in (
-            (f"DANDELION_{name.upper()}", environment.get(f"DANDELION_{name.upper()}")),
-            ("--" + name.replace("_", "-"), flags.get(name)),
-        ):
-            if text is not None:
-                values[name] = _convert(source, name, read_text(source, name, text))
+        for source, text in _texts(name, environment, flags):
+            values[name] = _convert(source, name, read_text(source, name, text))
     return Settings(**values)
+
+
+def _texts(
+    name: str, environment: Mapping[str, str], flags: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str]]:
+    """Give the texts of one setting, the weightier one last, each with its source."""
+    variable = _PREFIX + name.upper()
+    if variable in environment:
+        yield variable, environment[variable]
+    if given := flags.get(name):
+        text = ",".join(given) if _takes_several(name) else given[-1]
+        yield "--" + name.replace("_", "-"), text
+
+
+def _takes_several(name: str) -> bool:
+    return isinstance(_default(name), tuple | dict)
+
+
+def _default(name: str) -> Any:
+    return getattr(Settings(), name)
+
+
+def setting_help(name: str) -> str:
+    """Describe one setting for people: what its documentation says, and the default."""
+    documented = re.search(
+        rf"^        (?:\w+, )*{name}(?:, \w+)*: (.*?)(?=^        \w|^    \w|\Z)",
+        Settings.__doc__ or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    text = " ".join(documented[1].split()).replace("`", "") if documented else ""
+    return f"{text} [{_default_text(name)}]".lstrip()
+
+
+def _default_text(name: str) -> str:
+    default = _default(name)
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if name.endswith("_bytes"):
+        unit = max((u for u in _UNITS.items() if default % u[1] == 0), key=lambda u: u[1])
+        return f"{default // unit[1]}{unit[0]}"
+    return str(default or "none") if isinstance(default, dict) else str(default)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Describe variables that look like settings and are none, each in one sentence.
+
+    They are no errors: a variable may be for another program, or made by the system that runs this
+    one (Kubernetes makes ``DANDELION_SERVICE_HOST`` for a service of that name).
+    """
+    known = [_PREFIX + name.upper() for name in _FIELDS]
+    found = []
+    for variable in sorted(environment):
+        name = variable.removeprefix(_PREFIX)
+        if name == variable or variable in known or name in _NO_SETTINGS:
+            continue
+        close = nearest(variable, known)
+        hint = f"did you mean {close}?" if close else "it is ignored"
+        found.append(f"there is no setting for the variable {variable}; {hint}")
+    return found
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -61,8 +119,24 @@ def _read_file(file: Path) -> dict[str, Any]:
         where = f"{file}: {name}"
         if isinstance(value, str) and name.endswith("_bytes"):
             value = read_text(where, name, value)
+        if name == "options":
+            value = _options_of_file(where, value)
         values[name] = _convert(where, name, value)
     return values
+
+
+def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:
+    """Read ``[options.BACKEND]``; numbers may be written without quotes."""
+    options: dict[str, dict[str, str]] = {}
+    for backend, given in table.items() if isinstance(table, dict) else [("", table)]:
+        place = f"{where}.{backend}".rstrip(".")
+        if not isinstance(given, dict):
+            raise InvalidInput(place, f"{given!r} is no table", "write [options.BACKEND]")
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise InvalidInput(f"{place}.{name}", f"{value!r} is no text", "put it in quotes")
+            options.setdefault(backend, {})[name] = str(value)
+    return options
 
 
 def read_text(where: str, name: str, text: str) -> Any:
@@ -71,10 +145,9 @@ def read_text(where: str, name: str, text: str) -> Any:
     Raises:
         InvalidInput: the text is not of the form that the setting has.
     """
-    default = _FIELDS[name].default
     if name.endswith("_bytes"):
         return _size(where, text)
-    if isinstance(default, tuple):
+    if isinstance(_default(name), tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     if name == "engines":
         return dict(_pair(where, part) for part in _parts(text))
@@ -84,7 +157,7 @@ def read_text(where: str, name: str, text: str) -> Any:
             path, value = _pair(where, part)
             backend, dot, option = path.partition(".")
             if not dot:
-                raise InvalidInput(where, f"'{part}'", "write BACKEND.NAME=VALUE")
+                raise InvalidInput(where, f"'{part}' names no backend", "write BACKEND.NAME=VALUE")
             options.setdefault(backend, {})[option] = value
         return options
     return text
@@ -97,7 +170,8 @@ def _parts(text: str) -> list[str]:
 def _pair(where: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise InvalidInput(where, f"'{text}'", "write NAME=VALUE, separated by commas")
+        hint = "write NAME=VALUE, separated by commas; a value with commas goes into the file"
+        raise InvalidInput(where, f"'{text}' is no NAME=VALUE", hint)
     return name.strip(), value.strip()
 
 

@@ -87,9 +87,10 @@ class SharedDomain(MemoryDomain):
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
             self.map = ArenaMap(fd, size)
-        except BaseException:
+        except (OSError, OverflowError) as error:
             os.close(fd)
-            raise
+            reason = f"the system does not give {capacity_bytes} bytes: {error}"
+            raise InvalidInput("arena", reason, "ask for a smaller arena") from None
         self._ranges = FreeRanges(size)
         self._returned: deque[tuple[int, int]] = deque()
         self._leased = 0

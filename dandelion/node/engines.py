@@ -20,9 +20,10 @@ from dandelion.driver import (
     Sharing,
     backend_names,
     load_driver,
+    unknown_backend,
 )
 from dandelion.engine_process.messages import Ready
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.hosts import EngineHost, HostFacts, InlineHost, State
 from dandelion.node.loop_host import LoopHost
@@ -57,7 +58,11 @@ class Backend:
 
 
 def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
-    """Load the drivers of all entries; what cannot be loaded is given with its reason."""
+    """Load the drivers of all entries; what cannot be loaded is given with its reason.
+
+    Raises:
+        InvalidInput: an entry names a backend that does not exist, or an option is unknown or bad.
+    """
     loaded: list[Backend] = []
     reasons: list[BackendUnavailable] = []
     for entry in settings.backends:
@@ -73,6 +78,33 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
             first, *others = drivers
             loaded.append(Backend(entry, tuple(d.name for d in drivers), first, tuple(others)))
     return loaded, reasons
+
+
+def check_names(settings: Settings, embedded: Iterable[str]) -> None:
+    """Refuse options and numbers of engines that nothing would read.
+
+    Backends that are installed and not started may have both, so that one file of settings serves
+    several nodes.
+
+    Args:
+        settings: of the node.
+        embedded: names of drivers that the program brings along.
+
+    Raises:
+        InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
+    """
+    started = {name for entry in settings.backends for name in entry.split("|")}
+    for name in settings.options.keys() - started - set(embedded):
+        if name not in backend_names():
+            raise unknown_backend(f"options.{name}", name)
+        with contextlib.suppress(BackendUnavailable):
+            load_driver(name).configure(settings.options[name])
+    known = {*settings.backends, *started, *backend_names(), *embedded}
+    for name, count in settings.engines.items():
+        if name not in known:
+            raise unknown_backend(f"engines.{name}", name)
+        if count < 0:
+            raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
 
 
 def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
@@ -147,7 +179,7 @@ class EngineStarter:
         """
         driver = backend.driver
         if driver.hosting is Hosting.PROCESS:
-            self._start_process(backend, "", self._settings.engines.get(backend.entry))
+            self._start_process(backend, "")
             return
         resources = driver.probe()
         if not resources:
@@ -172,7 +204,7 @@ class EngineStarter:
             return LoopHost(facts, driver.formats, self._changed, self._loop, engine)
         return InlineHost(facts, driver.formats, self._changed, engine)
 
-    def _start_process(self, backend: Backend, resource: str, limit: int | None) -> None:
+    def _start_process(self, backend: Backend, resource: str) -> None:
         """Start the sequential engine of one resource; what it says decides what else is started.
 
         The first engine chooses among the backends of the entry. Once it is up, one more is started
@@ -188,8 +220,10 @@ class EngineStarter:
             driver = next((d for d in backend.drivers if d.name == ready.backend), backend.driver)
             chosen = Backend(backend.entry, (ready.backend,), driver)
             if not resource:
+                engines = self._settings.engines
+                limit = engines.get(backend.entry, engines.get(ready.backend))
                 for other in ready.resources[1:limit]:
-                    self._start_process(chosen, other, limit)
+                    self._start_process(chosen, other)
             if ready.workers:
                 self._start_workers(chosen, facts.resource, ready.workers)
 

@@ -10,12 +10,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
+import msgspec
+
 from dandelion.catalog import Catalog, CompositionRecord
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import InternalError, Unknown, nearest
-from dandelion.function import Function, FunctionSpec
+from dandelion.function import Function, FunctionSpec, Limits
 from dandelion.memory import MemoryDomain, Transfers
 
 LOADED_LIMIT = 256
@@ -29,6 +31,8 @@ class Library:
         platform: functions that the platform provides, by name.
         domain: where static sets are kept.
         transfers: brings them there.
+        caps: the operator's largest limits. A function that was registered under larger ones runs
+            under these, so that lowering a cap takes effect and no function out of service.
     """
 
     def __init__(
@@ -37,18 +41,20 @@ class Library:
         platform: Mapping[str, FunctionSpec],
         domain: MemoryDomain,
         transfers: Transfers,
+        caps: Limits,
     ) -> None:
         self.catalog = catalog
         self.platform = platform
         self._domain = domain
         self._transfers = transfers
+        self._caps = caps
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
         self._generation = catalog.generation
         self._functions: OrderedDict[tuple[str, int, str], Function] = OrderedDict()
         self._lock = threading.RLock()
 
     def find(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
-        """Find a function or composition.
+        """Find a function, with the limits that hold here, or a composition.
 
         Raises:
             Unknown: with the nearest name.
@@ -56,6 +62,10 @@ class Library:
         if name in self.platform and version is None:
             return self.platform[name]
         found = self.catalog.find_callable(name, version)
+        if isinstance(found, FunctionSpec):
+            limits = found.limits.within(self._caps)
+            same = limits is found.limits
+            return found if same else msgspec.structs.replace(found, limits=limits)
         if found is not None:
             return found
         names = [*self.platform, *(r.name for r in self.catalog.records())]

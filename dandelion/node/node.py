@@ -55,6 +55,7 @@ from dandelion.node.cache import ResultCache
 from dandelion.node.engines import (
     Backend,
     EngineStarter,
+    check_names,
     load_backends,
     load_checkers,
     targets,
@@ -82,12 +83,16 @@ class Node:
         drivers: further backends, made by the embedding program.
 
     Raises:
-        BackendUnavailable, CatalogCorrupt: the catalogue cannot be opened.
+        InvalidInput: a setting, or a backend or option that it names, does not exist or is bad.
+        BackendUnavailable, CatalogCorrupt, CatalogUnavailable, Conflict, DiskFull: the catalogue
+            cannot be opened.
     """
 
     def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
         self.settings = settings or Settings()
         self._partitioning = _partitioning(self.settings.partitioning)
+        caps = self.settings.caps
+        check_names(self.settings, [driver.name for driver in drivers])
         self._backends, self._missing = load_backends(self.settings)
         self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
         self.catalog = open_catalog(self.settings.catalog)
@@ -95,8 +100,8 @@ class Node:
         self._transfers = Transfers()
         checkers = load_checkers(self._backends)
         platform = {f.name: f for b in self._backends for f in b.driver.functions()}
-        self._library = Library(self.catalog, platform, self._arena, self._transfers)
-        self._registrar = Registrar(self.catalog, platform, checkers, self._targets)
+        self._library = Library(self.catalog, platform, self._arena, self._transfers, caps)
+        self._registrar = Registrar(self.catalog, platform, checkers, self._targets, caps)
         self._traces = TraceStore(self.settings.keep_traces)
         self._cache = ResultCache(min(self.settings.cache_bytes, self.settings.arena_bytes // 2))
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)

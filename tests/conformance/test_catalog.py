@@ -28,7 +28,7 @@ from dandelion.errors import (
     BackendUnavailable,
     CatalogCorrupt,
     Conflict,
-    ContextFull,
+    DiskFull,
     InvalidInput,
     Unknown,
 )
@@ -526,7 +526,7 @@ def test_a_disk_without_room_changes_nothing(folder: Path, monkeypatch: pytest.M
         before = catalog.records(), catalog.generation
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(ContextFull) as caught:
+            with pytest.raises(DiskFull) as caught:
                 catalog.register(a_function("G", b"12345"))
         assert caught.value.needed_bytes == 5
         assert (catalog.records(), catalog.generation) == before

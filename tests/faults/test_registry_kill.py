@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -244,40 +245,77 @@ def test_killed_at_every_step(children: Nursery, tmp_path: Path) -> None:
     assert one_more
 
 
-def killed_copy(folder: Path, count: int, to: Path) -> Path:
-    """Register without closing, and copy the files: what a kill leaves behind, log included."""
-    numbers = [n for n in range(2 * count) if n % 3 != 2][:count]
-    with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
-        for number in numbers:
+def test_a_copy_of_an_open_store_is_whole(tmp_path: Path) -> None:
+    with contextlib.closing(open_catalog(f"sqlite:{tmp_path / 'catalog'}")) as catalog:
+        for number in (0, 1, 3, 4):
             operate(catalog, number)
+            copy = tmp_path / str(number)
+            shutil.copytree(tmp_path / "catalog", copy)
+            assert {p.name for p in copy.iterdir() if p.is_file()} == {"catalog.sqlite", "lock"}
+            with contextlib.closing(open_catalog(f"sqlite:{copy}")) as copied:
+                assert everything(copied) == everything(catalog)
+                assert_whole(copied, copy)
+
+
+def killed_within_a_commit(folder: Path, to: Path) -> Path:
+    """Copy a store in the midst of a commit: half of it is in the database, the journal is hot."""
+    with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
+        for number in range(30):
+            operate(catalog, number)
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size = 1")  # so it writes pages back before the end
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("UPDATE records SET version = version + 1000")
         shutil.copytree(folder, to)
+    assert (to / "catalog.sqlite").read_bytes() != (folder / "catalog.sqlite").read_bytes()
     return to
 
 
-def test_a_cut_log_loses_the_last_registrations_whole(tmp_path: Path) -> None:
-    source = killed_copy(tmp_path / "catalog", 4, tmp_path / "copy")
-    log = (source / "catalog.sqlite-wal").read_bytes()
-    sizes: set[int] = set()
-    for cut in [*range(0, len(log), 1999), len(log) - 1, len(log)]:
+def test_half_a_commit_is_undone(tmp_path: Path) -> None:
+    folder = killed_within_a_commit(tmp_path / "catalog", tmp_path / "copy")
+    with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
+        assert everything(catalog) == everything(after(30))
+        assert_whole(catalog, folder)
+
+
+def test_a_cut_or_missing_journal_is_reported_or_undone(tmp_path: Path) -> None:
+    source = killed_within_a_commit(tmp_path / "catalog", tmp_path / "copy")
+    journal = (source / "catalog.sqlite-journal").read_bytes()
+    blobs = {p.relative_to(source) for p in files_below(source)}
+    for cut in [-1, *range(0, len(journal), 499), len(journal) - 1]:
         folder = tmp_path / "cut"
         shutil.copytree(source, folder)
-        (folder / "catalog.sqlite-wal").write_bytes(log[:cut])
-        with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
-            found = everything(catalog)
-            assert len(found) % 4 == 0  # a batch is two functions, a composition and a library
-            sizes.add(len(found))
-            assert_whole(catalog, folder)
+        if cut < 0:
+            (folder / "catalog.sqlite-journal").unlink()
+        else:
+            (folder / "catalog.sqlite-journal").write_bytes(journal[:cut])
+        try:
+            with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
+                assert everything(catalog) == everything(after(30))
+        except CatalogCorrupt:
+            assert {p.relative_to(folder) for p in files_below(folder)} == blobs
         shutil.rmtree(folder)
-    assert sizes == {0, 4, 8, 12, 16}
 
 
-def test_garbage_at_the_end_of_the_log_is_ignored(tmp_path: Path) -> None:
-    folder = killed_copy(tmp_path / "catalog", 3, tmp_path / "copy")
-    with (folder / "catalog.sqlite-wal").open("ab") as log:
-        log.write(random.Random(1).randbytes(10_000))
+def test_a_store_with_a_write_ahead_log_is_taken_over(tmp_path: Path) -> None:
+    """Stores were kept with a log before; what is only there must not be left behind."""
+    folder, copy = tmp_path / "catalog", tmp_path / "copy"
     with contextlib.closing(open_catalog(f"sqlite:{folder}")) as catalog:
-        assert len(everything(catalog)) == 12
-        assert_whole(catalog, folder)
+        for number in range(4):
+            operate(catalog, number)
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("UPDATE state SET generation = 77")
+        shutil.copytree(folder, copy)
+    log = (copy / "catalog.sqlite-wal").read_bytes()
+    for tail, generation in ((log + random.Random(1).randbytes(10_000), 77), (log[:-1], 4)):
+        (copy / "catalog.sqlite-wal").write_bytes(tail)
+        again = tmp_path / str(generation)
+        shutil.copytree(copy, again)
+        with contextlib.closing(open_catalog(f"sqlite:{again}")) as catalog:
+            assert catalog.generation == generation
+            assert everything(catalog) == everything(after(4))
+            assert not (again / "catalog.sqlite-wal").exists()
 
 
 def test_a_cut_database_is_reported_not_guessed_at(tmp_path: Path) -> None:

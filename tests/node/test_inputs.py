@@ -14,6 +14,7 @@ from dandelion.node.inputs import PART, Bringing
 from dandelion.node.library import Library
 from dandelion.node.remote import QUICK_BYTES
 from dandelion.registration import Registrar
+from dandelion.settings import Settings
 
 DEVICE = frozenset({"device"})
 LARGE = os.urandom(QUICK_BYTES + 1)
@@ -54,7 +55,7 @@ def library() -> Library:
     drivers = {"device": Format(), "core": Format()}
     registrar = Registrar(catalog, {}, drivers)  # type: ignore[arg-type]  # all it asks of drivers
     catalog.register(registrar.batch(DOCUMENT))
-    return Library(catalog, {}, SharedDomain(1 << 20), Transfers())
+    return Library(catalog, {}, SharedDomain(1 << 20), Transfers(), Settings().caps)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class ChangingCatalog(MemoryCatalog):
 def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
     catalog = ChangingCatalog()
     catalog.register(Batch([FunctionSpec("F")]))
-    library = Library(catalog, {}, HeapDomain(1), Transfers())
+    library = Library(catalog, {}, HeapDomain(1), Transfers(), Settings().caps)
 
     def replace() -> None:
         catalog.register(Batch([FunctionSpec("F", cache=True)]))

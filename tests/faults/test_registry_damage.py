@@ -1,0 +1,471 @@
+"""A durable catalogue whose files are damaged, lost or locked, or whose disk is full or read-only.
+
+What comes of it is a typed error that says what is wrong and how to go on; no blob is swept by what
+a damaged file says, and nothing that was acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dandelion.registry import disk_errors, sqlite
+
+from dandelion.catalog import Batch, Catalog, CompositionRecord, open_catalog
+from dandelion.errors import (
+    CatalogCorrupt,
+    CatalogLost,
+    CatalogUnavailable,
+    DandelionError,
+    DiskFull,
+)
+from dandelion.function import CodeObject, FunctionSpec, digest_of
+
+FILE = sqlite.SqliteCatalog.FILE
+PAGE = 4096
+
+
+def function(name: str, data: bytes) -> Batch:
+    digest = digest_of(data)
+    return Batch([FunctionSpec(name, code=(CodeObject("python", digest),))], blobs={digest: data})
+
+
+def opened(folder: Path) -> contextlib.closing[Catalog]:
+    return contextlib.closing(open_catalog(f"sqlite:{folder}"))
+
+
+def blobs_in(folder: Path) -> set[Path]:
+    return {p.relative_to(folder) for p in (folder / "blobs").rglob("*") if p.is_file()}
+
+
+def names_in(catalog: Catalog) -> list[str]:
+    """Read everything that there is."""
+    for record in catalog.records():
+        if isinstance(record, FunctionSpec):
+            for digest in record.blobs():
+                assert digest_of(catalog.blob(digest)) == digest
+    return [record.name for record in catalog.records()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of many functions, closed."""
+    folder = tmp_path / "catalog"
+    with opened(folder) as catalog:
+        for number in range(40):
+            catalog.register(function(f"F{number:02}", b"%d" % number * 50))
+    return folder
+
+
+# --- a lost database ----------------------------------------------------------------------------
+
+
+def empty_database(file: Path) -> None:
+    file.unlink()
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": lambda file: file.write_bytes(b""),
+    "no tables": empty_database,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_database_beside_blobs_is_no_new_store(folder: Path, loss: str) -> None:
+    file = folder / FILE
+    copy = file.read_bytes()
+    blobs = blobs_in(folder)
+    LOSSES[loss](file)
+    for _ in range(2):  # the first try leaves nothing that the second one takes for a store
+        with pytest.raises(CatalogLost) as caught:
+            open_catalog(f"sqlite:{folder}")
+        assert blobs_in(folder) == blobs
+    assert caught.value.path == str(file)
+    assert "40 blobs" in caught.value.message
+    assert str(folder / "blobs") in caught.value.remedy
+    file.write_bytes(copy)
+    with opened(folder) as catalog:
+        assert len(names_in(catalog)) == 40
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_whoever_moves_the_blobs_away_accepts_the_loss(folder: Path, loss: str) -> None:
+    LOSSES[loss](folder / FILE)
+    (folder / "blobs").rename(folder / "blobs.old")
+    with opened(folder) as catalog:
+        assert names_in(catalog) == []
+        catalog.register(function("new", b"new"))
+    with opened(folder) as catalog:
+        assert names_in(catalog) == ["new"]
+    assert len(list((folder / "blobs.old").rglob("*"))) > 40
+
+
+def test_a_log_without_its_database_is_kept(folder: Path) -> None:
+    shutil.rmtree(folder / "blobs")
+    (folder / FILE).unlink()
+    log = folder / f"{FILE}-wal"
+    log.write_bytes(b"records")
+    with pytest.raises(CatalogLost) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert str(log) in caught.value.remedy
+    assert log.read_bytes() == b"records"
+
+
+def test_a_store_that_was_killed_while_it_was_made_is_new(tmp_path: Path) -> None:
+    (tmp_path / "blobs" / "ab").mkdir(parents=True)
+    (tmp_path / "blobs" / "README").write_text("no blob")
+    (tmp_path / FILE).touch()
+    with opened(tmp_path) as catalog:
+        assert names_in(catalog) == []
+
+
+# --- a damaged database -------------------------------------------------------------------------
+
+
+def assert_typed(folder: Path) -> bool:
+    """Open and read a damaged store; whatever goes wrong is a typed error, and sweeps nothing."""
+    blobs = blobs_in(folder)
+    try:
+        with opened(folder) as catalog:
+            with contextlib.suppress(DandelionError):
+                names_in(catalog)
+            with contextlib.suppress(DandelionError):
+                catalog.register(function("F00", b"other"))
+            with contextlib.suppress(DandelionError):
+                catalog.remove(FunctionSpec, "F01")
+    except CatalogCorrupt:
+        assert blobs_in(folder) == blobs
+        return False
+    return True
+
+
+def test_cut_at_every_page(folder: Path) -> None:
+    whole = (folder / FILE).read_bytes()
+    assert len(whole) >= 4 * PAGE
+    for page in range(0, len(whole), PAGE):
+        for cut in {max(0, page - 1), page, page + 1, page + PAGE // 2} - {len(whole)}:
+            (folder / FILE).write_bytes(whole[:cut])
+            assert not assert_typed(folder), cut
+    (folder / FILE).write_bytes(whole)
+    with opened(folder) as catalog:
+        assert len(names_in(catalog)) == 40
+
+
+def test_random_bytes_anywhere(folder: Path, tmp_path: Path) -> None:
+    dice = random.Random(8)
+    whole = (folder / FILE).read_bytes()
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        length = dice.choice((1, 1, 4, 64, PAGE))
+        for _ in range(dice.choice((1, 3))):
+            at = dice.choice((dice.randrange(128), dice.randrange(len(whole))))
+            damaged[at : at + length] = dice.randbytes(length)
+        copy = tmp_path / "damaged"
+        shutil.copytree(folder, copy)
+        (copy / FILE).write_bytes(damaged)
+        refused += not assert_typed(copy)
+        shutil.rmtree(copy)
+    assert refused > 40
+
+
+@pytest.mark.parametrize("word", [b"TABLE", b"records", b"kind, name"])
+def test_a_schema_that_is_no_text(folder: Path, word: bytes) -> None:
+    whole = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(whole.replace(word, b"\xee" * len(word)))
+    assert not assert_typed(folder)
+
+
+@pytest.mark.parametrize("page", range(4))
+def test_a_page_of_zeros(folder: Path, page: int) -> None:
+    damaged = bytearray((folder / FILE).read_bytes())
+    damaged[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
+    (folder / FILE).write_bytes(damaged)
+    assert not assert_typed(folder)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM state",
+        "UPDATE state SET generation = 'many'",
+        "UPDATE state SET generation = -1",
+        "DROP TABLE state",
+        "DROP TABLE records",
+        "ALTER TABLE versions RENAME newest TO latest",
+        "UPDATE records SET version = 'x' WHERE name = 'F00'",
+        "UPDATE records SET version = -1 WHERE name = 'F00'",
+        "UPDATE records SET body = 'text' WHERE name = 'F00'",
+        "UPDATE records SET body = x'' WHERE name = 'F00'",
+        "UPDATE records SET name = 'G' WHERE name = 'F00'",
+        "UPDATE records SET name = CAST(x'ff' AS TEXT) WHERE name = 'F00'",
+        "UPDATE records SET kind = 'thing' WHERE name = 'F00'",
+        "UPDATE versions SET newest = 'x' WHERE name = 'F00'",
+        "PRAGMA user_version = 2",
+        "PRAGMA user_version = -7",
+    ],
+)
+def test_rows_that_no_version_writes(folder: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db, db:
+        db.execute(statement)
+    assert not assert_typed(folder)
+
+
+def test_a_digest_that_is_none(folder: Path) -> None:
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db, db:
+        (body,) = db.execute("SELECT body FROM records WHERE name = 'F00'").fetchone()
+        digest = digest_of(b"0" * 50).encode()
+        db.execute(
+            "UPDATE records SET body = ? WHERE name = 'F00'",
+            (body.replace(digest, b"../" * 21 + b"x"),),
+        )
+    assert not assert_typed(folder)
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(CatalogCorrupt):
+        open_catalog(f"sqlite:{tmp_path}")
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_a_folder_in_place_of_the_database(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / FILE).mkdir()
+    with pytest.raises(CatalogCorrupt) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert caught.value.path == str(folder / FILE)
+
+
+def test_damage_is_survived_while_the_store_is_open(folder: Path) -> None:
+    with opened(folder) as catalog:
+        (folder / FILE).write_bytes(random.Random(3).randbytes(8 * PAGE))
+        for number in range(3):
+            with contextlib.suppress(DandelionError):
+                catalog.register(function(f"N{number}", b"n%d" % number))
+        assert len([n for n in names_in(catalog) if n.startswith("F")]) == 40
+
+
+# --- a file or disk that cannot be used now -----------------------------------------------------
+
+
+def test_a_database_locked_by_another_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.01)
+    with contextlib.closing(sqlite3.connect(folder / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(CatalogUnavailable) as caught:
+            open_catalog(f"sqlite:{folder}")
+        assert "locked" in caught.value.message
+        other.execute("ROLLBACK")
+        with opened(folder) as catalog:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(CatalogUnavailable):
+                catalog.register(function("G", b"g"))
+            with pytest.raises(CatalogUnavailable):
+                catalog.remove(FunctionSpec, "F00")
+            assert len(names_in(catalog)) == 40
+            other.execute("ROLLBACK")
+            catalog.register(function("G", b"g"))
+            catalog.remove(FunctionSpec, "F00")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_database_that_may_not_be_read(folder: Path) -> None:
+    (folder / FILE).chmod(0)
+    with pytest.raises(CatalogUnavailable):
+        open_catalog(f"sqlite:{folder}")
+    (folder / FILE).chmod(0o600)
+    with opened(folder) as catalog:
+        assert len(names_in(catalog)) == 40
+
+
+class FailingConnection:
+    """A connection to SQLite whose n-th statement fails.
+
+    Args:
+        inner: the real one.
+        code: of SQLite.
+    """
+
+    def __init__(self, inner: sqlite3.Connection, code: int) -> None:
+        self._inner = inner
+        self._code = code
+        self.left = 0
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = self._code
+            raise error
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        if statement != "ROLLBACK":
+            self._count()
+        return self._inner.execute(statement, *arguments)
+
+    def executemany(self, statement: str, rows: Any) -> sqlite3.Cursor:
+        self._count()
+        return self._inner.executemany(statement, rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+CASES = [
+    (sqlite3.SQLITE_FULL, None, DiskFull),
+    (sqlite3.SQLITE_IOERR_WRITE, errno.EDQUOT, DiskFull),
+    (sqlite3.SQLITE_CANTOPEN, errno.ENOSPC, DiskFull),
+    (sqlite3.SQLITE_IOERR_FSYNC, errno.EIO, CatalogUnavailable),
+    (sqlite3.SQLITE_IOERR_FSYNC, None, CatalogUnavailable),
+    (sqlite3.SQLITE_READONLY, errno.EROFS, CatalogUnavailable),
+    (sqlite3.SQLITE_CANTOPEN, errno.EACCES, CatalogUnavailable),
+    (sqlite3.SQLITE_BUSY, None, CatalogUnavailable),
+    (sqlite3.SQLITE_CORRUPT, None, CatalogCorrupt),
+]
+
+
+@pytest.mark.parametrize(("code", "cause", "expected"), CASES)
+def test_a_statement_that_fails_changes_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    cause: int | None,
+    expected: type[DandelionError],
+) -> None:
+    made: list[FailingConnection] = []
+    connect = sqlite3.connect
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        made.append(FailingConnection(connect(*arguments, **options), code))
+        return made[-1]
+
+    def asked(path: Path) -> OSError | None:
+        return None if cause is None else OSError(cause, os.strerror(cause))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", failing)
+        patch.setattr(disk_errors, "_ask_the_file_system", asked)
+        with opened(folder) as catalog:
+            generation, blobs = catalog.generation, blobs_in(folder)
+            for step in range(1, 6):  # begin, record, version, generation, commit
+                made[0].left = step
+                with pytest.raises(expected):
+                    catalog.register(function("G", b"g"))
+            for step in range(1, 5):
+                made[0].left = step
+                with pytest.raises(expected):
+                    catalog.remove(FunctionSpec, "F00")
+            assert catalog.generation == generation
+            assert blobs_in(folder) == blobs
+            (record,) = catalog.register(function("G", b"g"))
+            assert record.version == 1
+    with opened(folder) as catalog:
+        assert len(names_in(catalog)) == 41
+
+
+def test_an_error_of_opening_is_that_of_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "pwrite", full)  # the owner's number in the lock
+    with pytest.raises(DiskFull) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert "quota" in caught.value.reason
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB and 200 files."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=512k,nr_inodes=200", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(["mount", *options], check=False).returncode:
+        pytest.skip("mounting a tmpfs needs the rights of root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def with_blob(number: int, size: int) -> Batch:
+    return function(f"F{number:03}", b"%06d" % number * (size // 6))
+
+
+def with_text(number: int, size: int) -> Batch:
+    """Needs room in the database alone."""
+    return Batch(compositions=[CompositionRecord(f"C{number:03}", "t" * size, (), ())])
+
+
+@pytest.mark.parametrize(
+    ("size", "make"),
+    [
+        (6, with_blob),
+        (6000, with_blob),
+        (60_000, with_blob),
+        (6000, with_text),
+        (60_000, with_text),
+    ],
+)
+def test_a_full_disk(small_disk: Path, size: int, make: Callable[[int, int], Batch]) -> None:
+    folder = small_disk / "catalog"
+    done: list[str] = []
+    with opened(folder) as catalog:
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(200_000))
+        for _ in range(2):  # full, room, full again
+            with pytest.raises(DiskFull) as caught:
+                for number in range(len(done), 1000):
+                    (record,) = catalog.register(make(number, size))
+                    done.append(record.name)
+            assert caught.value.reason == os.strerror(errno.ENOSPC)
+            assert names_in(catalog) == done
+            if ballast.exists():
+                ballast.unlink()
+                made = len(done)
+        assert len(done) > made or size == 6  # that many files are too many, with room or without
+        assert len(blobs_in(folder)) == (len(done) if make is with_blob else 0)
+    with opened(folder) as catalog:
+        assert names_in(catalog) == done
+
+
+def test_a_store_that_is_opened_on_a_full_disk(small_disk: Path) -> None:
+    folder = small_disk / "catalog"
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "ballast").write_bytes(bytes(1 << 20))
+    with pytest.raises(DiskFull):
+        open_catalog(f"sqlite:{folder}")
+    (small_disk / "ballast").unlink()
+    with opened(folder) as catalog:
+        catalog.register(function("F", b"f"))
+
+
+def test_a_read_only_disk(small_disk: Path) -> None:
+    folder = small_disk / "catalog"
+    with opened(folder) as catalog:
+        catalog.register(function("F", b"f"))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(CatalogUnavailable) as caught:
+        open_catalog(f"sqlite:{folder}")
+    assert caught.value.message == os.strerror(errno.EROFS)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    with opened(folder) as catalog:
+        assert names_in(catalog) == ["F"]
