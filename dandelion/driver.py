@@ -201,6 +201,8 @@ class Engine(abc.ABC):
                 raises becomes an `InternalError`.
         """
         try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
             outputs = self._run(call)
             return check_outputs(call.function.spec, outputs)
         except DandelionError:
@@ -242,6 +244,8 @@ class AsyncEngine(abc.ABC):
     async def run(self, call: Call) -> InstanceSets:
         """Run an instance to its end, as `Engine.run`; cancelling the coroutine cancels it."""
         try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
             outputs = await self._run(call)
             return check_outputs(call.function.spec, outputs)
         except DandelionError:
@@ -358,6 +362,24 @@ class Driver(abc.ABC):
     def functions(self) -> tuple[FunctionSpec, ...]:
         """Platform functions that this backend provides, such as ``HTTP``."""
         return ()
+
+
+def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:
+    """Hold inputs against the types that their sets declare.
+
+    What a caller gives has been held against them already, and its sets say so; what another
+    function gives has not, unless its output set declares the same.
+
+    Raises:
+        InvalidInput: an item is of another type or size; the message names set and item.
+    """
+    result = list(inputs)
+    for at in function.typed:
+        declared, given = function.spec.inputs[at], inputs[at]
+        if given is None or (given.dtype == declared.dtype and given.shape == declared.shape):
+            continue
+        result[at] = checked(declared.name, given.items, declared)
+    return tuple(result)
 
 
 def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:

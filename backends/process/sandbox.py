@@ -224,7 +224,7 @@ def _inputs(call: wire.CallRecord, view: memoryview, offset: int) -> dict[str, I
         items = []
         for entry in listed:
             data = view[offset : offset + entry.size_bytes].toreadonly()
-            items.append(Item(entry.name, entry.key, data))
+            items.append(Item(entry.name, entry.key, data, entry.dtype, entry.shape))
             offset += wire.aligned(entry.size_bytes)
         inputs[spec.name] = ItemSet(spec.name, tuple(items), spec.dtype, spec.shape)
     return inputs

@@ -39,12 +39,14 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """An item without its bytes."""
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An item without its bytes; `dtype` and `shape` are those of an array."""
 
     name: str
     key: Key
     size_bytes: Count
+    dtype: str | None = None
+    shape: tuple[Count, ...] | None = None
 
 
 Entries: TypeAlias = tuple[list[Entry] | None, ...]
@@ -194,7 +196,9 @@ def aligned(size_bytes: int) -> int:
 def entries(sets: Iterable[ItemSet | None]) -> Entries:
     """List the items of sets without their bytes."""
     return tuple(
-        None if s is None else [Entry(item.name, item.key, item.size_bytes) for item in s.items]
+        None
+        if s is None
+        else [Entry(i.name, i.key, i.size_bytes, i.dtype, i.shape) for i in s.items]
         for s in sets
     )
 
