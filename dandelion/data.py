@@ -122,6 +122,18 @@ class Item(msgspec.Struct, frozen=True):
         return array
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which item an instance was made for: outputs that get no name are called after it.
+
+    Attributes:
+        name: of that item; None if the instance was made for all items of a key.
+        key: of that item, or those items.
+    """
+
+    name: str | None
+    key: int
+
+
 class ItemSet(msgspec.Struct, frozen=True):
     """A named collection of at least one item.
 
@@ -252,7 +264,9 @@ def check_item(set_name: str, name: str, key: int) -> None:
         raise InvalidInput(f"sets.{set_name}", f"key {key} is outside 0..{KEY_LIMIT - 1}")
 
 
-def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | None:
+def item_set(
+    name: str, value: Value, spec: SetSpec | None = None, origin: Origin | None = None
+) -> ItemSet | None:
     """Make a set from what a Python caller has at hand.
 
     Args:
@@ -263,6 +277,8 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
             mapping from item name to any of these.
         spec: the declaration. An array of another type is refused; Python's numbers, which have no
             type, become an array of the declared one if that loses nothing but digits of floats.
+        origin: gives its key to all items that have none, and its name to those that have none: to
+            a single one as it is, to those of a sequence with ".0", ".1", ... behind it.
 
     Returns:
         The set, or None if there are no items. bytes are referenced, arrays are viewed if they are
@@ -274,17 +290,32 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
     where = f"sets.{name}"
     if value is None:
         return None
+    key = origin.key if origin is not None else 0
+    named = origin.name if origin is not None else None
     if isinstance(value, ItemSet):
         items = tuple([_sound(where, item) for item in value.items])
         if value.dtype is not None:
             items = tuple([_declared(where, item, value.dtype, value.shape) for item in items])
     elif isinstance(value, Mapping):
-        items = tuple([_item(where, str(k), v, spec) for k, v in value.items()])
+        items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
     elif is_sequence(value) and not is_numbers(value):
-        items = tuple([_item(where, str(i), v, spec) for i, v in enumerate(value)])
+        items = tuple(
+            [_item(where, _numbered(named, i), key, v, spec) for i, v in enumerate(value)]
+        )
     else:
-        items = (_item(where, name, value, spec),)
+        items = (_item(where, name if named is None else named, key, value, spec),)
     return checked(name, items, spec)
+
+
+def _numbered(named: str | None, index: int) -> str:
+    """Name an element of a sequence; what it is called after is cut if the name gets too long."""
+    if named is None:
+        return str(index)
+    end = f".{index}"
+    room = NAME_LIMIT_BYTES - len(end)
+    if len(named) > room // 4:
+        named = named.encode()[:room].decode(errors="ignore")
+    return named + end
 
 
 def is_sequence(value: Value) -> bool:
@@ -349,21 +380,21 @@ def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
     return item if named is None else Item(item.name, item.key, item.data, named, filled)
 
 
-def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
+def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -> Item:
     if isinstance(value, Item):
         return _sound(where, value)
     if isinstance(value, bytes):
-        return Item(name, 0, value)
+        return Item(name, key, value)
     if isinstance(value, str):
-        return Item(name, 0, value.encode())
+        return Item(name, key, value.encode())
     if isinstance(value, np.ndarray | np.generic):
-        return _array(where, name, np.asarray(value), spec)
+        return _array(where, name, key, np.asarray(value), spec)
     if isinstance(value, bytearray | memoryview):
-        return Item(name, 0, _flat(value))
+        return Item(name, key, _flat(value))
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
             array = arrays.converted(where, np.asarray(value), arrays.declared_dtype(spec.dtype))
-            return Item(name, 0, arrays.bytes_of(array))
+            return Item(name, key, arrays.bytes_of(array))
         except (TypeError, ValueError) as error:
             raise InvalidInput(where, f"item '{name}' is no {spec.dtype} array: {error}") from None
     raise InvalidInput(
@@ -373,13 +404,13 @@ def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
     )
 
 
-def _array(where: str, name: str, array: npt.NDArray[Any], spec: SetSpec | None) -> Item:
+def _array(where: str, name: str, key: int, array: npt.NDArray[Any], spec: SetSpec | None) -> Item:
     dtype = arrays.name_of(array.dtype)
     if dtype is not None:
-        return Item(name, 0, arrays.bytes_of(array), dtype, array.shape)
+        return Item(name, key, arrays.bytes_of(array), dtype, array.shape)
     declared = spec.dtype if spec is not None else None
     if declared is not None and arrays.declared_dtype(declared) == array.dtype:
-        return Item(name, 0, arrays.bytes_of(array))
+        return Item(name, key, arrays.bytes_of(array))
     message = f"item '{name}' is an array of {array.dtype}"
     wanted = "" if declared is None else f", declared is {declared}"
     raise InvalidInput(where, message + wanted, "give numbers, or its bytes: array.tobytes()")

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from dandelion.data import Bytes, ItemSet, checked
+from dandelion.data import Bytes, ItemSet, Origin, checked
 from dandelion.errors import (
     BackendUnavailable,
     BadOutput,
@@ -151,6 +151,7 @@ class Call:
         demand: what the driver said that the call will need, if somebody asked it already.
         latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
             engine has its limit from when it begins, but not beyond this. 0 is the deadline.
+        origin: the item that it is made for, if it is made for one.
     """
 
     id: int
@@ -162,6 +163,7 @@ class Call:
     stages: dict[str, int] = field(default_factory=dict)
     demand: Demand | None = None
     latest_ns: int = 0
+    origin: Origin | None = None
 
     def begins(self, now_ns: int) -> None:
         """Count its limit from now."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dandelion.data import Item, ItemSet, Sets, SetSpec, check_item, checked, item_set
+from dandelion.data import Item, ItemSet, Origin, Sets, SetSpec, check_item, checked, item_set
 from dandelion.errors import InvalidInput
 
 
@@ -319,6 +319,44 @@ def test_an_item_with_a_type_that_cannot_be_is_refused(dtype: Any, shape: Any) -
 def test_types_have_one_spelling() -> None:
     made = given_set(Item("i", 0, bytes(8), "<f4", [2]))  # type: ignore[arg-type]  # as users do
     assert (made[0].dtype, made[0].shape) == ("float32", (2,))
+
+
+# --- names after what an instance was made for -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"a", [("a.png", 7)]),
+        (np.zeros(2), [("a.png", 7)]),
+        ([b"a"], [("a.png.0", 7)]),
+        ([b"a", Item("own", 1), "c"], [("a.png.0", 7), ("own", 1), ("a.png.2", 7)]),
+        ({"x": b"a", "y": Item("own", 1)}, [("x", 7), ("own", 1)]),
+        (ItemSet("s", (Item("own", 1),)), [("own", 1)]),
+    ],
+)
+def test_what_has_no_name_is_called_after_the_origin(
+    value: Any, expected: list[tuple[str, int]]
+) -> None:
+    made = item_set("s", value, None, Origin("a.png", 7))
+    assert made is not None
+    assert [(i.name, i.key) for i in made] == expected
+
+
+def test_an_origin_of_a_key_alone_gives_its_key() -> None:
+    for value, names in ((b"a", ["s"]), ([b"a", b"b"], ["0", "1"])):
+        made = item_set("s", value, None, Origin(None, 7))
+        assert made is not None
+        assert [(i.name, i.key) for i in made] == [(name, 7) for name in names]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "🌼" * 63, ""])
+def test_numbered_names_keep_to_the_limit(name: str) -> None:
+    made = item_set("s", [b""] * 1001, None, Origin(name, 0))
+    assert made is not None
+    assert made[1000].name.endswith(".1000")
+    assert name.startswith(made[1000].name.removesuffix(".1000"))
+    assert len({item.name for item in made}) == 1001
 
 
 # --- sizes of declared sets -----------------------------------------------------------------

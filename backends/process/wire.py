@@ -25,7 +25,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from dandelion.data import Bytes, ItemSet, SetSpec
+from dandelion.data import Bytes, ItemSet, Origin, SetSpec
 
 PREFIX = struct.Struct("<QQ")
 ALIGNMENT_BYTES = 64
@@ -78,6 +78,7 @@ class CallRecord(msgspec.Struct, array_like=True, frozen=True):
     memory_bytes: int
     cpu_s: int
     file_bytes: int
+    origin: Origin | None = None
 
 
 class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
@@ -88,6 +89,7 @@ class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
     memory_bytes: int
     cpu_s: int
     file_bytes: int
+    origin: Origin | None = None
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
