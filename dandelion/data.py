@@ -1,8 +1,13 @@
 """Items and sets: what flows along the edges of a composition.
 
-An **item** is a name, a key (unsigned 32-bit) and bytes. A **set** is a named, unordered collection
-of items; a set without items does not exist, and is ``None`` wherever a set is expected. Items are
-immutable once produced, so passing one on is passing a reference.
+An **item** is a name, a key (unsigned 32-bit) and bytes; one that was an array has an element type
+and a shape as well. A **set** is a named, unordered collection of items; a set without items does
+not exist, and is ``None`` wherever a set is expected. Items are immutable once produced, so passing
+one on is passing a reference.
+
+A set may be declared with a type (`SetSpec`). Its items are held against it wherever they enter the
+set: an item of another type is refused, never converted, and plain bytes of the right size get the
+declared type.
 
 Ownership: `Item.data` is ``bytes`` or a read-only ``memoryview``. A view into a memory context
 keeps that context alive; the last view that goes returns the context to its domain. Nobody frees by
@@ -22,6 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dandelion import arrays
+from dandelion.arrays import Shape
 from dandelion.errors import InvalidInput, nearest
 
 Bytes: TypeAlias = bytes | memoryview
@@ -50,11 +57,35 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One immutable value: a name, a key and its bytes."""
+    """One immutable value: a name, a key and its bytes.
+
+    Attributes:
+        name: free text, up to 255 bytes of UTF-8.
+        key: 0 to 2**32 - 1.
+        data: the bytes; of an array its elements, row-major.
+        dtype: of an array: name of its element type, see `dandelion.arrays`. None for plain bytes.
+        shape: of an array: its shape in elements; None stands for one dimension.
+    """
 
     name: str
     key: int = 0
     data: Bytes = b""
+    dtype: str | None = None
+    shape: Shape | None = None
+
+    @classmethod
+    def of(cls, name: str, array: npt.ArrayLike, key: int = 0) -> Item:
+        """Make an item of a numpy array, which is viewed if it is contiguous, else copied.
+
+        Raises:
+            InvalidInput: the elements are neither numbers nor booleans.
+        """
+        made = np.asarray(array)
+        dtype = arrays.name_of(made.dtype)
+        if dtype is None:
+            message = f"an array of {made.dtype} has no type here"
+            raise InvalidInput(f"item '{name}'", message, "give Item(name, key, array.tobytes())")
+        return cls(name, key, arrays.bytes_of(made), dtype, made.shape)
 
     @property
     def size_bytes(self) -> int:
@@ -71,26 +102,42 @@ class Item(msgspec.Struct, frozen=True):
         return bytes(self.data).decode()
 
     def numpy(
-        self, dtype: npt.DTypeLike = np.uint8, shape: tuple[int, ...] = (-1,)
+        self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
         """View the data as a read-only numpy array, without a copy.
 
         Args:
-            dtype: element type.
-            shape: shape in elements, row-major; one dimension may be -1.
+            dtype: element type; by default that of the item, ``uint8`` for plain bytes.
+            shape: shape in elements, row-major; one dimension may be -1. By default that of the
+                item, or one dimension if `dtype` is given.
 
         Raises:
             ValueError: the length is no multiple of the element size, or does not fit the shape.
         """
-        array = np.frombuffer(self.data, dtype=dtype).reshape(shape)
+        if shape is None:
+            shape = (-1,) if dtype is not None or self.shape is None else self.shape
+        element = dtype if dtype is not None else (self.dtype or np.uint8)
+        array = np.frombuffer(self.data, dtype=element).reshape(shape)
         array.flags.writeable = False
         return array
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which item an instance was made for: outputs that get no name are called after it.
+
+    Attributes:
+        name: of that item; None if the instance was made for all items of a key.
+        key: of that item, or those items.
+    """
+
+    name: str | None
+    key: int
 
 
 class ItemSet(msgspec.Struct, frozen=True):
     """A named collection of at least one item.
 
-    `dtype` and `shape` are those of the declaration, if any; they make `numpy` right by default.
+    `dtype` and `shape` are those of the declaration, if any: the items have been held against it.
     """
 
     name: str
@@ -136,16 +183,18 @@ class ItemSet(msgspec.Struct, frozen=True):
         return self.items[0]
 
     def numpy(
-        self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] = ()
+        self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
         """View the only item as a read-only numpy array; see `Item.numpy`.
 
-        Without arguments the declared dtype and shape of the set are used, else flat bytes.
+        What is not given is as the set declares it, else as the item says it.
         """
-        return self.only().numpy(
-            dtype if dtype is not None else (self.dtype or "uint8"),
-            shape or (self.shape if self.shape is not None else (-1,)),
-        )
+        item = self.only()
+        if self.dtype is None:
+            return item.numpy(dtype, shape)
+        if shape is None:
+            shape = self.shape if dtype is not None or item.shape is None else item.shape
+        return item.numpy(dtype if dtype is not None else self.dtype, shape)
 
 
 class Sets(Mapping[str, ItemSet | None]):
@@ -215,7 +264,9 @@ def check_item(set_name: str, name: str, key: int) -> None:
         raise InvalidInput(f"sets.{set_name}", f"key {key} is outside 0..{KEY_LIMIT - 1}")
 
 
-def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | None:
+def item_set(
+    name: str, value: Value, spec: SetSpec | None = None, origin: Origin | None = None
+) -> ItemSet | None:
     """Make a set from what a Python caller has at hand.
 
     Args:
@@ -224,8 +275,10 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
             item, named as the set, key 0); a list of numbers or of such lists (one item, if the set
             declares a dtype); a sequence of any of these or of `Item` (item names "0", "1", ...); a
             mapping from item name to any of these.
-        spec: the declaration; numbers are converted to its dtype only if that loses nothing but
-            digits of floats.
+        spec: the declaration. An array of another type is refused; Python's numbers, which have no
+            type, become an array of the declared one if that loses nothing but digits of floats.
+        origin: gives its key to all items that have none, and its name to those that have none: to
+            a single one as it is, to those of a sequence with ".0", ".1", ... behind it.
 
     Returns:
         The set, or None if there are no items. bytes are referenced, arrays are viewed if they are
@@ -237,15 +290,32 @@ def item_set(name: str, value: Value, spec: SetSpec | None = None) -> ItemSet | 
     where = f"sets.{name}"
     if value is None:
         return None
+    key = origin.key if origin is not None else 0
+    named = origin.name if origin is not None else None
     if isinstance(value, ItemSet):
-        items: tuple[Item, ...] = tuple(_sound(where, item) for item in value.items)
+        items = tuple([_sound(where, item) for item in value.items])
+        if value.dtype is not None:
+            items = tuple([_declared(where, item, value.dtype, value.shape) for item in items])
     elif isinstance(value, Mapping):
-        items = tuple(_item(where, str(k), v, spec) for k, v in value.items())
+        items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
     elif is_sequence(value) and not is_numbers(value):
-        items = tuple(_item(where, str(i), v, spec) for i, v in enumerate(value))
+        items = tuple(
+            [_item(where, _numbered(named, i), key, v, spec) for i, v in enumerate(value)]
+        )
     else:
-        items = (_item(where, name, value, spec),)
+        items = (_item(where, name if named is None else named, key, value, spec),)
     return checked(name, items, spec)
+
+
+def _numbered(named: str | None, index: int) -> str:
+    """Name an element of a sequence; what it is called after is cut if the name gets too long."""
+    if named is None:
+        return str(index)
+    end = f".{index}"
+    room = NAME_LIMIT_BYTES - len(end)
+    if len(named) > room // 4:
+        named = named.encode()[:room].decode(errors="ignore")
+    return named + end
 
 
 def is_sequence(value: Value) -> bool:
@@ -277,48 +347,54 @@ def checked(name: str, items: Iterable[Item], spec: SetSpec | None) -> ItemSet |
         check_item(name, item.name, item.key)
     if spec is None or spec.dtype is None:
         return ItemSet(name, items)
-    for item in items:
-        _check_shape(f"sets.{name}", item, spec)
-    return ItemSet(name, items, spec.dtype, spec.shape)
+    where, dtype, shape = f"sets.{name}", spec.dtype, spec.shape
+    typed = tuple([_declared(where, item, dtype, shape) for item in items])
+    return ItemSet(name, typed, dtype, shape)
 
 
-def _check_shape(where: str, item: Item, spec: SetSpec) -> None:
-    element_bytes = np.dtype(spec.dtype).itemsize
-    count, rest = divmod(item.size_bytes, element_bytes)
+def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
+    """Hold an item against a declared type; plain bytes become an array of it."""
+    own = item.dtype
+    if own is not None:
+        differs = not arrays.same_dtype(own, dtype)
+        if differs or not arrays.fits(item.shape, shape):
+            found, wanted = arrays.text_of(own, item.shape), arrays.text_of(dtype, shape)
+            message = f"item '{item.name}' is {found}, declared is {wanted}"
+            hint = f"convert it: array.astype('{dtype}')" if differs else "reshape it"
+            raise InvalidInput(where, message, hint)
+        if shape is None or item.shape is not None:
+            return item
+    element = arrays.declared_dtype(dtype)
+    count, rest = divmod(item.size_bytes, element.itemsize)
     if rest:
+        message = f"item '{item.name}' has {item.size_bytes} bytes, no multiple of {dtype}"
+        raise InvalidInput(where, message)
+    try:
+        filled = None if shape is None else arrays.filled_shape(shape, count)
+    except ValueError:
+        message = f"item '{item.name}' has {count} elements of {dtype}"
         raise InvalidInput(
-            where,
-            f"item '{item.name}' has {item.size_bytes} bytes, no multiple of {spec.dtype}",
-        )
-    if spec.shape is None:
-        return
-    fixed = 1
-    for size in spec.shape:
-        fixed *= size if size >= 0 else 1
-    is_open = any(size < 0 for size in spec.shape)
-    fits = (fixed and count % fixed == 0) if is_open else count == fixed
-    if not fits:
-        wanted = "x".join("?" if n < 0 else str(n) for n in spec.shape)
-        raise InvalidInput(
-            where,
-            f"item '{item.name}' has {count} elements of {spec.dtype}, declared is {wanted}",
-        )
+            where, f"{message}, declared is {arrays.text_of(dtype, shape)}"
+        ) from None
+    named = own or arrays.name_of(element)
+    return item if named is None else Item(item.name, item.key, item.data, named, filled)
 
 
-def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
+def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -> Item:
     if isinstance(value, Item):
         return _sound(where, value)
     if isinstance(value, bytes):
-        return Item(name, 0, value)
+        return Item(name, key, value)
     if isinstance(value, str):
-        return Item(name, 0, value.encode())
+        return Item(name, key, value.encode())
     if isinstance(value, np.ndarray | np.generic):
-        return Item(name, 0, _array_bytes(where, np.asarray(value), spec))
+        return _array(where, name, key, np.asarray(value), spec)
     if isinstance(value, bytearray | memoryview):
-        return Item(name, 0, _flat(value))
+        return Item(name, key, _flat(value))
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
-            return Item(name, 0, _array_bytes(where, np.asarray(value), spec))
+            array = arrays.converted(where, np.asarray(value), arrays.declared_dtype(spec.dtype))
+            return Item(name, key, arrays.bytes_of(array))
         except (TypeError, ValueError) as error:
             raise InvalidInput(where, f"item '{name}' is no {spec.dtype} array: {error}") from None
     raise InvalidInput(
@@ -326,6 +402,18 @@ def _item(where: str, name: str, value: Value, spec: SetSpec | None) -> Item:
         f"item '{name}' is a {type(value).__name__}",
         "give bytes, str, a numpy array, an Item, or a list or dict of these",
     )
+
+
+def _array(where: str, name: str, key: int, array: npt.NDArray[Any], spec: SetSpec | None) -> Item:
+    dtype = arrays.name_of(array.dtype)
+    if dtype is not None:
+        return Item(name, key, arrays.bytes_of(array), dtype, array.shape)
+    declared = spec.dtype if spec is not None else None
+    if declared is not None and arrays.declared_dtype(declared) == array.dtype:
+        return Item(name, key, arrays.bytes_of(array))
+    message = f"item '{name}' is an array of {array.dtype}"
+    wanted = "" if declared is None else f", declared is {declared}"
+    raise InvalidInput(where, message + wanted, "give numbers, or its bytes: array.tobytes()")
 
 
 def _sound(where: str, item: Item) -> Item:
@@ -337,13 +425,20 @@ def _sound(where: str, item: Item) -> Item:
         raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")
     if not isinstance(data, bytes | bytearray | memoryview):
         kind = type(data).__name__
-        raise InvalidInput(where, f"item '{item.name}' has data of type {kind}", "give bytes")
+        message = f"item '{item.name}' has data of type {kind}"
+        raise InvalidInput(where, message, "give bytes, or make it with Item.of(name, array)")
     try:
         key = operator.index(item.key)
     except TypeError:
         raise InvalidInput(where, f"item '{item.name}' has key {item.key!r}") from None
     flat = data if isinstance(data, bytes) else _flat(data)
-    return item if flat is item.data and key is item.key else Item(item.name, key, flat)
+    dtype, shape = item.dtype, item.shape
+    if dtype is not None or shape is not None:
+        path = f"{where}: item '{item.name}'"
+        dtype, shape = arrays.checked_type(path, dtype, shape, len(flat))
+    if flat is item.data and key is item.key and dtype == item.dtype and shape == item.shape:
+        return item
+    return Item(item.name, key, flat, dtype, shape)
 
 
 def _flat(data: bytearray | memoryview) -> Bytes:
@@ -353,29 +448,3 @@ def _flat(data: bytearray | memoryview) -> Bytes:
     if view.format != "B" or view.ndim != 1:
         view = view.cast("B")
     return view if view.readonly else view.toreadonly()
-
-
-def _array_bytes(where: str, array: npt.NDArray[Any], spec: SetSpec | None) -> Bytes:
-    if spec is not None and spec.dtype is not None and array.dtype != np.dtype(spec.dtype):
-        array = _converted(where, array, np.dtype(spec.dtype))
-    contiguous = np.ascontiguousarray(array)
-    if contiguous.dtype.hasobject:
-        raise InvalidInput(where, "an array of Python objects has no bytes")
-    return contiguous.reshape(-1).view(np.uint8).data.toreadonly()
-
-
-def _converted(where: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Convert numbers if that loses nothing; floats may be rounded to shorter floats."""
-    if dtype.kind == "c" and np.can_cast(array.dtype, dtype):
-        return array.astype(dtype)
-    if array.dtype.kind in "biuf" and dtype.kind in "biuf":
-        with np.errstate(all="ignore"):
-            converted = array.astype(dtype)
-            back = converted.astype(array.dtype)
-        if array.dtype.kind == dtype.kind == "f":
-            same = np.array_equal(np.isfinite(array), np.isfinite(converted))
-        else:  # both, since a number may wrap around and come back
-            same = np.array_equal(array, converted) and np.array_equal(array, back)
-        if same:
-            return converted
-    raise InvalidInput(where, f"an array of {array.dtype} does not fit {dtype}")

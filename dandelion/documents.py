@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
+import numpy as np
 
-from dandelion.data import Bytes, SetSpec
+from dandelion.arrays import Array, Shape, checked_type
+from dandelion.data import Bytes, Item, SetSpec
 from dandelion.errors import InvalidInput
 from dandelion.function import Limits
 
@@ -37,7 +39,26 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return self.data if self.data is not None else (self.text or "").encode()
 
 
+class ItemContent(Content, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The content of an item; of an array with `dtype` and `shape`, see `dandelion.data.Item`."""
+
+    dtype: str | None = None
+    shape: Shape | None = None
+
+    def item(self, name: str) -> Item:
+        """Make the item.
+
+        Raises:
+            InvalidInput: the content is not of that type.
+        """
+        data = self.bytes()
+        kind = checked_type(f"item '{name}'", self.dtype, self.shape, len(data))
+        return Item(name, 0, data, *kind)
+
+
 ContentLike: TypeAlias = Content | str
+ItemContentLike: TypeAlias = ItemContent | str
+StaticValue: TypeAlias = ContentLike | bytes | Array
 SetLike: TypeAlias = SetSpec | str
 
 
@@ -67,7 +88,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     name: str
     inputs: tuple[SetLike, ...] = ()
     outputs: tuple[SetLike, ...] = ()
-    static: dict[str, dict[str, ContentLike]] = {}
+    static: dict[str, dict[str, ItemContentLike]] = {}
     limits: Limits = Limits()
     code: tuple[CodeDocument, ...] = ()
     cache: bool = False
@@ -104,6 +125,21 @@ def content(value: ContentLike | Bytes | bytearray) -> Content:
     return Content(text=value) if isinstance(value, str) else Content(data=bytes(value))
 
 
+def item_content(value: StaticValue) -> ItemContent:
+    """Wrap text, bytes or an array as `ItemContent`.
+
+    Raises:
+        InvalidInput: the elements of the array are neither numbers nor booleans.
+    """
+    if isinstance(value, ItemContent):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        item = Item.of("", value)
+        return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
+    made = content(value)
+    return ItemContent(made.text, made.data)
+
+
 def set_spec(value: SetLike) -> SetSpec:
     """Read ``"name"``, ``"name: dtype"`` or ``"name: dtype[2, 3]"``; ``?`` leaves a dimension open.
 
@@ -137,7 +173,7 @@ def python_function(
     entry: str | None = None,
     imports: Iterable[str] = (),
     limits: Limits | None = None,
-    static: Mapping[str, Mapping[str, ContentLike | bytes]] | None = None,
+    static: Mapping[str, Mapping[str, StaticValue]] | None = None,
     cache: bool = False,
 ) -> FunctionDocument:
     """Describe a Python compute function.
@@ -155,7 +191,7 @@ def python_function(
         entry: name of the function within the module; by default `name`.
         imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
         limits: what one instance may use.
-        static: items of input sets that are fixed now, by set and item name.
+        static: items of input sets that are fixed now, by set and item name: text, bytes, arrays.
         cache: keep results by the content of the inputs.
     """
     if callable(source):
@@ -189,7 +225,7 @@ def gpu_function(
     inputs: Iterable[SetLike],
     outputs: Iterable[SetLike],
     files: Mapping[str, ContentLike | bytes | Path],
-    static: Mapping[str, Mapping[str, ContentLike | bytes]] | None = None,
+    static: Mapping[str, Mapping[str, StaticValue]] | None = None,
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a GPU function: a blueprint and the files with its kernels.
@@ -200,7 +236,8 @@ def gpu_function(
         inputs: input sets; their names are those of the blueprint's inputs and weights.
         outputs: output sets; their names are those of the blueprint's outputs.
         files: kernel sources and binaries by the name that the blueprint uses for them.
-        static: weights and other inputs that are fixed now, by set and item name.
+        static: weights and other inputs that are fixed now, by set and item name: text, bytes,
+            arrays.
         limits: what one instance may use.
     """
     main = blueprint.read_bytes() if isinstance(blueprint, Path) else blueprint
@@ -216,9 +253,9 @@ def gpu_function(
 
 
 def _static(
-    given: Mapping[str, Mapping[str, ContentLike | bytes]] | None,
-) -> dict[str, dict[str, ContentLike]]:
-    return {s: {n: content(v) for n, v in items.items()} for s, items in (given or {}).items()}
+    given: Mapping[str, Mapping[str, StaticValue]] | None,
+) -> dict[str, dict[str, ItemContentLike]]:
+    return {s: {n: item_content(v) for n, v in items.items()} for s, items in (given or {}).items()}
 
 
 def collect(

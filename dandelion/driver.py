@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
-from dandelion.data import Bytes, ItemSet, checked
+from dandelion.data import Bytes, ItemSet, Origin, checked
 from dandelion.errors import (
     BackendUnavailable,
     BadOutput,
@@ -152,6 +152,7 @@ class Call:
         demand: what the driver said that the call will need, if somebody asked it already.
         latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
             engine has its limit from when it begins, but not beyond this. 0 is the deadline.
+        origin: the item that it is made for, if it is made for one.
     """
 
     id: int
@@ -163,6 +164,7 @@ class Call:
     stages: dict[str, int] = field(default_factory=dict)
     demand: Demand | None = None
     latest_ns: int = 0
+    origin: Origin | None = None
 
     def begins(self, now_ns: int) -> None:
         """Count its limit from now."""
@@ -202,6 +204,8 @@ class Engine(abc.ABC):
                 raises becomes an `InternalError`.
         """
         try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
             outputs = self._run(call)
             return check_outputs(call.function.spec, outputs)
         except DandelionError:
@@ -243,6 +247,8 @@ class AsyncEngine(abc.ABC):
     async def run(self, call: Call) -> InstanceSets:
         """Run an instance to its end, as `Engine.run`; cancelling the coroutine cancels it."""
         try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
             outputs = await self._run(call)
             return check_outputs(call.function.spec, outputs)
         except DandelionError:
@@ -362,6 +368,24 @@ class Driver(abc.ABC):
     def functions(self) -> tuple[FunctionSpec, ...]:
         """Platform functions that this backend provides, such as ``HTTP``."""
         return ()
+
+
+def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:
+    """Hold inputs against the types that their sets declare.
+
+    What a caller gives has been held against them already, and its sets say so; what another
+    function gives has not, unless its output set declares the same.
+
+    Raises:
+        InvalidInput: an item is of another type or size; the message names set and item.
+    """
+    result = list(inputs)
+    for at in function.typed:
+        declared, given = function.spec.inputs[at], inputs[at]
+        if given is None or (given.dtype == declared.dtype and given.shape == declared.shape):
+            continue
+        result[at] = checked(declared.name, given.items, declared)
+    return tuple(result)
 
 
 def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:

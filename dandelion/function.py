@@ -14,6 +14,7 @@ from typing import NewType
 
 import msgspec
 
+from dandelion.arrays import Shape
 from dandelion.data import Bytes, ItemSet, SetSpec
 
 Digest = NewType("Digest", str)
@@ -68,6 +69,15 @@ class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     options: dict[str, str] = {}
 
 
+class StaticItem(msgspec.Struct, frozen=True, array_like=True):
+    """An item that is fixed at registration: its name, its bytes by their digest, its type."""
+
+    name: str
+    digest: Digest
+    dtype: str | None = None
+    shape: Shape | None = None
+
+
 class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A registered function: names, sets, limits, code objects.
 
@@ -75,8 +85,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         name: identifier, unique among functions and compositions.
         inputs: input sets, in order; order is the position of a set in calls by position.
         outputs: output sets, in order.
-        static: items of input sets that are fixed at registration, by set name: (item name,
-            digest). A static set has priority; callers may not give it.
+        static: items of input sets that are fixed at registration, by set name. A static set has
+            priority; callers may not give it.
         code: alternatives, best first.
         limits: what one instance may use.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
@@ -87,7 +97,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     name: str
     inputs: tuple[SetSpec, ...] = ()
     outputs: tuple[SetSpec, ...] = ()
-    static: dict[str, tuple[tuple[str, Digest], ...]] = {}
+    static: dict[str, tuple[StaticItem, ...]] = {}
     code: tuple[CodeObject, ...] = ()
     limits: Limits = Limits()
     kind: str = "compute"
@@ -106,7 +116,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     def blobs(self) -> set[Digest]:
         """Digests of all blobs that this function needs."""
-        wanted = {d for items in self.static.values() for _, d in items}
+        wanted = {item.digest for items in self.static.values() for item in items}
         for code in self.code:
             wanted.update(code.files.values())
             if code.main:
@@ -127,6 +137,7 @@ class Function:
         static: static input sets by name, in memory.
         identity: digest of code and files; equal identity means equal behaviour.
         given: positions of the input sets that come with a call, in order.
+        typed: positions of the input sets that declare a dtype.
     """
 
     spec: FunctionSpec
@@ -136,11 +147,13 @@ class Function:
     static: Mapping[str, ItemSet] = field(default_factory=dict)
     identity: Digest = Digest("")
     given: tuple[int, ...] = field(init=False)
+    typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)
 
     def __post_init__(self) -> None:
         names = self.spec.input_names
         self.given = tuple(i for i, name in enumerate(names) if name not in self.static)
+        self.typed = tuple(i for i, s in enumerate(self.spec.inputs) if s.dtype is not None)
         self._template = [self.static.get(name) for name in names]
         if not self.identity:
             self.identity = digest_of(

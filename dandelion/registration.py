@@ -21,7 +21,7 @@ import numpy as np
 
 from dandelion.blobs import Blobs
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
-from dandelion.data import Bytes, Item, SetSpec, checked
+from dandelion.data import Bytes, SetSpec, checked
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, Declaration, Module
 from dandelion.dataflow.language import parse
@@ -31,8 +31,10 @@ from dandelion.documents import (
     CodeDocument,
     ContentLike,
     FunctionDocument,
+    ItemContentLike,
     RegistrationDocument,
     content,
+    item_content,
     set_spec,
 )
 from dandelion.driver import Driver
@@ -46,7 +48,7 @@ from dandelion.errors import (
     Problem,
     nearest,
 )
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limits
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limits, StaticItem
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
@@ -180,7 +182,7 @@ class Registrar:
             raise InvalidFunction(tuple(problems))
         _check_static(where, document)
         static = {
-            name: tuple((item, self._blob(value)) for item, value in items.items())
+            name: tuple(self._static(item, value) for item, value in items.items())
             for name, items in document.static.items()
         }
         spec = FunctionSpec(
@@ -196,6 +198,10 @@ class Registrar:
             self._code(f"{where}: code[{i}]", spec, c) for i, c in enumerate(document.code)
         )
         return msgspec.structs.replace(spec, code=codes)
+
+    def _static(self, name: str, value: ItemContentLike) -> StaticItem:
+        item = item_content(value).item(name)
+        return StaticItem(name, self._blobs.add(item.bytes()), item.dtype, item.shape)
 
     def _code(self, where: str, spec: FunctionSpec, document: CodeDocument) -> CodeObject:
         driver = self.drivers.get(document.format)
@@ -416,7 +422,7 @@ def _limit_problems(where: str, limits: Limits, caps: Limits) -> Iterator[Proble
 
 def blobs_of(document: RegistrationDocument) -> Blobs:
     """Name all blobs of a document. It takes a while if they are large, and changes nothing."""
-    found: list[ContentLike] = [*document.libraries.values()]
+    found: list[ContentLike | ItemContentLike] = [*document.libraries.values()]
     for function in document.functions:
         found += (value for items in function.static.values() for value in items.values())
         for code in function.code:
@@ -431,7 +437,7 @@ def _check_static(where: str, document: FunctionDocument) -> None:
     for spec in map(set_spec, document.inputs):
         fixed = document.static.get(spec.name, {})
         try:
-            checked(spec.name, (Item(n, 0, content(v).bytes()) for n, v in fixed.items()), spec)
+            checked(spec.name, [item_content(v).item(n) for n, v in fixed.items()], spec)
         except InvalidInput as error:
             problem = Problem("bad-static", str(error), f"{where}: static")
             raise InvalidFunction((problem,)) from None

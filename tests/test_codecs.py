@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.data import Item, ItemSet, SetSpec, checked
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
@@ -87,7 +87,10 @@ F12 = np.array([[1, 2]], "float32").tobytes()
         ("x", [1, 2], [("x", 0, F12)]),
         ("x", [[1, 2]], [("x", 0, F12)]),
         ("x", [{"numbers": [1.0, 2.0], "key": 2**32 - 1}], [("0", 2**32 - 1, F12)]),
-        ("x", {"numbers": [1, 2], "dtype": "int8"}, [("x", 0, F12)]),
+        ("x", {"numbers": [1, 2], "dtype": "float32"}, [("x", 0, F12)]),
+        ("x", {"numbers": [1, 2], "dtype": "<f4", "shape": [1, 2]}, [("x", 0, F12)]),
+        ("x", {"numbers": [1, 2], "shape": [1, 2]}, [("x", 0, F12)]),
+        ("x", {"numbers": [], "shape": [0, 2]}, [("x", 0, b"")]),
         ("x", {"numbers": []}, [("x", 0, b"")]),
         ("n", 7, [("n", 0, b"\7\0\0\0")]),
         ("n", True, [("n", 0, b"\1\0\0\0")]),
@@ -120,10 +123,51 @@ def test_data_is_binary_in_msgpack(value: object) -> None:
     assert [data for _, _, data in items(from_msgpack({"a": value})["a"])] == [b"\xff\0"]
 
 
-def test_data_of_another_dtype_is_converted() -> None:
-    data = np.array([1, 2], "float64").tobytes()
-    sets = from_msgpack({"x": {"data": data, "dtype": "float64"}})
-    assert items(sets["x"]) == [("x", 0, F12)]
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        ({"numbers": [[1, 2]], "dtype": "int16"}, "int16", (1, 2)),
+        ({"numbers": [1, 2], "dtype": "int16", "shape": [2, 1]}, "int16", (2, 1)),
+        ({"numbers": 3, "dtype": "float64"}, "float64", ()),
+        ({"numbers": [], "dtype": "float64", "shape": [1 << 40, 0]}, "float64", (1 << 40, 0)),
+        ({"data": "AAAAAA==", "dtype": "float32"}, "float32", None),
+        ({"data": "AAAAAA==", "dtype": "<i2", "shape": [1, 2]}, "int16", (1, 2)),
+        ({"text": "abc"}, None, None),
+        ("abc", None, None),
+    ],
+)
+def test_items_say_which_array_they_are(
+    read: Callable[..., SetMap], value: Any, dtype: str | None, shape: tuple[int, ...] | None
+) -> None:
+    if read is from_msgpack and "data" in value:
+        value = value | {"data": base64.b64decode(value["data"])}
+    for given in (value, [value]):
+        sets = read({"a": given})
+        assert sets["a"] is not None
+        assert (sets["a"][0].dtype, sets["a"][0].shape) == (dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"dtype": "float64"},
+        {"dtype": "int32"},
+        {"dtype": ">f4"},
+        {"dtype": "float32", "shape": [2, 1]},
+        {"dtype": "float32", "shape": [2]},
+        {"shape": [2]},
+    ],
+)
+def test_an_array_of_another_type_than_declared_is_refused(kind: dict[str, Any]) -> None:
+    data = np.array([[1, 2]], kind.get("dtype", "float32")).tobytes()
+    bodies = [({"data": data} | kind, from_msgpack), ({"numbers": [1, 2]} | kind, from_json)]
+    for value, read in bodies:
+        with pytest.raises(InvalidInput) as caught:
+            read({"x": [{"name": "good", "numbers": [1, 2]} if read is from_json else F12, value]})
+        assert caught.value.where == "sets.x"
+        assert "'1' is" in caught.value.message
+        assert "declared is float32[?, 2]" in caught.value.message
 
 
 def test_ten_thousand_items() -> None:
@@ -182,6 +226,14 @@ def test_msgpack_items_are_views_into_the_context_and_keep_it() -> None:
         ({"a": {"text": "x", "dtype": "float31"}}, "sets.a.dtype"),
         ({"a": {"text": "x", "dtype": "object"}}, "sets.a.dtype"),
         ({"a": {"numbers": [1]}}, "sets.a.numbers"),
+        ({"a": {"numbers": [1], "shape": [1]}}, "sets.a.numbers"),
+        ({"a": {"numbers": [1, 2], "dtype": "int8", "shape": [3]}}, "sets.a.numbers"),
+        ({"a": {"numbers": [1, 2], "dtype": "int8", "shape": [-1]}}, "sets.a.numbers"),
+        ({"a": {"numbers": [1, 2], "dtype": "int8", "shape": 2}}, "sets.a.shape"),
+        ({"a": {"numbers": [1, 2], "dtype": "int8", "shape": ["2"]}}, "sets.a.numbers"),
+        ({"a": {"text": "x", "shape": [1]}}, "sets.a.text"),
+        ({"a": {"text": "x", "dtype": "int8"}}, "sets.a.text"),
+        ({"a": [{"text": "x"}, {"numbers": [1], "dtype": "no"}]}, "sets.a[1].dtype"),
         ({"x": [1, 2, 3]}, "sets.x"),
         ({"x": [[1, 2], [3]]}, "sets.x"),
         ({"x": [1, "2"]}, "sets.x"),
@@ -301,6 +353,16 @@ RESULT = {
     "f": ItemSet("f", (Item("f", 0, F12 * 2),), "float32", (-1, 2)),
     "nan": ItemSet("nan", (Item("f", 0, b"\0\0\xc0\x7f"),), "float32"),
     "z": ItemSet("z", (Item("z", 0, b"\0" * 8),), "complex64"),
+    "of": ItemSet(
+        "of",
+        (
+            Item.of("i", np.array([[1, 2]], np.int16), 4),
+            Item.of("nan", np.array(np.nan)),
+            Item("flat", 0, b"\1\0", "uint8"),
+            Item("hollow", 0, b"", "int8", (1 << 40, 0)),
+            Item("plain", 0, b"x"),
+        ),
+    ),
     "none": None,
 }
 
@@ -317,6 +379,13 @@ def test_json_reply() -> None:
     assert reply["sets"]["f"] == [{"name": "f", "key": 0, "numbers": [[1, 2], [1, 2]]}]
     assert reply["sets"]["nan"] == [{"name": "f", "key": 0, "data": "AADAfw=="}]
     assert "data" in reply["sets"]["z"][0]
+    assert reply["sets"]["of"] == [
+        {"name": "i", "key": 4, "dtype": "int16", "shape": [1, 2], "numbers": [[1, 2]]},
+        {"name": "nan", "key": 0, "dtype": "float64", "shape": [], "data": "AAAAAAAA+H8="},
+        {"name": "flat", "key": 0, "dtype": "uint8", "numbers": [1, 0]},
+        {"name": "hollow", "key": 0, "dtype": "int8", "shape": [1 << 40, 0], "numbers": []},
+        {"name": "plain", "key": 0, "text": "x"},
+    ]
     assert reply["sets"]["none"] is None
     assert reply["types"]["f"] == {"dtype": "float32", "shape": [-1, 2]}
 
@@ -345,7 +414,12 @@ def test_json_reply_is_a_request() -> None:
     specs = {"f": SetSpec("f", "float32", (-1, 2))}
     again = decode_json(json.dumps({"sets": given}).encode(), specs)
     assert items(again["t"]) == items(RESULT["t"])
-    assert again["f"] == RESULT["f"]
+    assert again["of"] is not None
+    kinds = [(i.dtype, i.shape) for i in again["of"]]
+    hollow = ("int8", (1 << 40, 0))
+    assert kinds == [("int16", (1, 2)), ("float64", ()), ("uint8", (2,)), hollow, (None, None)]
+    assert again["f"] is not None
+    assert again["f"].numpy().tolist() == [[1, 2], [1, 2]]
 
 
 def test_msgpack_reply_round_trip() -> None:
@@ -356,6 +430,7 @@ def test_msgpack_reply_round_trip() -> None:
         n: s and items(s) for n, s in RESULT.items()
     }
     assert sets.f.numpy().tolist() == [[1, 2], [1, 2]]
+    assert sets.of == RESULT["of"]
 
 
 @pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, CHUNK_BYTES - 1, CHUNK_BYTES])
@@ -572,6 +647,21 @@ def form(pieces: list[bytes], content_type: str = "multipart/form-data; boundary
     body = body_of(pieces, 100_000)
     sets: SetMap = run(decode_multipart(body, content_type, SPECS))
     return sets
+
+
+def test_form_with_types() -> None:
+    head = b'--B\r\nContent-Disposition: form-data; name="%s"\r\n%s\r\n\r\n%s\r\n--B--\r\n'
+    kind = b"Dandelion-Dtype: float32\r\nDandelion-Shape: 1, 2"
+    assert form([head % (b"x", kind, F12)])["x"] == checked(
+        "x", [Item.of("0", np.array([[1, 2]], "float32"))], SPECS["x"]
+    )
+    made = form([head % (b"a", kind, F12)])["a"]
+    assert made is not None
+    assert made.numpy().tolist() == [[1, 2]]
+    for bad in (b"Dandelion-Dtype: float64", b"Dandelion-Shape: 2", kind + b", 3"):
+        with pytest.raises(InvalidInput) as caught:
+            form([head % (b"x", bad, F12)])
+        assert caught.value.where == "sets.x"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     ["errors"],
     ["confinement"],
+    ["arrays"],
     ["data"],
     ["function"],
     ["blobs"],

@@ -40,7 +40,7 @@ from dandelion.errors import (
     InvalidInput,
     TimedOut,
 )
-from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 from dandelion.memory import Failing, HeapDomain, MemoryDomain, SharedDomain, Tracked
 
 POOL_BYTES = 1 << 20
@@ -110,7 +110,7 @@ def function(
         "F",
         tuple(SetSpec(n) for n in inputs),
         tuple(SetSpec(n) for n in outputs),
-        {name: (("weights", digest_of(b"")),) for name in static},
+        {name: (StaticItem("weights", digest_of(b"")),) for name in static},
         (code,),
     )
     return Function(spec, code, main, files)
@@ -505,7 +505,7 @@ def weighed(weights: npt.NDArray[Any] = WEIGHTS, name: str = "F", static: bool =
     b.launch("add", [b.w, b.x, y, bp.scalar("u64", 1000)], grid=16, block=64)
     made = function(b, ("y",))
     spec = made.spec
-    fixed = {"w": (("w", digest_of(weights.tobytes())),)} if static else {}
+    fixed = {"w": (StaticItem("w", digest_of(weights.tobytes())),)} if static else {}
     spec = FunctionSpec(name, spec.inputs, spec.outputs, fixed, spec.code)
     return Function(spec, made.code, made.main, made.files)
 

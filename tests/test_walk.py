@@ -186,6 +186,48 @@ def test_nested_compositions_run_once_for_each_instance() -> None:
     assert [i.data for i in result] == [b"a", b"b", b"c"]
 
 
+def origins(composition: Composition, *targets: FunctionSpec | CompositionPlan) -> list[object]:
+    """Give the origins of the instances over items a2, b1, c2 in the order of being made."""
+    walk = Walk(plan(composition, *targets), POLICY)
+    items = [Item("a", 2), Item("b", 1), Item("c", 2)]
+    found = []
+    out = list(walk.start([item_set(name, items) for name in composition.inputs]))
+    while isinstance(run := out.pop(0), Run):
+        found.append(run.origin and (run.origin.name, run.origin.key))
+        out += walk.finished(run.instance, passed_on(run))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (Sharding.ALL, [None]),
+        (Sharding.EACH, [("a", 2), ("b", 1), ("c", 2)]),
+        (Sharding.KEYED, [(None, 1), (None, 2)]),
+        (Sharding.ANY_EACH, [None] * 3),
+        (Sharding.ANY_KEYED, [None] * 2),
+    ],
+)
+def test_instances_know_what_they_are_made_for(how: Sharding, expected: list[object]) -> None:
+    assert (
+        origins(Composition("C", ("s",), ("t",), (apply("F", "b=t", a=(how, "s")),)), F) == expected
+    )
+
+
+def test_an_item_goes_before_a_key_and_the_nearer_before_the_farther() -> None:
+    pair = apply("Pair", "z=t", x=(Sharding.KEYED, "s"), y=(Sharding.EACH, "r"))
+    found = origins(Composition("C", ("s", "r"), ("t",), (pair,)), PAIR)
+    assert found == [("a", 2), ("b", 1), ("c", 2)] * 2
+    twice = (apply("F", "b=m", a=(Sharding.ALL, "s")), apply("F", "b=t", a=(Sharding.KEYED, "m")))
+    inner = plan(Composition("I", ("s",), ("t",), twice), F)
+    outer = Composition("O", ("s",), ("t",), (apply("I", "t=t", s=(Sharding.EACH, "s")),))
+    named = [("a", 2), ("b", 1), ("c", 2)]
+    keyed = [(None, key) for _, key in named]
+    assert sorted(map(repr, origins(outer, inner, F))) == sorted(map(repr, [*named, *keyed]))
+    whole = Composition("W", ("s",), ("t",), (apply("I", "t=t", s=(Sharding.ALL, "s")),))
+    assert origins(whole, inner, F) == [None, (None, 1), (None, 2)]
+
+
 def start(walk: Walk, *inputs: ItemSet | None) -> tuple[list[Instruction], Run]:
     out = walk.start(inputs)
     run = out[0]

@@ -208,7 +208,7 @@ def _constants(spec: FunctionSpec, code: _Code) -> dict[str, Digest]:
     body = code.config.blueprint
     given = {*body.inputs, *body.weights} - code.written
     return {
-        name: items[0][1]
+        name: items[0].digest
         for name, items in sorted(spec.static.items())
         if len(items) == 1 and name in given
     }

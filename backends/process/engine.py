@@ -263,6 +263,7 @@ def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None
         limits.memory_bytes,
         outcome.whole_seconds(limits.cpu_s),
         outcome.file_limit_bytes(limits),
+        call.origin,
     )
     parts, size = wire.parcel(_encoder.encode(record), call.inputs)
     try:

@@ -13,9 +13,18 @@ import signal
 
 import msgspec
 
+from dandelion.arrays import Shape, checked_type
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, InstanceSets
-from dandelion.errors import BadOutput, DandelionError, Exited, Faulted, OutOfMemory, Raised
+from dandelion.errors import (
+    BadOutput,
+    DandelionError,
+    Exited,
+    Faulted,
+    InvalidInput,
+    OutOfMemory,
+    Raised,
+)
 from dandelion.function import Function, Limits
 
 from . import wire
@@ -29,7 +38,7 @@ _MESSAGE_LIMIT = 4000
 _FRAME_LIMIT = 100
 _LINE_LIMIT = 200
 _RECORD_BYTES = 64 * 1024
-_ENTRY_BYTES = 300  # a name of 255 bytes, a key, a size
+_ENTRY_BYTES = 450  # a name of 255 bytes, a key, a size, a type of up to 64 dimensions
 _reply_decoder: msgspec.msgpack.Decoder[wire.Reply] = msgspec.msgpack.Decoder(wire.Reply)
 
 
@@ -108,7 +117,8 @@ class Answer:
             items = []
             for entry in entries or ():
                 end = offset + entry.size_bytes
-                items.append(Item(entry.name, entry.key, data[offset:end]))
+                dtype, shape = self._type(entry)
+                items.append(Item(entry.name, entry.key, data[offset:end], dtype, shape))
                 offset += wire.aligned(entry.size_bytes)
             sets.append(
                 ItemSet(declared.name, tuple(items), declared.dtype, declared.shape)
@@ -116,6 +126,15 @@ class Answer:
                 else None
             )
         return tuple(sets)
+
+    def _type(self, entry: wire.Entry) -> tuple[str | None, Shape | None]:
+        if entry.dtype is None and entry.shape is None:
+            return None, None
+        where = f"item '{entry.name}'"
+        try:
+            return checked_type(where, entry.dtype, entry.shape, entry.size_bytes)
+        except InvalidInput as error:
+            raise BadOutput(self._name, str(error)[:_MESSAGE_LIMIT]) from None
 
     def _check(self, listed: wire.Entries) -> None:
         if len(listed) != len(self._spec.outputs):

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from dandelion.confinement import libc, lockdown, seccomp
-from dandelion.data import Bytes, Item, ItemSet, SetSpec, item_set
+from dandelion.data import Bytes, Item, ItemSet, Origin, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
 
 from . import modules, wire
@@ -194,7 +194,7 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
         call = _call_decoder.decode(view[start : start + record_bytes])
         lockdown.limit_call(call.memory_bytes + mapped_bytes, call.cpu_s, call.file_bytes)
         inputs = _inputs(call, view, wire.aligned(start + record_bytes))
-        sets = _run(call.program, inputs)
+        sets = _run(call.program, inputs, call.origin)
         reply = wire.Done(wire.entries(sets))
     except MemoryError:
         raise
@@ -224,13 +224,15 @@ def _inputs(call: wire.CallRecord, view: memoryview, offset: int) -> dict[str, I
         items = []
         for entry in listed:
             data = view[offset : offset + entry.size_bytes].toreadonly()
-            items.append(Item(entry.name, entry.key, data))
+            items.append(Item(entry.name, entry.key, data, entry.dtype, entry.shape))
             offset += wire.aligned(entry.size_bytes)
         inputs[spec.name] = ItemSet(spec.name, tuple(items), spec.dtype, spec.shape)
     return inputs
 
 
-def _run(program: wire.Program, inputs: dict[str, ItemSet | None]) -> list[ItemSet | None]:
+def _run(
+    program: wire.Program, inputs: dict[str, ItemSet | None], origin: Origin | None
+) -> list[ItemSet | None]:
     module = ModuleType(MODULE)
     module.__file__ = program.filename
     sys.modules[MODULE] = module  # dataclasses and others look their module up
@@ -240,10 +242,12 @@ def _run(program: wire.Program, inputs: dict[str, ItemSet | None]) -> list[ItemS
     function = getattr(module, program.entry, None)
     if not callable(function):
         raise NameError(f"the code does not define a function '{program.entry}'")
-    return _outputs(program.outputs, function(**inputs))
+    return _outputs(program.outputs, function(**inputs), origin)
 
 
-def _outputs(specs: tuple[SetSpec, ...], result: Any) -> list[ItemSet | None]:
+def _outputs(
+    specs: tuple[SetSpec, ...], result: Any, origin: Origin | None
+) -> list[ItemSet | None]:
     names = [spec.name for spec in specs]
     if not isinstance(result, dict):
         if len(specs) != 1 and (specs or result is not None):
@@ -259,7 +263,7 @@ def _outputs(specs: tuple[SetSpec, ...], result: Any) -> list[ItemSet | None]:
             hint = f"; did you mean '{close}'?" if close else ""
             raise _Misreturned(f"there is no output set {name!r}{hint}")
     try:
-        return [item_set(spec.name, result.get(spec.name), spec) for spec in specs]
+        return [item_set(spec.name, result.get(spec.name), spec, origin) for spec in specs]
     except InvalidInput as error:
         raise _Misreturned(str(error)) from None
 

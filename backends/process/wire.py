@@ -25,7 +25,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from dandelion.data import Bytes, ItemSet, SetSpec
+from dandelion.data import Bytes, ItemSet, Origin, SetSpec
 
 PREFIX = struct.Struct("<QQ")
 ALIGNMENT_BYTES = 64
@@ -39,12 +39,14 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """An item without its bytes."""
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An item without its bytes; `dtype` and `shape` are those of an array."""
 
     name: str
     key: Key
     size_bytes: Count
+    dtype: str | None = None
+    shape: tuple[Count, ...] | None = None
 
 
 Entries: TypeAlias = tuple[list[Entry] | None, ...]
@@ -76,6 +78,7 @@ class CallRecord(msgspec.Struct, array_like=True, frozen=True):
     memory_bytes: int
     cpu_s: int
     file_bytes: int
+    origin: Origin | None = None
 
 
 class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
@@ -86,6 +89,7 @@ class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
     memory_bytes: int
     cpu_s: int
     file_bytes: int
+    origin: Origin | None = None
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -194,7 +198,9 @@ def aligned(size_bytes: int) -> int:
 def entries(sets: Iterable[ItemSet | None]) -> Entries:
     """List the items of sets without their bytes."""
     return tuple(
-        None if s is None else [Entry(item.name, item.key, item.size_bytes) for item in s.items]
+        None
+        if s is None
+        else [Entry(i.name, i.key, i.size_bytes, i.dtype, i.shape) for i in s.items]
         for s in sets
     )
 

@@ -18,7 +18,7 @@ import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet
 from dandelion.documents import FunctionDocument, content, gpu_function, set_spec
 from dandelion.driver import Call, InstanceSets, Sharing, load_driver
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec, digest_of
+from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.remote import Answer, RemoteEngine, Sent
 from dandelion.settings import Settings
@@ -230,8 +230,10 @@ def function_of(
     (code,) = document.code
     main = content(code.main).bytes()
     files = {name: content(file).bytes() for name, file in code.files.items()}
-    static: dict[str, tuple[tuple[str, Digest], ...]] = {
-        name: tuple((item, digest_of(content(value).bytes())) for item, value in items.items())
+    static = {
+        name: tuple(
+            StaticItem(item, digest_of(content(value).bytes())) for item, value in items.items()
+        )
         for name, items in document.static.items()
     }
     digests = {name: digest_of(data) for name, data in files.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dandelion.arrays import text_of
 from dandelion.cli.output import Output, WrongUsage, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.data import Item, ItemSet, Sets
@@ -120,10 +121,11 @@ def _show(id_: str, result: Sets, out: Output) -> None:
 
 
 def _preview(declared: ItemSet, item: Item) -> str:
-    if declared.dtype is not None:
-        array = item.numpy(declared.dtype)
-        shown = ", ".join(f"{x:g}" for x in array[:8].astype(float)) if array.size else ""
-        return f"{declared.dtype}: {shown}{', ...' if array.size > 8 else ''}"
+    dtype = item.dtype or declared.dtype
+    if dtype is not None:
+        array = item.numpy(dtype)
+        shown = ", ".join(f"{x:g}" for x in array[:8].tolist())
+        return f"{text_of(dtype, item.shape)}: {shown}{', ...' if array.size > 8 else ''}"
     head = bytes(item.data[: PREVIEW * 4])
     try:
         text = head.decode() if item.size_bytes <= len(head) else head.decode("utf-8", "ignore")

@@ -15,6 +15,8 @@ from dandelion.dataflow.graph import Application, Composition, Repeat, Sharding,
 from dandelion.dataflow.sharding import Group, groups_of
 from dandelion.function import FunctionSpec
 
+_ORIGINS = (Sharding.EACH, Sharding.KEYED)
+
 Target: TypeAlias = Union[FunctionSpec, "CompositionPlan"]
 """What an application applies."""
 
@@ -55,6 +57,8 @@ class ApplicationPlan:
         formats: formats of a function's code objects, best first; empty for a composition.
         is_single: every bound set is sharded ``all``, so there is exactly one instance.
         repeat: how it is repeated, if it is.
+        origins: positions of the sets that instances are made for: those sharded ``each``, then
+            those sharded ``keyed``, with whether it is ``each``.
     """
 
     id: str
@@ -71,6 +75,7 @@ class ApplicationPlan:
     formats: tuple[str, ...]
     is_single: bool
     repeat: RepeatPlan | None = None
+    origins: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +248,12 @@ def _compile_application(
         _formats(target),
         all(s in (None, Sharding.ALL) for s in shardings),
         repeat,
+        tuple((at, s is Sharding.EACH) for s in _ORIGINS for at in _at(shardings, s)),
     )
+
+
+def _at(shardings: Sequence[Sharding | None], wanted: Sharding) -> list[int]:
+    return [at for at, sharding in enumerate(shardings) if sharding is wanted]
 
 
 def _compile_repeat(

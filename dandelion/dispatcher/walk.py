@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from dandelion.data import ItemSet
+from dandelion.data import ItemSet, Origin
 from dandelion.dataflow.graph import Sharding
 from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, RepeatPlan
@@ -57,6 +57,7 @@ class Run(msgspec.Struct, frozen=True, eq=False):  # eight times as fast as a fr
         inputs: its sets by position; static ones are absent here.
         application: which use of the function it is, for people and traces.
         number: which instance of its application, from 0; iterations are counted through.
+        origin: the item that the instance is made for, if it is made for one.
     """
 
     instance: int
@@ -64,6 +65,7 @@ class Run(msgspec.Struct, frozen=True, eq=False):  # eight times as fast as a fr
     inputs: Instance
     application: ApplicationPlan
     number: int
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class _Frame:
     """One run of a composition. `parent` is the instance of the enclosing frame, if any.
 
     `missing` counts the sets that an application waits for, `left` the applications that have not
-    merged, `uses` the applications that still need a set: without uses a set is dropped.
+    merged, `uses` the applications that still need a set: without uses a set is dropped. `origin`
+    is the item that the frame is made for: so are its instances, unless there is a nearer one.
     """
 
     plan: CompositionPlan
@@ -131,6 +134,7 @@ class _Frame:
     parent: _Out | None
     left: int
     uses: list[int]
+    origin: Origin | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +250,11 @@ class Walk:
         return instructions
 
     def _enter(
-        self, plan: CompositionPlan, inputs: Sequence[ItemSet | None], parent: _Out | None
+        self,
+        plan: CompositionPlan,
+        inputs: Sequence[ItemSet | None],
+        parent: _Out | None,
+        origin: Origin | None = None,
     ) -> None:
         frame = _Frame(
             plan,
@@ -255,6 +263,7 @@ class Walk:
             parent,
             len(plan.applications),
             list(plan.uses),
+            origin,
         )
         for application in plan.applications:
             if not application.waits:
@@ -326,13 +335,21 @@ class Walk:
         running.out += 1
         running.outputs.append(())
         target = running.plan.target
+        origin = out.frame.origin
+        for position, is_each in running.plan.origins:
+            item_set = out.inputs[position]
+            if item_set is not None:
+                item = item_set.items[0]
+                origin = Origin(item.name if is_each else None, item.key)
+                break
         if isinstance(target, CompositionPlan):
-            self._enter(target, out.inputs, out)
+            self._enter(target, out.inputs, out, origin)
             return
         instance = self._next_instance
         self._next_instance += 1
         self._out[instance] = out
-        self._instructions.append(Run(instance, target, out.inputs, running.plan, out.number))
+        run = Run(instance, target, out.inputs, running.plan, out.number, origin)
+        self._instructions.append(run)
 
     def _collect(self, out: _Out, outputs: tuple[ItemSet | None, ...]) -> None:
         running = out.running

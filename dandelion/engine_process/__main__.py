@@ -186,7 +186,13 @@ class EngineProcess:
     def _set(self, wire: WireSet) -> ItemSet:
         view = self._arena.view
         items = tuple(
-            Item(i.name, i.key, view[i.offset : i.offset + i.size].toreadonly() if i.size else b"")
+            Item(
+                i.name,
+                i.key,
+                view[i.offset : i.offset + i.size].toreadonly() if i.size else b"",
+                i.dtype,
+                i.shape,
+            )
             for i in wire.items
         )
         return ItemSet(wire.name, items, wire.dtype, wire.shape)

@@ -32,12 +32,14 @@ LONG_S = 86400.0
 
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An item by reference: name, key, offset and size in the arena, in bytes."""
+    """An item by reference: name, key, offset and size in the arena, in bytes; its type."""
 
     name: str
     key: int
     offset: int
     size: int
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
 
 
 class WireSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -332,5 +334,5 @@ def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
         offset = arena.locate(item.data) if size else 0
         if offset is None:
             raise InternalError(f"item '{item.name}' of set '{item_set.name}' is not in the arena")
-        items.append(WireItem(item.name, item.key, offset, size))
+        items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
     return WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape)

@@ -2,7 +2,8 @@
 
 A request is ``{"sets": {name: set}}``, with sets as `dandelion.frontend.values` describes them. A
 reply is ``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}}``,
-where ``types`` lists the sets that declare a dtype.
+where ``types`` lists the sets that declare a dtype. In both an item that is an array says so by its
+own ``dtype`` and ``shape``; plain bytes have neither.
 
 MessagePack in its long form is the fast way: items are views into the body, which lies in the arena
 if it is large, so reading a request copies nothing. A large reply is a list of chunks in which the
@@ -19,10 +20,11 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from dandelion.arrays import Array, Shape
 from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked
 from dandelion.errors import InvalidInput, TooLarge
 from dandelion.frontend.asgi import clipped, did_you_mean
-from dandelion.frontend.values import check_fields, converted, numeric_dtype, set_of
+from dandelion.frontend.values import check_fields, item_type, set_of
 
 Specs: TypeAlias = Mapping[str, SetSpec]
 SetMap: TypeAlias = dict[str, ItemSet | None]
@@ -40,6 +42,7 @@ class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str | None = None
     key: int = 0
     dtype: str | None = None
+    shape: tuple[int, ...] | None = None
 
 
 class PackRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,11 +110,39 @@ def decode_msgpack(body: Bytes, specs: Specs) -> SetMap:
     return {name: _views(name, value, specs.get(name)) for name, value in request.sets.items()}
 
 
-def decode_raw(body: Bytes, name: str, specs: Specs) -> SetMap:
-    """Make the body the only item of set `name`; all other sets are absent."""
+def decode_raw(
+    body: Bytes, name: str, specs: Specs, dtype: str | None = None, shape: str | None = None
+) -> SetMap:
+    """Make the body the only item of set `name`; all other sets are absent.
+
+    Args:
+        body: the data.
+        name: of set and item.
+        specs: the declared input sets.
+        dtype, shape: headers that say which array it is.
+    """
     sets: SetMap = dict.fromkeys(specs)
-    sets[name] = checked(name, (Item(name, 0, body),), specs.get(name))
+    spec = specs.get(name)
+    kind = header_type(f"sets.{name}", dtype, shape, len(body), spec)
+    sets[name] = checked(name, (Item(name, 0, body, *kind),), spec)
     return sets
+
+
+def header_type(
+    where: str, dtype: str | None, shape: str | None, size_bytes: int, spec: SetSpec | None
+) -> tuple[str | None, Shape | None]:
+    """Read the type of an item from headers: ``float32``, and ``2,3`` (empty for a number).
+
+    Raises:
+        InvalidInput: there is no such type, or the data is of another size.
+    """
+    sizes = None
+    if shape is not None:
+        try:
+            sizes = [int(size) for size in shape.split(",")] if shape.strip() else []
+        except ValueError:
+            raise InvalidInput(where, f"'{clipped(shape)}' is no shape", "write 2,3") from None
+    return item_type(where, dtype, sizes, size_bytes, spec)
 
 
 def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...] = ()) -> None:
@@ -183,12 +214,12 @@ def _view(
 ) -> Item:
     if isinstance(value, memoryview):
         return Item(item_name, 0, value)
-    data: Bytes = value.data
-    if value.dtype is not None:
-        where = f"sets.{set_name}" + ("" if index is None else f"[{index}]")
-        numeric_dtype(f"{where}.dtype", value.dtype)
-        data = converted(f"{where}.data", data, value.dtype, spec.dtype if spec else None)
-    return Item(item_name if value.name is None else value.name, value.key, data)
+    name = item_name if value.name is None else value.name
+    data = value.data
+    if value.dtype is None and value.shape is None:
+        return Item(name, value.key, data)
+    where = f"sets.{set_name}" + ("" if index is None else f"[{index}]")
+    return Item(name, value.key, data, *item_type(where, value.dtype, value.shape, len(data), spec))
 
 
 # --- replies ----------------------------------------------------------------------------------
@@ -197,8 +228,8 @@ def _view(
 def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
     """Write a JSON reply.
 
-    Items are ``numbers`` where the set declares a dtype that JSON can express, else ``text`` where
-    the data is printable UTF-8, else ``data`` in base64.
+    Items are ``numbers`` if they are arrays that JSON can express, else ``text`` where the data is
+    printable UTF-8, else ``data`` in base64.
     """
     plain = {name: _json_items(value) for name, value in sets.items()}
     return [_json.encode({"id": invocation, "sets": plain, "types": _types(sets)})]
@@ -234,7 +265,7 @@ def decode_reply(body: Bytes) -> tuple[str, Sets]:
     for name, items in reply.sets.items():
         sets[name] = None
         if items is not None:
-            made = tuple(Item(i.name or "", i.key, i.data) for i in items)
+            made = tuple(Item(i.name or "", i.key, i.data, i.dtype, i.shape) for i in items)
             sets[name] = _typed_set(name, made, reply.types.get(name))
     return reply.id, Sets(sets)
 
@@ -256,17 +287,24 @@ def _json_items(value: ItemSet | None) -> list[dict[str, Any]] | None:
 
 
 def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
+    if item.dtype is not None:
+        return {**_type(item), **_json_numbers(item, item.numpy())}
     if declared.dtype is not None:
-        array = item.numpy(declared.dtype, _fitting(item, declared))
-        if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
-            return {"numbers": array.tolist()}
-        return {"data": item.data}
+        return _json_numbers(item, item.numpy(declared.dtype, _fitting(item, declared)))
     try:
         text = str(item.data, "utf-8")
     except UnicodeDecodeError:
         return {"data": item.data}
     printable = text.isprintable() or text.translate(_BREAKS).isprintable()
     return {"text": text} if printable else {"data": item.data}
+
+
+def _json_numbers(item: Item, array: Array) -> dict[str, Any]:
+    if not array.size:  # its shape may ask for any number of empty lists
+        return {"numbers": []}
+    if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
+        return {"numbers": array.tolist()}
+    return {"data": item.data}
 
 
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r"))
@@ -347,11 +385,13 @@ class _Chunks:
 
 
 def _fields(item: Item | PackItem) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": item.name, "key": item.key}
-    if isinstance(item, PackItem) and item.dtype is not None:
-        fields["dtype"] = item.dtype
-    fields["data"] = item.data
-    return fields
+    if item.dtype is None:
+        return {"name": item.name, "key": item.key, "data": item.data}
+    return {"name": item.name, "key": item.key, **_type(item), "data": item.data}
+
+
+def _type(item: Item | PackItem) -> dict[str, Any]:
+    return {"dtype": item.dtype} | ({} if item.shape is None else {"shape": item.shape})
 
 
 def _map_header(count: int) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Exchange, Reply, clipped, did_you_mean
+from dandelion.frontend.asgi import Exchange, Header, Reply, clipped, did_you_mean
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     SetMap,
@@ -140,7 +140,10 @@ class Invocations:
             return await decode_multipart(body, exchange.header(b"content-type"), plan.specs)
         data = await body.read()
         if plan.codec is Codec.RAW:
-            return decode_raw(data, plan.raw_set, plan.specs)
+            given = exchange.headers
+            dtype = exchange.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
+            shape = exchange.header(b"dandelion-shape") if b"dandelion-shape" in given else None
+            return decode_raw(data, plan.raw_set, plan.specs, dtype, shape)
         decode = decode_json if plan.codec is Codec.JSON else decode_msgpack
         return decode(data, plan.specs)
 
@@ -175,7 +178,7 @@ def _reply(exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]) 
     if trace is not None and _TRACEPARENT.fullmatch(trace):
         headers.append((b"traceparent", trace))
     for codec in answer:
-        chunks = _encode(codec, id_, sets)
+        chunks = _encode(codec, id_, sets, headers)
         if chunks is not None:
             return Reply(chunks, _MEDIA_TYPES[codec], 200, headers)
     count = sum(len(s.items) for s in sets.values() if s is not None)
@@ -183,10 +186,17 @@ def _reply(exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]) 
     raise NotAcceptable(Codec.RAW.value, message)
 
 
-def _encode(codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
+def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes] | None:
     if codec is Codec.JSON:
         return encode_json(id_, sets)
     if codec is Codec.MSGPACK:
         return encode_msgpack(id_, sets)
     items = [item for s in sets.values() if s is not None for item in s.items]
-    return [items[0].data] if len(items) == 1 else None
+    if len(items) != 1:
+        return None
+    (item,) = items
+    if item.dtype is not None:
+        headers.append((b"dandelion-dtype", item.dtype.encode()))
+        if item.shape is not None:
+            headers.append((b"dandelion-shape", ",".join(map(str, item.shape)).encode()))
+    return [item.data]

@@ -1,8 +1,8 @@
 """Requests as multipart/form-data: each part is an item, as a form or ``curl -F`` sends it.
 
 The name of a part is that of the set, its file name is the item's name (without one: ``"0"``,
-``"1"``, ... within the set), and a header ``Dandelion-Key`` gives the key. Names are data and
-nothing else.
+``"1"``, ... within the set), and a header ``Dandelion-Key`` gives the key. ``Dandelion-Dtype`` and
+``Dandelion-Shape`` say which array it is. Names are data and nothing else.
 
 The parts go from the socket into one context of the arena as they come, so the framing is all that
 is ever buffered.
@@ -22,7 +22,7 @@ from dandelion.data import Bytes, Item, checked
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.body import Body
-from dandelion.frontend.codecs import SetMap, Specs
+from dandelion.frontend.codecs import SetMap, Specs, header_type
 
 PART_LIMIT = 200_000
 HEADER_LIMIT_BYTES = 4096
@@ -150,7 +150,11 @@ def _sets(parts: list[_Part], view: memoryview, specs: Specs) -> SetMap:
         found = items.setdefault(name, [])
         item_name = str(len(found)) if file_name is None else file_name
         data: Bytes = view[part.start : part.end]
-        found.append(Item(item_name, _key(name, part), data))
+        headers = part.headers
+        dtype, shape = headers.get("dandelion-dtype"), headers.get("dandelion-shape")
+        where = f"sets.{clipped(name)}"
+        kind = header_type(where, dtype, shape, len(data), specs.get(name))
+        found.append(Item(item_name, _key(name, part), data, *kind))
     sets: SetMap = dict.fromkeys(specs)
     for name, found in items.items():
         sets[name] = checked(name, found, specs.get(name))

@@ -32,7 +32,12 @@ _ITEM: Json = {
         "data": {"type": "string", "contentEncoding": "base64"},
         "text": {"type": "string"},
         "numbers": {"description": "a number or nested arrays, row-major"},
-        "dtype": {"type": "string", "examples": ["float32"]},
+        "dtype": {
+            "type": "string",
+            "description": "element type of an array; plain bytes have none",
+            "examples": ["float32"],
+        },
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     },
     "oneOf": [{"required": ["data"]}, {"required": ["text"]}, {"required": ["numbers"]}],
 }
@@ -147,6 +152,10 @@ def _invoke() -> Json:
         _parameter("query", "set", {"type": "string"}, "the input set that raw bytes go to"),
         _parameter("query", "deadline_s", seconds),
         _parameter("header", "Dandelion-Deadline", seconds, "seconds"),
+        _parameter(
+            "header", "Dandelion-Dtype", {"type": "string"}, "of raw bytes that are an array"
+        ),
+        _parameter("header", "Dandelion-Shape", {"type": "string"}, "its shape, such as 2,3"),
         _parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
     ]
     operation = _operation("Invoke a function or composition", reply, parameters)

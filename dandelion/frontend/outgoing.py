@@ -2,7 +2,7 @@
 
 The client does for a remote node what `dandelion.data.item_set` does in-process, with the same
 values and the same names of items. What a set declares is known to the node alone, so arrays travel
-with their dtype and Python numbers as ``numbers``; the node converts them.
+with their dtype and shape, and Python numbers as ``numbers``, which the node makes an array of.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dandelion.data import Item, ItemSet, Value, is_numbers, is_sequence
+from dandelion.data import Item, ItemSet, Value, is_numbers, is_sequence, item_set
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
-from dandelion.frontend.values import DTYPES
 
 Outgoing: TypeAlias = Any
 """What `dandelion.frontend.codecs.encode_request` takes for a set."""
@@ -40,7 +39,7 @@ def outgoing_set(name: str, value: Value) -> Outgoing:
     if value is None:
         return None
     if isinstance(value, ItemSet):
-        return value.items
+        return _items(name, value)
     if isinstance(value, Mapping):
         items = [_item(name, str(k), v) for k, v in value.items()]
     elif is_sequence(value) and not is_numbers(value):
@@ -53,13 +52,13 @@ def outgoing_set(name: str, value: Value) -> Outgoing:
 
 def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str, Any]:
     if isinstance(value, Item):
-        return value
+        return _items(set_name, value)[0]
     if isinstance(value, bytes | bytearray | memoryview):
         return PackItem(memoryview(value).cast("B"), name)
     if isinstance(value, str):
         return PackItem(memoryview(value.encode()), name)
     if isinstance(value, np.ndarray | np.generic):
-        return _array(set_name, name, np.asarray(value))
+        return _items(set_name, {name: value})[0]
     if isinstance(value, bool | int | float | Sequence):
         return {"name": name, "numbers": value}
     raise InvalidInput(
@@ -69,19 +68,16 @@ def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str,
     )
 
 
-def _array(set_name: str, name: str, array: np.ndarray[Any, Any]) -> PackItem:
-    if array.dtype.hasobject:
-        raise InvalidInput(f"sets.{set_name}", "an array of Python objects has no bytes")
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    dtype = array.dtype
-    sent = dtype.name if dtype.isnative else dtype.str
-    return PackItem(flat.data, name, 0, sent if dtype.name in DTYPES else None)
+def _items(set_name: str, value: Value) -> tuple[Item, ...]:
+    """Take what is an item, or an array, as in-process."""
+    made = item_set(set_name, value)
+    return () if made is None else made.items
 
 
 def _plain(item: Item | PackItem | dict[str, Any]) -> dict[str, Any]:
     if isinstance(item, dict):
         return item
     plain: dict[str, Any] = {"name": item.name, "key": item.key, "data": item.data}
-    if isinstance(item, PackItem) and item.dtype is not None:
-        plain["dtype"] = item.dtype
+    if item.dtype is not None:
+        plain |= {"dtype": item.dtype, "shape": item.shape}
     return plain

@@ -15,26 +15,24 @@ list of the above           one for each element, named ``"0"``, ``"1"``, ... by
 =========================== ================================================================
 
 An object has exactly one of ``data`` (base64 in JSON, binary in MessagePack), ``text`` (UTF-8) and
-``numbers``; ``name`` and ``key`` are optional. ``dtype`` says what ``data`` or ``numbers`` consist
-of, if that differs from the declaration or nothing is declared; values are converted to the
-declared dtype only if that loses nothing but precision.
+``numbers``; ``name`` and ``key`` are optional. ``dtype`` and ``shape`` say what array ``data`` or
+``numbers`` are; one that is not as declared is refused. Numbers without a dtype become those of the
+declared one if that loses nothing but precision.
 """
 
 from __future__ import annotations
 
 import binascii
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from dandelion.arrays import Shape, bytes_of, checked_type, declared_dtype, dtype_named, name_of
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
-
-_WITH_ORDER = re.compile("[<>]([iu][1248]|f[248]|c8|c16)")
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -51,12 +49,8 @@ _KINDS: dict[type, str] = {
 Plain: TypeAlias = Any
 Array: TypeAlias = npt.NDArray[Any]
 
-_FIELDS = ("name", "key", "data", "text", "numbers", "dtype")
+_FIELDS = ("name", "key", "data", "text", "numbers", "dtype", "shape")
 _CONTENTS = ("data", "text", "numbers")
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
 
 
 def set_of(name: str, value: Plain, spec: SetSpec | None = None) -> ItemSet | None:
@@ -98,7 +92,7 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
             raise InvalidInput(
                 where, "the set declares no dtype for numbers", "give text, or data, or a dtype"
             )
-        return Item(name, 0, numbers_to_bytes(where, value, spec.dtype, spec.dtype))
+        return Item(name, 0, _cast(where, _array(where, value), declared_dtype(spec.dtype)))
     raise InvalidInput(where, f"{_kind(value)} is no item", "give a string, or an object with data")
 
 
@@ -112,50 +106,56 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
     key = _typed(f"{where}.key", value.get("key"), int, "an integer", 0)
     dtype = _typed(f"{where}.dtype", value.get("dtype"), str, "a string", None)
     if dtype is not None:
-        numeric_dtype(f"{where}.dtype", dtype)
-    kind = given[0]
-    return Item(name, key, _content(f"{where}.{kind}", kind, value[kind], dtype, spec))
-
-
-def _content(where: str, kind: str, value: Plain, dtype: str | None, spec: SetSpec | None) -> Bytes:
-    declared = spec.dtype if spec is not None else None
-    if kind == "numbers":
-        source = dtype or declared
-        if source is None:
-            raise InvalidInput(where, "the set declares no dtype for numbers", "give a dtype")
-        return numbers_to_bytes(where, value, source, declared or source)
+        dtype_named(f"{where}.dtype", dtype)
+    shape = _typed(f"{where}.shape", value.get("shape"), list, "a list", None)
+    (kind,) = given
+    content = value[kind]
+    where = f"{where}.{kind}"
     if kind == "text":
-        text: str = _typed(where, value, str, "a string", "")
-        return text.encode()
-    if isinstance(value, str):
-        value = _base64(where, value)
-    data: bytes = _typed(where, value, bytes, "base64 or binary", b"")
-    return converted(where, data, dtype, declared)
+        if dtype is not None or shape is not None:
+            raise InvalidInput(where, "text is no array, it has neither dtype nor shape")
+        text: str = _typed(where, content, str, "a string", "")
+        return Item(name, key, text.encode())
+    if kind == "numbers":
+        return _numbers(where, Item(name, key), content, dtype, shape, spec)
+    if isinstance(content, str):
+        content = _base64(where, content)
+    data: bytes = _typed(where, content, bytes, "base64 or binary", b"")
+    return Item(name, key, data, *item_type(where, dtype, shape, len(data), spec))
 
 
-def converted(where: str, data: Bytes, dtype: str | None, declared: str | None) -> Bytes:
-    """Convert the data of one item from the dtype that it was sent in to the declared one.
-
-    Without `dtype`, or if both are the same, the data is given back as it is.
-
-    Raises:
-        InvalidInput: the dtype is unknown, or a value cannot be converted.
-    """
-    if dtype is None or declared is None or dtype == declared:
-        return data
-    element = numeric_dtype(where, dtype)
-    if len(data) % element.itemsize:
-        raise InvalidInput(where, f"{len(data)} bytes are no multiple of {dtype}")
-    return _cast(where, np.frombuffer(data, dtype=element), declared)
-
-
-def numbers_to_bytes(where: str, value: Plain, dtype: str, declared: str) -> Bytes:
-    """Make the bytes of one item from a number or nested lists of numbers, row-major.
+def item_type(
+    where: str, dtype: str | None, shape: object, size_bytes: int, spec: SetSpec | None
+) -> tuple[str | None, Shape | None]:
+    """Check the type that was sent with an item; a shape alone is one of the declared dtype.
 
     Raises:
-        InvalidInput: a list is ragged, an element is no number, or does not fit the dtype.
+        InvalidInput: there is no such type, or the data is of another size.
     """
-    numeric_dtype(where, dtype)
+    if dtype is None and shape is not None and spec is not None and spec.dtype is not None:
+        dtype = name_of(declared_dtype(spec.dtype))
+    return checked_type(where, dtype, shape, size_bytes)
+
+
+def _numbers(
+    where: str, item: Item, value: Plain, dtype: str | None, shape: Plain, spec: SetSpec | None
+) -> Item:
+    """Make an item of a number or nested lists of numbers, row-major."""
+    declared = spec.dtype if spec is not None else None
+    array = _array(where, value)
+    if dtype is not None:
+        element = dtype_named(where, dtype)
+        if shape is None and declared is None:
+            shape = list(array.shape)
+    elif declared is not None:
+        element = declared_dtype(declared)
+    else:
+        raise InvalidInput(where, "the set declares no dtype for numbers", "give a dtype")
+    data = _cast(where, array, element)
+    return Item(item.name, item.key, data, *item_type(where, dtype, shape, len(data), spec))
+
+
+def _array(where: str, value: Plain) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
@@ -164,38 +164,22 @@ def numbers_to_bytes(where: str, value: Plain, dtype: str, declared: str) -> Byt
         array = array.astype(np.uint8)
     if array.dtype.kind not in "biuf":
         raise InvalidInput(where, "an array has numbers only, in lists of equal length")
-    data = _cast(where, array, dtype)
-    return converted(where, data, dtype, declared)
+    return array
 
 
-def numeric_dtype(where: str, name: str) -> np.dtype[Any]:
-    """Look up a dtype by its numpy name.
-
-    Raises:
-        InvalidInput: there is none of that name, or its elements are not numbers.
-    """
-    if name not in DTYPES and not _WITH_ORDER.fullmatch(name):
-        hint = did_you_mean(name, DTYPES) or f"dtypes are {', '.join(DTYPES)}"
-        raise InvalidInput(where, f"there is no dtype '{clipped(name)}'", hint)
-    return np.dtype(name)
-
-
-def _cast(where: str, array: Array, dtype: str) -> Bytes:
-    target = np.dtype(dtype)
+def _cast(where: str, array: Array, target: np.dtype[Any]) -> Bytes:
     if array.dtype != target:
         misfit = _misfits(array, target)
         if misfit.any():
             value = np.ravel(array)[int(np.argmax(np.ravel(misfit)))]
-            raise InvalidInput(where, f"{value} does not fit {dtype}")
+            raise InvalidInput(where, f"{value} does not fit {target}")
         with np.errstate(all="ignore"):
             array = array.astype(target)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
+    return bytes_of(array)
 
 
 def _misfits(array: Array, target: np.dtype[Any]) -> Array:
     """Mark the elements that would lose more than precision."""
-    if array.dtype.kind == "c" and target.kind != "c":
-        return np.ones(array.shape, bool)
     if target.kind in "fc":
         with np.errstate(all="ignore"):
             overflown: Array = np.isfinite(array) & ~np.isfinite(array.astype(target))

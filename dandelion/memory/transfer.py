@@ -102,7 +102,7 @@ class Transfers:
             source = sets[at]
             assert source is not None
             items = replaced.setdefault(at, list(source.items))
-            items[index] = Item(item.name, item.key, view)
+            items[index] = Item(item.name, item.key, view, item.dtype, item.shape)
             offset += -(-view.nbytes // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
         return tuple(
             s

@@ -1,7 +1,8 @@
 """Results of pure functions, kept by content: the same inputs need not be computed twice.
 
 A function opts in (`FunctionSpec.cache`). The key is the function's name and version and the
-content of all its inputs, names and keys of items included; static sets are part of the version.
+content of all its inputs, names, keys and types of items included, and the item that the call is
+made for; static sets are part of the version.
 Bounded in bytes, least recently used first out. Results are kept by reference, so they occupy the
 arena.
 """
@@ -13,11 +14,14 @@ import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
+from dandelion.data import Origin
 from dandelion.driver import InstanceSets
 from dandelion.function import FunctionSpec
 
-_ITEM = struct.Struct("<IQQ")
 _PAGE_BYTES = 4096
+_encoder = msgspec.msgpack.Encoder()  # tells itself where a value ends, so no two calls look alike
 
 
 @dataclass(slots=True)
@@ -69,15 +73,16 @@ class ResultCache:
             self.counts.bytes -= self._kept.pop(key)[1]
 
 
-def content_key(function: FunctionSpec, inputs: InstanceSets) -> bytes:
+def content_key(function: FunctionSpec, inputs: InstanceSets, origin: Origin | None) -> bytes:
     """Name a call by its content. Reads all of the inputs' data once."""
     digest = hashlib.blake2b(f"{function.name}\0{function.version}".encode(), digest_size=24)
+    digest.update(_encoder.encode(origin))
     for item_set in inputs:
         digest.update(struct.pack("<q", -1 if item_set is None else len(item_set.items)))
         for item in item_set.items if item_set is not None else ():
-            name = item.name.encode()
-            digest.update(_ITEM.pack(item.key, len(name), item.size_bytes))
-            digest.update(name)
+            digest.update(
+                _encoder.encode((item.name, item.key, item.size_bytes, item.dtype, item.shape))
+            )
             digest.update(item.data)
     return digest.digest()
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dandelion.catalog import Catalog, CompositionRecord
-from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.data import Item, ItemSet, SetSpec, checked
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import InternalError, Unknown, nearest
@@ -137,11 +137,12 @@ class Library:
             {s.name: item_set for s, item_set in zip(names, static, strict=True) if item_set},
         )
 
-    def _static(self, spec: FunctionSpec, declared: SetSpec) -> ItemSet:
-        items = tuple(
-            Item(name, 0, self.catalog.blob(digest)) for name, digest in spec.static[declared.name]
-        )
-        return ItemSet(declared.name, items, declared.dtype, declared.shape)
+    def _static(self, spec: FunctionSpec, declared: SetSpec) -> ItemSet | None:
+        blob = self.catalog.blob
+        items = [
+            Item(i.name, 0, blob(i.digest), i.dtype, i.shape) for i in spec.static[declared.name]
+        ]
+        return checked(declared.name, items, declared)
 
     def _refresh(self) -> None:
         with self._lock:

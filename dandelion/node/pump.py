@@ -291,7 +291,7 @@ class Pump:
     def _answered(self, waiting: WaitingCall) -> bool:
         """Answer a call from the cache, if its result is there."""
         invocation, run = waiting.invocation, waiting.run
-        waiting.cache_key = content_key(run.function, run.inputs)
+        waiting.cache_key = content_key(run.function, run.inputs, run.origin)
         found = self._cache.get(waiting.cache_key)
         if found is None:
             return False
@@ -325,6 +325,8 @@ class Pump:
                 demand=waiting.needs.demand if host.driver is waiting.needs.driver else None,
                 latest_ns=invocation.deadline_ns,
             )
+            if run.origin is not None:
+                call.origin = run.origin
             work = Work(
                 call,
                 done,

@@ -287,7 +287,9 @@ class RemoteEngine(Engine):
                     moving += size
                 else:
                     kept += size > 0
-                    items.append(WireItem(item.name, item.key, offset, size))
+                    items.append(
+                        WireItem(item.name, item.key, offset, size, item.dtype, item.shape)
+                    )
             wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
         if not moving:
             self._transfers.kept(kept)
@@ -486,8 +488,15 @@ def _result_bytes(demand: Demand, function: Function) -> int:
 
 
 def _sets(wire: WireSet, result: Context) -> ItemSet:
+    start = result.offset_bytes
     items = tuple(
-        Item(i.name, i.key, result.read(i.offset - result.offset_bytes, i.size) if i.size else b"")
+        Item(
+            i.name,
+            i.key,
+            result.read(i.offset - start, i.size) if i.size else b"",
+            i.dtype,
+            i.shape,
+        )
         for i in wire.items
     )
     return ItemSet(wire.name, items, wire.dtype, wire.shape)

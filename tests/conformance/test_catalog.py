@@ -32,7 +32,7 @@ from dandelion.errors import (
     InvalidInput,
     Unknown,
 )
-from dandelion.function import CodeObject, Digest, FunctionSpec, Limits, digest_of
+from dandelion.function import CodeObject, Digest, FunctionSpec, Limits, StaticItem, digest_of
 
 Open = Callable[[], Catalog]
 BIG = bytes(range(256)) * 4096  # 1 MiB: mapped, not read
@@ -220,7 +220,7 @@ def test_blobs_are_shared_and_go_with_their_last_user(catalog: Catalog) -> None:
     catalog.register(a_function("F", data))
     catalog.register(Batch(functions=a_function("G", data).functions))  # without the blob
     catalog.register(Batch(libraries=a_library("L", data).libraries))
-    static = FunctionSpec("S", (SetSpec("a"),), static={"a": (("item", digest),)})
+    static = FunctionSpec("S", (SetSpec("a"),), static={"a": (StaticItem("item", digest),)})
     catalog.register(Batch(functions=[static]))
     for kind, name in (("F", FunctionSpec), ("G", FunctionSpec), ("S", FunctionSpec)):
         catalog.remove(name, kind)

@@ -22,7 +22,7 @@ from dandelion.backends.hip import HipDevice
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets
-from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 from dandelion.memory import SharedDomain, Tracked
 
 KINDS = (
@@ -198,7 +198,7 @@ def function(
         body = blueprint["blueprint"]
         inputs = (*body["inputs"], *body.get("weights", ()))
     code = CodeObject("blueprint", digest_of(main), {n: digest_of(d) for n, d in files.items()})
-    fixed = {n: (("w", digest_of(d)),) for n, d in (static or {}).items()}
+    fixed = {n: (StaticItem("w", digest_of(d)),) for n, d in (static or {}).items()}
     spec = FunctionSpec(
         name, tuple(map(SetSpec, inputs)), tuple(map(SetSpec, outputs)), fixed, (code,)
     )

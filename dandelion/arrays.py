@@ -1,0 +1,190 @@
+"""Types of arrays: an element type by its numpy name, and a shape.
+
+An item that was an array carries both, see `dandelion.data.Item`. A type says what bytes consist of
+and changes nothing about them; where two types disagree the item is refused, never converted.
+
+Names are those of numpy: ``float32`` for an element type in the byte order of this machine,
+``>f4`` for one in the other order. Only numbers and booleans have a name. Arrays of anything else
+(dates, text, records) are refused; their bytes can be given instead.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dandelion.errors import InvalidInput, nearest
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+RANK_LIMIT = 64
+"""Most dimensions of an array; those of numpy."""
+
+ELEMENTS_LIMIT = 2**62
+"""Most elements of an array, its empty dimensions left out: numpy cannot make a larger one."""
+
+_NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPES}
+_TYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in _NAMES.items()}
+for _native in tuple(_NAMES):
+    for _word in (f"<{_native.str[1:]}", f">{_native.str[1:]}"):
+        _TYPES[_word] = _dtype = np.dtype(_word)
+        _NAMES.setdefault(_dtype, _dtype.str)
+
+
+def name_of(dtype: np.dtype[Any]) -> str | None:
+    """Name an element type; None if it has no name here."""
+    return _NAMES.get(dtype)
+
+
+def dtype_named(where: str, name: str) -> np.dtype[Any]:
+    """Look up an element type by its name.
+
+    Raises:
+        InvalidInput: there is none of that name.
+    """
+    dtype = _TYPES.get(name)
+    if dtype is None:
+        shown = name if len(name) <= 80 else f"{name[:80]}..."
+        close = nearest(shown, DTYPES)
+        hint = f"did you mean '{close}'?" if close else f"dtypes are {', '.join(DTYPES)}"
+        raise InvalidInput(where, f"there is no dtype '{shown}'", hint)
+    return dtype
+
+
+@lru_cache(maxsize=1024)
+def declared_dtype(name: str) -> np.dtype[Any]:
+    """Give the element type of a declaration, which may have any name that numpy reads."""
+    return np.dtype(name)
+
+
+def checked_type(where: str, dtype: str | None, shape: object, size_bytes: int) -> _Type:
+    """Hold a type that came from outside against the bytes that it is said to describe.
+
+    Args:
+        where: what to name in an error.
+        dtype: name of the element type; None for plain bytes.
+        shape: a sequence of sizes; None is one dimension.
+        size_bytes: length of the data.
+
+    Returns:
+        The type with the usual name of its dtype, and with a tuple for its shape.
+
+    Raises:
+        InvalidInput: there is no such type, or the data is of another size.
+    """
+    if dtype is None:
+        if shape is not None:
+            raise InvalidInput(where, "it has a shape and no dtype", "give both")
+        return None, None
+    if not isinstance(dtype, str):
+        raise InvalidInput(where, f"its dtype is a {type(dtype).__name__}", "give a name")
+    element = dtype_named(where, dtype)
+    if shape is None:
+        if size_bytes % element.itemsize:
+            message = f"{size_bytes} bytes are no multiple of {dtype}"
+            raise InvalidInput(where, message)
+        return _NAMES[element], None
+    sizes = _sizes(where, shape)
+    if math.prod(sizes) * element.itemsize != size_bytes:
+        message = f"{size_bytes} bytes are not those of {text_of(dtype, sizes)}"
+        raise InvalidInput(where, message)
+    return _NAMES[element], sizes
+
+
+_Type: TypeAlias = tuple[str | None, Shape | None]
+
+
+def _sizes(where: str, shape: object) -> Shape:
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise InvalidInput(where, f"its shape is a {type(shape).__name__}", "give a list of sizes")
+    if len(shape) > RANK_LIMIT:
+        raise InvalidInput(where, f"its shape has {len(shape)} dimensions, at most {RANK_LIMIT}")
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise InvalidInput(where, "its shape has a size that is no integer") from None
+    if min(sizes, default=0) < 0 or math.prod(filter(None, sizes)) > ELEMENTS_LIMIT:
+        raise InvalidInput(where, f"no array has the shape {list(sizes)}")
+    return sizes
+
+
+def text_of(dtype: str | None, shape: Shape | None) -> str:
+    """Write a type for people, as a declaration does: ``float32[2, ?]``."""
+    if dtype is None:
+        return "bytes"
+    if shape is None:
+        return dtype
+    return f"{dtype}[{', '.join('?' if size < 0 else str(size) for size in shape)}]"
+
+
+def same_dtype(dtype: str, declared: str) -> bool:
+    """Tell whether two names mean the same element type."""
+    return dtype == declared or declared_dtype(dtype) == declared_dtype(declared)
+
+
+def fits(shape: Shape | None, declared: Shape | None) -> bool:
+    """Tell whether an array has a declared shape, whose negative sizes are open; None fits all."""
+    if shape is None or declared is None:
+        return True
+    return len(shape) == len(declared) and all(
+        wanted < 0 or wanted == size for size, wanted in zip(shape, declared, strict=True)
+    )
+
+
+def filled_shape(declared: Shape, count: int) -> Shape | None:
+    """Give the shape of `count` elements that has a declared one; None if more than one fits.
+
+    Raises:
+        ValueError: none fits.
+    """
+    opened = [at for at, size in enumerate(declared) if size < 0]
+    fixed = math.prod(size for size in declared if size >= 0)
+    if not opened:
+        if count != fixed:
+            raise ValueError(f"{count} elements")
+        return declared
+    if not fixed or count % fixed:
+        raise ValueError(f"{count} elements")
+    if len(opened) > 1:
+        return None
+    at = opened[0]
+    return (*declared[:at], count // fixed, *declared[at + 1 :])
+
+
+def bytes_of(array: Array) -> memoryview:
+    """View an array as flat bytes, row-major; it is copied if it is not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert numbers that had no element type of their own, such as Python's.
+
+    Raises:
+        InvalidInput: that would lose more than digits of floats.
+    """
+    if array.dtype == dtype:
+        return array
+    if dtype.kind == "c" and np.can_cast(array.dtype, dtype):
+        return array.astype(dtype)
+    if array.dtype.kind in "biuf" and dtype.kind in "biuf":
+        with np.errstate(all="ignore"):
+            result = array.astype(dtype)
+            back = result.astype(array.dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            same = np.array_equal(np.isfinite(array), np.isfinite(result))
+        else:  # both, since a number may wrap around and come back
+            same = np.array_equal(array, result) and np.array_equal(array, back)
+        if same:
+            return result
+    raise InvalidInput(where, f"numbers of {array.dtype} do not fit {dtype}")
