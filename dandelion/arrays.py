@@ -28,8 +28,8 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-RANK_LIMIT = 64
-"""Most dimensions of an array; those of numpy."""
+RANK_LIMIT = 32
+"""Most dimensions of an array: what every numpy can make."""
 
 ELEMENTS_LIMIT = 2**62
 """Most elements of an array, its empty dimensions left out: numpy cannot make a larger one."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dandelion.catalog import MemoryCatalog
@@ -9,7 +10,7 @@ from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput
-from dandelion.function import Limits
+from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
 from dandelion.registration import Registrar, Target, blobs_of
 
 
@@ -81,3 +82,10 @@ def test_nothing_of_a_document_is_kept() -> None:
         registrar.preparations(bad, blobs_of(bad))
     assert not registrar._preparations
     assert not registrar._blobs
+
+
+def test_a_record_of_before_items_had_types_is_read() -> None:
+    old = b'{"name": "F", "inputs": [{"name": "w"}], "static": {"w": [["item", "abc"]]}}'
+    spec = msgspec.json.decode(old, type=FunctionSpec)
+    assert spec.static == {"w": (StaticItem("item", Digest("abc")),)}
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=FunctionSpec) == spec

@@ -38,7 +38,7 @@ _MESSAGE_LIMIT = 4000
 _FRAME_LIMIT = 100
 _LINE_LIMIT = 200
 _RECORD_BYTES = 64 * 1024
-_ENTRY_BYTES = 450  # a name of 255 bytes, a key, a size, a type of up to 64 dimensions
+_ENTRY_BYTES = 450  # a name of 255 bytes, a key, a size, a type of up to 32 dimensions
 _reply_decoder: msgspec.msgpack.Decoder[wire.Reply] = msgspec.msgpack.Decoder(wire.Reply)
 
 

@@ -28,7 +28,7 @@ from dandelion.bench.systems.tenants import Dandelion
 
 from dandelion.data import Item
 from dandelion.documents import set_spec
-from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 
 pytest.importorskip("pyopencl")
 
@@ -74,7 +74,7 @@ def test_the_blueprint_has_the_launches_of_the_bare_loop(shape: Shape) -> None:
     main = code.main.bytes()  # type: ignore[union-attr]  # as `gpu_function` makes it
     files = {name: content.bytes() for name, content in code.files.items()}  # type: ignore[union-attr]
     static = {
-        name: tuple((n, digest_of(c.bytes())) for n, c in items.items())  # type: ignore[union-attr]
+        name: tuple(StaticItem(n, digest_of(c.bytes())) for n, c in items.items())  # type: ignore[union-attr]
         for name, items in document.static.items()
     }
     inputs, outputs = (tuple(map(set_spec, s)) for s in (document.inputs, document.outputs))
