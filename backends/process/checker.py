@@ -53,7 +53,7 @@ from .programs import Programs
 
 LIMITS = Limits(
     memory_bytes=MEMORY_LIMIT_BYTES,
-    wall_s=20.0,  # a sandbox may have to wait for a core
+    wall_s=30.0,  # it gives way to calls and the node
     cpu_s=4.5,  # below the whole seconds that the kernel counts, so that the error can tell
     output_bytes=2 * CODE_LIMIT_BYTES,
     output_items=2,
@@ -65,6 +65,7 @@ _GROUP_LIMIT = 64
 _GROUP_BYTES = 64 * 1024
 _PROBLEMS_LIMIT_BYTES = 1024 * 1024
 _ATTEMPTS = 2
+_NICENESS = 5
 _OURS = compile("from dandelion.backends.process.examine import examine", "<examine>", "exec")
 _NAME = "examine"
 _SPEC = FunctionSpec(
@@ -103,7 +104,7 @@ class Checker:
         self._ours = Function(msgspec.structs.replace(_SPEC, limits=limits), CodeObject("python"))
         self._architecture = architecture
         self._at_once = max(2, min(4, os.cpu_count() or 1))
-        self._nurseries = Nurseries(name, ahead=self._at_once)
+        self._nurseries = Nurseries(name, ahead=self._at_once, niceness=_NICENESS)
         self._programs = Programs(lambda function, deadline_ns: marshal.dumps(_OURS))
         self._places = threading.BoundedSemaphore(self._at_once)
         self._lock = threading.Lock()
