@@ -158,8 +158,7 @@ class Node:
             atexit.unregister(self.close)
             self._settle(self._pump.shut)
             self._close_hosts()
-            for driver in self._checkers.values():
-                _closed(driver.close)
+            self._end_checks()
             for sharing in self._starter.sharings if self._starter is not None else ():
                 _closed(sharing.close)
             _closed(self._loop.stop)
@@ -179,6 +178,10 @@ class Node:
                 _closed(host.close)
             closed += len(batch)
             self._settle(lambda: None)
+
+    def _end_checks(self) -> None:
+        for driver in self._checkers.values():
+            _closed(driver.close)
 
     def _settle(self, event: Callable[[], None]) -> None:
         """Have an event carried out, and wait until it and all before it are."""
@@ -252,7 +255,11 @@ class Node:
         with self._registering:
             self._refuse_if_closed()
             draft = self._registrar.draft(document, blobs)
-        draft.look_into_code()  # takes long, so nobody else is kept meanwhile
+        try:
+            draft.look_into_code()  # takes long, so nobody else is kept meanwhile
+        finally:
+            if self._state is State.CLOSED:  # it may have started again what close() had ended
+                self._end_checks()
         with self._registering:
             self._refuse_if_closed()
             records = self.catalog.register(self._registrar.batch(draft))

@@ -6,12 +6,10 @@ import builtins
 import gc
 import os
 import re
-import resource
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,54 +22,11 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.errors import BadOutput, DandelionError, InvalidFunction, Raised
 from dandelion.function import Function
 from dandelion.node import Node, Settings
+from tests.hostile_sources import HEAD, HOSTILE, added, nested_finally
+from tests.processes import children, peak_bytes
 from tests.python_functions import first, function, process_engine, run
 
 MIB = 1024 * 1024
-SPENT = "takes more than|not compiled within"
-
-
-def nested_finally(depth: int) -> str:
-    """Each level is compiled twice, so the code doubles with each."""
-    lines = []
-    for level in range(depth):
-        indent = " " * level
-        lines += [f"{indent}try:", f"{indent} pass", f"{indent}finally:"]
-    return "\n".join([*lines, " " * depth + "x = 1"]) + "\n"
-
-
-def added(terms: int) -> str:
-    return "def f(x):\n    return str(" + "+".join(["1"] * terms) + ")\n"
-
-
-HEAD = "def f(x): pass\n"
-DEEP = "nested too deeply|recursion"
-HOSTILE: dict[str, tuple[str, str]] = {
-    "nested finally": (nested_finally(20), SPENT),
-    "many statements": (HEAD + "x=1;" * 250_000 + "\n", f"^$|{SPENT}"),
-    "too long": (HEAD + "x=1;" * 262_144 + "\n", "too long"),
-    "parentheses": ("(" * 100_000, "nested"),
-    "unary operators": ("-" * 200_000 + "1", DEEP),
-    "lambdas": ("lambda:" * 20_000 + "1", DEEP),
-    "comprehensions": (HEAD + "[" * 60 + "1" + " for x in y]" * 60, f"^$|{SPENT}"),
-    "conditions": ("1 if x else " * 80_000 + "1", DEEP),
-    "attributes": ("x" + ".a" * 500_000, f"{DEEP}|{SPENT}"),
-    "long sum": (added(20_000), DEEP),
-    "huge integer": (HEAD + "x = " + "9" * MIB, "too long"),
-    "large integer": ("x = " + "9" * 1_000_000, "4300"),
-    "large f-string": (HEAD + "f'" + "{x}" * 340_000 + "'", f"^$|{SPENT}"),
-    "folded power": (HEAD + "2**2**2**2**2**2**2\n1 << 10**9\n", "^$"),
-    "folded strings": (HEAD + '("x" * 10**6) * 10**6\n((((1,)*4096)*4096)*4096)*4096\n', "^$"),
-    "much code of constants": (HEAD + "(0,) * 256\n" * 90_000, f"^$|too much|{SPENT}"),
-    "decorators": ("@d\n" * 100_000 + HEAD, f"^$|{SPENT}"),
-    "null bytes": ("def f(x): return '\0'", "null"),
-    "unknown encoding": ("# coding: nothing\n" + HEAD, "encoding"),
-    "no text encoding": ("# coding: hex\n" + HEAD, "encoding"),
-    "warnings": (HEAD + "0is 0;" * 100_000 + "\n", f"^$|{SPENT}"),
-    "many problems": ("import zz\n" * 50_000, f"not declared|{SPENT}"),
-    "long error": ("x" * 500_000 + " y", "invalid syntax"),
-    "open brackets": ("[(" * 90, "closed"),
-    "many arguments": (HEAD + "f(" + "x," * 400_000 + ")", f"^$|{SPENT}"),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +42,6 @@ def refusal(driver: ProcessDriver, fn: Function) -> str:
     except InvalidFunction as error:
         return str(error)
     return ""
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -184,11 +135,11 @@ def test_one_among_many_is_named() -> None:
 
 
 def test_registering_while_the_node_closes_leaves_nothing() -> None:
-    before = set(children())
+    before = children()
     node = Node(Settings(backends=("null",)))  # a driver that only checks
     node.start()
     node.register(document(0, HEAD))
-    assert len(set(children()) - before) == 1
+    assert len(children() - before) == 1
     ended: list[BaseException] = []
 
     def register() -> None:
@@ -202,43 +153,36 @@ def test_registering_while_the_node_closes_leaves_nothing() -> None:
     thread.start()
     node.close()
     thread.join()
-    assert not set(children()) - before
+    assert not children() - before
     assert ended
 
 
-def children() -> list[int]:
-    found = []
-    for thread in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (thread / "children").read_text().split()]
-    return found
-
-
 def test_the_next_source_is_examined_after_the_zygote_died() -> None:
-    before = set(children())
+    before = children()
     driver = ProcessDriver()
     driver.check(function(HEAD))
     for _ in range(3):
-        (zygote,) = set(children()) - before
+        (zygote,) = children() - before
         pidfd = os.pidfd_open(zygote)
         os.kill(zygote, signal.SIGKILL)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         os.close(pidfd)
         driver.check(function(HEAD))
     driver.close()
-    assert not set(children()) - before
+    assert not children() - before
     driver.check(function(HEAD))  # it may be used again
     driver.close()
-    assert not set(children()) - before
+    assert not children() - before
 
 
 def test_a_driver_that_nobody_closed_leaves_nothing() -> None:
-    before = set(children())
+    before = children()
     driver = ProcessDriver()
     driver.check(function(HEAD))
-    assert set(children()) - before
+    assert children() - before
     del driver
     gc.collect()
-    assert not set(children()) - before
+    assert not children() - before
 
 
 def test_a_source_that_no_longer_compiles_fails_its_call() -> None:

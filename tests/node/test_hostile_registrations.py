@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.faults.test_hostile_sources import HEAD, HOSTILE, added
+from tests.hostile_sources import HEAD, HOSTILE, added
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_S = 0.01
