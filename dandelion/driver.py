@@ -26,7 +26,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
@@ -301,8 +301,25 @@ class Driver(abc.ABC):
     def check(self, function: Function) -> None:
         """Refuse code that could never run. No device is touched, no user code is run.
 
+        Called in the node's process, by any thread; may take long.
+
         Raises:
             InvalidFunction, InvalidBlueprint: with all problems at once.
+        """
+
+    def check_all(self, functions: Sequence[Function]) -> None:
+        """Check the functions of one registration, as `check` does each of them.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: with the problems of one of them at least.
+        """
+        for function in functions:
+            self.check(function)
+
+    def close(self) -> None:
+        """End what `check` and `prepare` have started, such as processes.
+
+        The driver may be used again afterwards, and then starts it again. May be called twice.
         """
 
     def prepare(self, function: Function, archs: tuple[str, ...]) -> None:

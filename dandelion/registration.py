@@ -4,15 +4,18 @@ A registration is checked whole, against itself and the catalogue, before anythi
 is registered can therefore be run: names resolve, sets agree, code loads, nothing is recursive, and
 no composition that was registered before is broken by it.
 
-What a first call would have to compile can be compiled before (`Registrar.preparations`), for the
-devices that are up. That may take long, and is done while nothing is held.
+Checking code may take long, since it may be compiled for that; then what a first call would have to
+compile for the devices that are up is compiled ahead. So a registration has three steps:
+`Registrar.draft` checks everything but the code, `Draft.look_into_code` does that without a lock,
+and `Registrar.batch` gives what is to be registered, which is the draft's if the catalogue has not
+changed since.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,6 +97,54 @@ class Preparation:
             raise InvalidBlueprint(tuple(dict.fromkeys(unfit)))
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A document that was checked, but for the code of its functions.
+
+    Attributes:
+        document: what is to be registered.
+        blobs: those of the document.
+        batch: its records.
+        generation: of the catalogue that it was checked against.
+        codes: all code objects, loaded, with the drivers that can check them.
+        preparations: what can be compiled ahead.
+    """
+
+    document: RegistrationDocument
+    blobs: Blobs
+    batch: Batch
+    generation: int
+    codes: list[tuple[Driver, Function]]
+    preparations: list[Preparation]
+
+    def look_into_code(self) -> None:
+        """Check the code, and compile ahead what can be. Takes long, and needs no lock.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: what is wrong.
+        """
+        self._check(self.codes)
+        for preparation in self.preparations:
+            preparation.run()
+
+    def look_into_news(self, earlier: Draft) -> None:
+        """Check code that an earlier draft of the same document had not: it refers to libraries.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: what is wrong.
+        """
+        known = {function.identity for _, function in earlier.codes}
+        self._check([(d, f) for d, f in self.codes if f.identity not in known])
+
+    def _check(self, codes: Iterable[tuple[Driver, Function]]) -> None:
+        """Give each driver its functions together."""
+        functions: dict[Driver, list[Function]] = {}
+        for driver, function in codes:
+            functions.setdefault(driver, []).append(function)
+        for driver, found in functions.items():
+            driver.check_all(found)
+
+
 @dataclass(slots=True)
 class Registrar:
     """Checks documents against a catalogue and the backends.
@@ -114,47 +165,45 @@ class Registrar:
     caps: Limits = _NO_CAPS
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
+    _codes: list[tuple[Driver, Function]] = field(default_factory=list)
     _preparations: list[Preparation] = field(default_factory=list)
 
-    def preparations(self, document: RegistrationDocument, blobs: Blobs) -> list[Preparation]:
-        """Check a document as `batch` does, and give what can be done before it is registered.
-
-        Nothing is checked if there is nothing to be done. The preparations refer to nothing here,
-        so they may run while another document is checked.
-
-        Args:
-            document: what is to be registered.
-            blobs: those of the document; see `blobs_of`.
-        """
-        formats = {code.format for function in document.functions for code in function.code}
-        if not any(self.targets(name) for name in formats):
-            return []
-        try:
-            self._checked(document, blobs)
-            return self._preparations
-        finally:
-            self._forget()
-
-    def batch(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Batch:
-        """Check a document and give what is to be registered.
+    def draft(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Draft:
+        """Check a document, but for the code of its functions.
 
         Args:
             document: what is to be registered.
             blobs: those of the document, if they are named already; see `blobs_of`.
 
         Raises:
-            InvalidFunction, InvalidBlueprint: code or declaration of a function; all its problems.
+            InvalidFunction, InvalidBlueprint: the declaration of a function; all its problems.
             InvalidComposition: texts; all problems of all texts.
             Conflict: a name is reserved, or a registered composition would break.
         """
+        generation = self.catalog.generation
+        blobs = blobs if blobs is not None else blobs_of(document)
         try:
-            return self._checked(document, blobs if blobs is not None else blobs_of(document))
+            batch = self._checked(document, blobs)
+            return Draft(document, blobs, batch, generation, self._codes, self._preparations)
         finally:
             self._forget()
+
+    def batch(self, draft: Draft) -> Batch:
+        """Give what is to be registered for a draft whose code was looked into.
+
+        Raises:
+            DandelionError: see `draft`, if the catalogue has changed since.
+        """
+        if self.catalog.generation == draft.generation:
+            return draft.batch
+        current = self.draft(draft.document, draft.blobs)
+        current.look_into_news(draft)
+        return current.batch
 
     def _forget(self) -> None:
         """Let go of a document's contents: they may be large, and are not needed any more."""
         self._blobs = Blobs()
+        self._codes = []
         self._preparations = []
 
     def _checked(self, document: RegistrationDocument, blobs: Blobs) -> Batch:
@@ -220,7 +269,7 @@ class Registrar:
         code = CodeObject(document.format, self._blob(document.main), files, document.options)
         loaded = {name: self._read(digest) for name, digest in files.items()}
         function = Function(spec, code, main, loaded)
-        driver.check(function)
+        self._codes.append((driver, function))
         targets = tuple(self.targets(document.format))
         if targets:
             self._preparations.append(Preparation(function, targets))

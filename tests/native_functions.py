@@ -116,3 +116,4 @@ def engine_of(backend: str, **options: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+        driver.close()

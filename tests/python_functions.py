@@ -71,8 +71,10 @@ def first(outputs: InstanceSets) -> ItemSet:
 @contextmanager
 def process_engine(ahead: int = 2) -> Iterator[ProcessEngine]:
     """Give an engine of its own driver, and close it."""
-    engine = ProcessDriver(ahead).engine("0")
+    driver = ProcessDriver(ahead)
+    engine = driver.engine("0")
     try:
         yield engine
     finally:
         engine.close()
+        driver.close()

@@ -107,7 +107,9 @@ def test_arrays_follow_the_declaration(engine: ProcessEngine) -> None:
     np.testing.assert_array_equal(first(run(engine, fn, a, b)).numpy(), a @ b)
 
 
-def test_a_function_object_becomes_a_document_that_runs(engine: ProcessEngine) -> None:
+def test_a_function_object_becomes_a_document_that_runs(
+    engine: ProcessEngine, driver: ProcessDriver
+) -> None:
     def total(numbers):  # type: ignore[no-untyped-def]  # as a user writes it
         import numpy as np
 
@@ -119,7 +121,7 @@ def test_a_function_object_becomes_a_document_that_runs(engine: ProcessEngine) -
     fn = function(
         code.main, inputs=document.inputs, outputs=document.outputs, entry=code.options["entry"]
     )
-    ProcessDriver().check(fn)
+    driver.check(fn)
     numbers = [np.arange(4), np.arange(3)]
     assert first(run(engine, fn, numbers)).numpy().tolist() == [6, 3]
 
@@ -403,7 +405,7 @@ def test_a_full_domain_is_not_the_functions_fault(engine: ProcessEngine) -> None
 
 
 def test_code_that_does_not_compile_or_lacks_its_entry(engine: ProcessEngine) -> None:
-    with pytest.raises(Raised, match="SyntaxError"):
+    with pytest.raises(Raised, match="never closed"):
         run(engine, function("def f(x:\n"), b"")
     with pytest.raises(Raised, match="NameError"):
         run(engine, function("def g(x): pass\n"), b"")
@@ -469,9 +471,16 @@ def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
 # --- what can be told beforehand -----------------------------------------------------------------
 
 
-def problems(*args: object, **how: object) -> list[tuple[str, int, int]]:
+@pytest.fixture(scope="module")
+def driver() -> Iterator[ProcessDriver]:
+    driver = ProcessDriver()
+    yield driver
+    driver.close()
+
+
+def problems(driver: ProcessDriver, *args: object, **how: object) -> list[tuple[str, int, int]]:
     try:
-        ProcessDriver().check(function(*args, **how))  # type: ignore[arg-type]
+        driver.check(function(*args, **how))  # type: ignore[arg-type]
     except InvalidFunction as error:
         return [(p.code, p.line, p.column) for p in error.problems]
     return []
@@ -502,20 +511,23 @@ def problems(*args: object, **how: object) -> list[tuple[str, int, int]]:
     ],
 )  # fmt: skip
 def test_check_tells_problems_with_places(
-    source: str, expected: list[tuple[str, int, int]]
+    driver: ProcessDriver, source: str, expected: list[tuple[str, int, int]]
 ) -> None:
-    assert [code for code, _, _ in problems(source)] == [code for code, _, _ in expected]
+    found = problems(driver, source)
+    assert [code for code, _, _ in found] == [code for code, _, _ in expected]
     if expected and expected[0][0] != "syntax":
-        assert problems(source) == expected
+        assert found == expected
     elif expected:
-        assert problems(source)[0][1] == expected[0][1]
+        assert found[0][1] == expected[0][1]
 
 
-def test_check_looks_imports_up_without_importing() -> None:
+def test_check_looks_imports_up_without_importing(driver: ProcessDriver) -> None:
     before = set(sys.modules)
-    assert problems("def f(x): pass", imports="xmlrpc.client, wsgiref.handlers") == []
-    assert problems("def f(x): pass", imports="xmlrpc.nothing") == [("unknown-import", 0, 0)]
-    assert problems("def f(x): pass", imports="no such") == [("unknown-import", 0, 0)]
+    assert problems(driver, "def f(x): pass", imports="xmlrpc.client, wsgiref.handlers") == []
+    assert problems(driver, "def f(x): pass", imports="xmlrpc.nothing") == [
+        ("unknown-import", 0, 0)
+    ]
+    assert problems(driver, "def f(x): pass", imports="no such") == [("unknown-import", 0, 0)]
     assert not {"xmlrpc", "wsgiref"} & (set(sys.modules) - before)
 
 
@@ -593,7 +605,8 @@ def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     ahead: int, engines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dandelion.backends.process.nursery._MOMENT_NS", 5 * 10**9)
-    nurseries, programs = Nurseries("group", ahead), Programs()
+    driver = ProcessDriver()
+    nurseries, programs = Nurseries("group", ahead), Programs(driver._compiled)
     group = [ProcessEngine(f"{n}", nurseries, programs, native()) for n in range(engines)]
     try:
         for engine in group + group:
@@ -601,3 +614,4 @@ def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     finally:
         for engine in group:
             engine.close()
+        driver.close()

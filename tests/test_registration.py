@@ -11,7 +11,7 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
-from dandelion.registration import Registrar, Target, blobs_of
+from dandelion.registration import Registrar, Target
 
 
 def refusal(**fields: Any) -> str:
@@ -21,7 +21,7 @@ def refusal(**fields: Any) -> str:
     )
     registrar = Registrar(MemoryCatalog(), {}, {"null": load_driver("null")})
     with pytest.raises(InvalidFunction) as caught:
-        registrar.batch(RegistrationDocument(functions=(function,)))
+        registrar.draft(RegistrationDocument(functions=(function,)))
     (problem,) = caught.value.problems
     return problem.code
 
@@ -57,7 +57,7 @@ def test_fixed_items_fit_their_declaration() -> None:
 def test_names_of_libraries_are_checked(name: str) -> None:
     registrar = Registrar(MemoryCatalog(), {}, {})
     with pytest.raises(InvalidInput):
-        registrar.batch(RegistrationDocument(libraries={name: "code"}))
+        registrar.draft(RegistrationDocument(libraries={name: "code"}))
 
 
 def test_a_set_of_something_else_than_items_is_refused() -> None:
@@ -75,11 +75,13 @@ def test_nothing_of_a_document_is_kept() -> None:
     function = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
     good = RegistrationDocument(functions=(function,), libraries={"L": "text"})
     bad = RegistrationDocument(functions=(function,), compositions=("composition",))
-    assert len(registrar.preparations(good, blobs_of(good))) == 1
+    draft = registrar.draft(good)
+    assert len(draft.codes) == len(draft.preparations) == 1
+    registrar.batch(draft)
     assert not registrar._blobs
-    registrar.batch(good)
     with pytest.raises(InvalidComposition):
-        registrar.preparations(bad, blobs_of(bad))
+        registrar.draft(bad)
+    assert not registrar._codes
     assert not registrar._preparations
     assert not registrar._blobs
 

@@ -234,7 +234,7 @@ def test_minima_are_checked_when_they_are_registered(
     function = FunctionDocument("F", inputs, outputs, code=(CodeDocument("null"),))
     registrar = Registrar(MemoryCatalog(), {}, {})
     with pytest.raises(InvalidFunction) as caught:
-        registrar.batch(RegistrationDocument(functions=(function,)))
+        registrar.draft(RegistrationDocument(functions=(function,)))
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("bad-minimum", f"function F: {where}")
 

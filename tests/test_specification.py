@@ -97,7 +97,7 @@ def said(kind: str, text: str) -> str:
         problems = validate(module, SIGNATURES.get, {"HTTP"}, names=SIGNATURES, text=source)
         if not problems:
             document = RegistrationDocument(compositions=(text,))
-            Registrar(MemoryCatalog(), KNOWN, {}).batch(document)
+            Registrar(MemoryCatalog(), KNOWN, {}).draft(document)
         return str(InvalidComposition(tuple(problems)))
     except InvalidComposition as error:
         return str(error).replace("composition 1:", f"{file}:")

@@ -392,8 +392,10 @@ def test_run_must_be_a_plain_function() -> None:
 
 
 def test_code_that_is_not_valid_is_refused_at_registration() -> None:
-    with pytest.raises(InvalidFunction) as caught:
-        WasmDriver().check(made("drop"))  # there is nothing to drop
+    driver = WasmDriver()
+    with pytest.raises(InvalidFunction, match="nothing on stack") as caught:
+        driver.check(made("drop"))
+    driver.close()
     assert caught.value.problems[0].code == "invalid-code"
 
 

@@ -1,13 +1,16 @@
-"""What can be known of a Python function without running it."""
+"""What can be known of a Python function without running it.
+
+The node looks at what the registration says of the function. Its source is examined in a sandbox,
+see `dandelion.backends.process.examine`.
+"""
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
-from dandelion.errors import InvalidFunction, Problem, nearest
+from dandelion.errors import Problem, nearest
 from dandelion.function import Function
 
 from . import modules
@@ -15,22 +18,11 @@ from .outcome import filename
 
 SOURCE_LIMIT_BYTES = 1024 * 1024
 _OPTIONS = ("entry", "imports")
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def check(function: Function) -> None:
-    """Refuse code that could never run: it is parsed, not executed, and nothing is imported.
-
-    Raises:
-        InvalidFunction: with all problems, each at ``file:line:column`` where it has a place.
-    """
-    problems = [*_options(function), *_imports(function)]
-    tree = _parse(function, problems)
-    if tree is not None:
-        problems += _entry(function, tree)
-        problems += _undeclared(function, tree)
-    if problems:
-        raise InvalidFunction(tuple(problems))
+def stated_problems(function: Function) -> list[Problem]:
+    """Find what is wrong with options, imports and size. Nothing is imported."""
+    return [*_options(function), *_imports(function), *_size(function)]
 
 
 def _options(function: Function) -> Iterator[Problem]:
@@ -72,144 +64,17 @@ def _importable(name: str) -> bool:
     return True
 
 
-def _parse(function: Function, problems: list[Problem]) -> ast.Module | None:
-    name = filename(function)
-    source = bytes(function.main)
-    if len(source) > SOURCE_LIMIT_BYTES:
-        problems.append(
-            Problem(
-                "too-long",
-                "the source is too long",
-                name,
-                expected=f"at most {SOURCE_LIMIT_BYTES} bytes",
-                found=f"{len(source)}",
-            )
+def _size(function: Function) -> Iterator[Problem]:
+    if too_long(function):
+        yield Problem(
+            "too-long",
+            "the source is too long",
+            filename(function),
+            expected=f"at most {SOURCE_LIMIT_BYTES} bytes",
+            found=f"{len(function.main)}",
         )
-        return None
-    try:
-        tree = ast.parse(source, name)
-        compile(source, name, "exec", dont_inherit=True)  # finds what the parser lets pass
-    except SyntaxError as error:
-        problems.append(_syntax_problem(name, error))
-    except (ValueError, RecursionError, MemoryError) as error:
-        problems.append(Problem("no-code", f"this cannot be compiled: {error}", name))
-    else:
-        return tree
-    return None
 
 
-def _syntax_problem(name: str, error: SyntaxError) -> Problem:
-    line, column = error.lineno or 0, error.offset or 0
-    text = (error.text or "").rstrip("\n")
-    caret = " " * max(0, column - 1) + "^"
-    return Problem(
-        "syntax",
-        error.msg,
-        f"{name}:{line}:{column}",
-        line,
-        column,
-        excerpt=f"{text}\n{caret}" if text else "",
-    )
-
-
-def _at(function: Function, node: ast.stmt | ast.expr | ast.arg) -> tuple[str, int, int]:
-    line, column = node.lineno, node.col_offset + 1
-    return f"{filename(function)}:{line}:{column}", line, column
-
-
-def _entry(function: Function, tree: ast.Module) -> Iterator[Problem]:
-    entry = function.code.options.get("entry", function.spec.name)
-    defined = {n.name: n for n in tree.body if isinstance(n, _Definition | ast.ClassDef)}
-    found = defined.get(entry)
-    if found is None:
-        if entry not in _bound_names(tree):
-            yield Problem(
-                "no-entry",
-                f"the code does not define a function '{entry}'",
-                filename(function),
-                nearest=nearest(entry, defined) or "",
-            )
-        return
-    where = _at(function, found)
-    if isinstance(found, ast.AsyncFunctionDef):
-        yield Problem("async-entry", "the function must not be async", *where)
-    elif isinstance(found, ast.FunctionDef) and not found.decorator_list:
-        yield from _parameters(function, found, where)
-
-
-def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that the module may bind other than by ``def``; then nothing more can be told."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name)
-        elif isinstance(node, _Definition):
-            names.add(node.name)
-    return names
-
-
-def _parameters(
-    function: Function, found: ast.FunctionDef, where: tuple[str, int, int]
-) -> Iterator[Problem]:
-    arguments = found.args
-    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    inputs = function.spec.input_names
-    for name in inputs:
-        if name not in names and arguments.kwarg is None:
-            yield Problem(
-                "no-parameter",
-                f"function '{found.name}' has no parameter for the input set '{name}'",
-                *where,
-                nearest=nearest(name, names) or "",
-            )
-    for argument in _required(arguments):
-        if argument.arg not in inputs or argument in arguments.posonlyargs:
-            yield Problem(
-                "no-input-set",
-                f"parameter '{argument.arg}' is positional only"
-                if argument in arguments.posonlyargs
-                else f"parameter '{argument.arg}' is no input set",
-                *_at(function, argument),
-                expected=", ".join(inputs) or "no parameters",
-                nearest=nearest(argument.arg, inputs) or "",
-            )
-
-
-def _required(arguments: ast.arguments) -> list[ast.arg]:
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = positional[: len(positional) - len(arguments.defaults)]
-    keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return required + [argument for argument, default in keyword if default is None]
-
-
-def _undeclared(function: Function, tree: ast.Module) -> Iterator[Problem]:
-    """Find imports that must fail in the sandbox. One inside ``try`` may be meant to."""
-    known = set(sys.stdlib_module_names) | {name.split(".")[0] for name in modules.ALWAYS}
-    known |= {
-        name.split(".")[0] for name in modules.declared(function.code.options.get("imports", ""))
-    }
-    for node in _statements(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module] if node.module and not node.level else []
-        for name in names:
-            if name.split(".")[0] not in known:
-                yield Problem(
-                    "undeclared-import",
-                    f"module '{name}' is not declared, so the sandbox does not have it",
-                    *_at(function, node),
-                    expected=f"imports=['{name}'] with the function",
-                )
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Try):
-            continue
-        if isinstance(child, ast.stmt):
-            yield child
-        yield from _statements(child)
+def too_long(function: Function) -> bool:
+    """Tell whether a source is larger than what is examined."""
+    return len(function.main) > SOURCE_LIMIT_BYTES

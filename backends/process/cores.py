@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import Architecture, native
 from dandelion.driver import Driver, Hosting, Resource
-from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Raised
 from dandelion.function import Function
 
-from .check import check
+from .check import stated_problems, too_long
+from .checker import Checker
 from .engine import ProcessEngine
 from .nurseries import Nurseries
 from .nursery import Nursery
@@ -37,7 +39,8 @@ class ProcessDriver(Driver):
 
     def __init__(self, ahead: int = 4) -> None:
         self._ahead = ahead
-        self._programs = Programs()
+        self._programs = Programs(self._compiled)
+        self._checker: Checker | None = None
         self._groups: dict[int, Nurseries] = {}
         self._lock = threading.Lock()
 
@@ -59,7 +62,48 @@ class ProcessDriver(Driver):
         return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
 
     def check(self, function: Function) -> None:
-        check(function)
+        self.check_all((function,))
+
+    def check_all(self, functions: Sequence[Function]) -> None:
+        """Refuse code that could never run; sources are examined in sandboxes, and kept compiled.
+
+        Where there are no sandboxes no Python function can run. Then only what needs none is
+        checked, so that a function which has other code as well can be registered.
+
+        Raises:
+            InvalidFunction: with all problems, each at ``file:line:column`` where it has a place.
+            EngineDied: sandboxes should be possible, but there are none.
+        """
+        problems = [problem for function in functions for problem in stated_problems(function)]
+        sources = [function for function in functions if not too_long(function)]
+        with suppress(BackendUnavailable):
+            examined = self._checking().examine_all(sources)
+            for function, found in zip(sources, examined, strict=True):
+                problems += found.problems
+                if found.code and not found.problems:
+                    self._programs.add(function, found.code)
+        if problems:
+            raise InvalidFunction(tuple(problems))
+
+    def _checking(self) -> Checker:
+        architecture = _require()
+        with self._lock:
+            if self._checker is None:
+                self._checker = Checker(f"{self.name}-check", architecture)
+            return self._checker
+
+    def _compiled(self, function: Function, deadline_ns: int) -> bytes:
+        """Compile a function that is called, and was registered before this node was started."""
+        examined = self._checking().examine(function, deadline_ns)
+        if not examined.code:
+            raise Raised(function.spec.name, str(examined.problems[0]))
+        return examined.code
+
+    def close(self) -> None:
+        with self._lock:
+            checker = self._checker
+        if checker is not None:
+            checker.close()
 
     def engine(self, resource: str) -> ProcessEngine:
         architecture = _require()
@@ -73,6 +117,7 @@ class ProcessDriver(Driver):
         with self._lock:
             if group not in self._groups:
                 self._groups[group] = Nurseries(f"{self.name}-{group}", self._ahead)
+        self._checking().start()  # the first call may have to compile
         return ProcessEngine(name, self._groups[group], self._programs, architecture)
 
 

@@ -109,8 +109,8 @@ class ProcessEngine(Engine):
         own_deadline = started + int(spec.limits.wall_s * 1e9)
         deadline = min(call.deadline_ns, own_deadline)
         limit_s = spec.limits.wall_s if deadline == own_deadline else call.limit_s
-        program = self._programs.encoded(call.function)
         try:
+            program = self._programs.encoded(call.function, deadline)
             sandbox = self._take(nursery, deadline)
         except NoSandbox:
             raise TimedOut(spec.name, "wall", limit_s) from None
@@ -166,7 +166,7 @@ class ProcessEngine(Engine):
         return used
 
     def forget(self, function: Function) -> None:
-        self._programs.forget(function.identity)
+        self._programs.forget(function)
 
     def _begin(self, running: _Running, sandbox: Sandbox) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ _ALWAYS = """
     encodings.utf_16_le encodings.utf_16_be encodings.utf_32 encodings.cp1252 encodings.idna
     encodings.punycode encodings.unicode_escape encodings.raw_unicode_escape
     encodings.base64_codec encodings.hex_codec
-    numpy dandelion.data
+    numpy dandelion.data dandelion.backends.process.examine
     """
 
 ALWAYS = tuple(_ALWAYS.split())

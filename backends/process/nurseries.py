@@ -22,15 +22,17 @@ class Nurseries:
         name: for errors.
         ahead: how many sandboxes wait in each nursery.
         limit: how many nurseries may be idle at once.
+        niceness: how far sandboxes give way to the node, see ``nice(2)``.
 
     Attributes:
         engines: how many engines joined.
     """
 
-    def __init__(self, name: str, ahead: int = 4, limit: int = 8) -> None:
+    def __init__(self, name: str, ahead: int = 4, limit: int = 8, niceness: int = 0) -> None:
         self._name = name
         self._ahead = ahead
         self._limit = limit
+        self._niceness = niceness
         self.engines = 0
         self._nurseries: OrderedDict[Imports, Nursery] = OrderedDict()
         self._calls: dict[Imports, int] = {}
@@ -73,7 +75,8 @@ class Nurseries:
     def _find(self, imports: Imports) -> Nursery:
         nursery = self._nurseries.get(imports)
         if nursery is None:
-            nursery = self._nurseries[imports] = Nursery(self._name, imports, self._ahead)
+            nursery = Nursery(self._name, imports, self._ahead, self._niceness)
+            self._nurseries[imports] = nursery
         self._nurseries.move_to_end(imports)
         return nursery
 

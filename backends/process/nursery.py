@@ -61,10 +61,14 @@ class Nursery:
         name: for errors.
         imports: modules that are loaded before a sandbox is locked.
         ahead: how many sandboxes wait.
+        niceness: how far they give way to the node, see ``nice(2)``.
     """
 
-    def __init__(self, name: str, imports: tuple[str, ...] = (), ahead: int = 4) -> None:
+    def __init__(
+        self, name: str, imports: tuple[str, ...] = (), ahead: int = 4, niceness: int = 0
+    ) -> None:
         self.name = name
+        self._niceness = niceness
         self.imports = imports
         self.ahead = ahead
         self._lock = threading.Lock()
@@ -155,7 +159,7 @@ class Nursery:
             if self._closed:
                 raise EngineDied(self.name, "it was closed")
             if self._zygote is None:
-                self._zygote = _Zygote(self.imports, self.ahead)
+                self._zygote = _Zygote(self.imports, self.ahead, self._niceness)
             return self._zygote
 
     def _lost(self, zygote: _Zygote) -> None:
@@ -172,7 +176,7 @@ class _Zygote:
     them: a descriptor that is closed in the midst of a call may be another file by then.
     """
 
-    def __init__(self, imports: tuple[str, ...], ahead: int) -> None:
+    def __init__(self, imports: tuple[str, ...], ahead: int, niceness: int = 0) -> None:
         self.facts: dict[str, str] = {}
         self._lock = threading.Lock()
         self._users = 0
@@ -180,7 +184,7 @@ class _Zygote:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         path = [os.path.abspath(entry) for entry in sys.path]
-        settings = wire.Settings(theirs.fileno(), life, path, imports, ahead)
+        settings = wire.Settings(theirs.fileno(), life, path, imports, ahead, niceness)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(settings)],

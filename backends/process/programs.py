@@ -1,64 +1,92 @@
 """Compiled functions, so that a sandbox need not compile on every call.
 
-Compiling runs none of the user's code; the result is data that only sandboxes ever load.
+The node compiles nothing and loads none of the code: it comes from a sandbox (see `.checker`), and
+for the node it is a string of bytes, which only sandboxes of that same function ever load.
 """
 
 from __future__ import annotations
 
-import marshal
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
-from dandelion.errors import Raised
+from dandelion.data import SetSpec
 from dandelion.function import Digest, Function
 
 from . import wire
 from .outcome import filename
+
+KEPT_BYTES = 64 * 1024 * 1024
+
+_Key: TypeAlias = tuple[Digest, str, str, tuple[SetSpec, ...], tuple[SetSpec, ...]]
 
 
 class Programs:
     """Keeps the most recently used programs, encoded for the wire. Safe from any thread.
 
     Args:
-        limit: how many.
+        compile_source: gives the marshalled code of a function before a time on
+            `time.monotonic_ns`.
+        kept_bytes: how much may be kept.
     """
 
-    def __init__(self, limit: int = 256) -> None:
-        self._limit = limit
-        self._encoded: OrderedDict[Digest, msgspec.Raw] = OrderedDict()
+    def __init__(
+        self, compile_source: Callable[[Function, int], bytes], kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        self._compile = compile_source
+        self._kept_bytes = kept_bytes
+        self._encoded: OrderedDict[_Key, msgspec.Raw] = OrderedDict()
+        self._size_bytes = 0
         self._lock = threading.Lock()
 
-    def encoded(self, function: Function) -> msgspec.Raw:
+    def encoded(self, function: Function, deadline_ns: int) -> msgspec.Raw:
         """Give the program of a function.
 
         Raises:
-            Raised: its code does not compile; registration should have found that.
+            Exception: whatever compiling raises.
         """
+        key = _key(function)
         with self._lock:
-            found = self._encoded.get(function.identity)
+            found = self._encoded.get(key)
             if found is not None:
-                self._encoded.move_to_end(function.identity)
+                self._encoded.move_to_end(key)
                 return found
-        made = msgspec.Raw(msgspec.msgpack.encode(_compiled(function)))
+        return self.add(function, self._compile(function, deadline_ns))
+
+    def add(self, function: Function, code: bytes) -> msgspec.Raw:
+        """Keep the code of a function that was compiled already; gives its program."""
+        spec = function.spec
+        program = wire.Program(
+            filename(function), _entry(function), code, spec.inputs, spec.outputs
+        )
+        made = msgspec.Raw(msgspec.msgpack.encode(program))
         with self._lock:
-            self._encoded[function.identity] = made
-            while len(self._encoded) > self._limit:
-                self._encoded.popitem(last=False)
+            self._drop(_key(function))
+            self._encoded[_key(function)] = made
+            self._size_bytes += len(made)
+            while self._size_bytes > self._kept_bytes and len(self._encoded) > 1:
+                self._drop(next(iter(self._encoded)))
         return made
 
-    def forget(self, identity: Digest) -> None:
+    def forget(self, function: Function) -> None:
         """Drop the program of a function."""
         with self._lock:
-            self._encoded.pop(identity, None)
+            self._drop(_key(function))
+
+    def _drop(self, key: _Key) -> None:
+        dropped = self._encoded.pop(key, None)
+        if dropped is not None:
+            self._size_bytes -= len(dropped)
 
 
-def _compiled(function: Function) -> wire.Program:
+def _entry(function: Function) -> str:
+    return function.code.options.get("entry", function.spec.name)
+
+
+def _key(function: Function) -> _Key:
+    """All that a program depends on. Version and limits are not, so a check can fill the cache."""
     spec = function.spec
-    try:
-        code = compile(bytes(function.main), filename(function), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Raised(spec.name, f"{type(error).__name__}: {error}") from None
-    entry = function.code.options.get("entry", spec.name)
-    return wire.Program(filename(function), entry, marshal.dumps(code), spec.inputs, spec.outputs)
+    return function.code.main, spec.name, _entry(function), spec.inputs, spec.outputs

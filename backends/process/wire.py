@@ -133,13 +133,19 @@ Reply: TypeAlias = Done | Failure
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a zygote is started with. `path` is the search path for modules."""
+    """What a zygote is started with.
+
+    Attributes:
+        path: the search path for modules.
+        niceness: how far it and its sandboxes give way to the node, see ``nice(2)``.
+    """
 
     control_fd: int
     life_fd: int
     path: list[str]
     imports: tuple[str, ...]
     ahead: int
+    niceness: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

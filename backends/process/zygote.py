@@ -100,6 +100,7 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     facts = {"landlock": "none"}
     lockdown.allow_descriptors()
     lockdown.yield_to_others(True)
+    os.nice(settings.niceness)
     abi = lockdown.restrict_files(reading=True)
     try:
         modules.load(settings.imports)

@@ -10,7 +10,8 @@ from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import Function
 
 from . import module
-from .compiler import Compiler, require
+from .compiler import require
+from .programs import Programs
 
 if TYPE_CHECKING:
     from .engine import WasmEngine
@@ -24,7 +25,7 @@ class WasmDriver(Driver):
     hosting: ClassVar[Hosting] = Hosting.THREAD
 
     def __init__(self) -> None:
-        self._compiler = Compiler()
+        self._programs = Programs()
 
     def probe(self) -> list[Resource]:
         require()
@@ -42,9 +43,12 @@ class WasmDriver(Driver):
         if problems:
             raise InvalidFunction(tuple(problems))
         try:
-            self._compiler.compiled(function.main)
+            self._programs.compiled(function.main)
         except BackendUnavailable:
             return  # a node without the library may register what others run
+
+    def close(self) -> None:
+        self._programs.close()
 
     def engine(self, resource: str) -> WasmEngine:
         from .engine import WasmEngine
@@ -54,4 +58,4 @@ class WasmDriver(Driver):
             raise BackendUnavailable(
                 self.name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
             )
-        return WasmEngine(f"{self.name}:{resource}", self._compiler)
+        return WasmEngine(f"{self.name}:{resource}", self._programs)

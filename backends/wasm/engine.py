@@ -32,6 +32,7 @@ from ..native.outputs import OutputReader
 from ..native.structures import NOT_EXITED, WASM, Inputs, align, lay_out, system_data
 from . import compiler, module
 from .interrupt import Interrupt
+from .programs import Programs
 
 if TYPE_CHECKING:
     import wasmtime
@@ -93,12 +94,12 @@ class WasmEngine(Engine):
 
     Args:
         name: for errors, metrics and traces.
-        compiled: shared by all engines of the driver.
+        programs: compiled modules; shared by all engines of the driver.
     """
 
-    def __init__(self, name: str, compiled: compiler.Compiler) -> None:
+    def __init__(self, name: str, programs: Programs) -> None:
         self.name = name
-        self._compiler = compiled
+        self._programs = programs
         self._engine = compiler.new_engine()
         self._interrupt = Interrupt(self._engine, f"interrupt-{name}")
         self._modules: OrderedDict[Digest, _Loaded] = OrderedDict()
@@ -180,7 +181,7 @@ class WasmEngine(Engine):
         facts, problems = module.read(function.main, function.spec.limits.memory_bytes)
         if facts is None:
             raise InvalidFunction(tuple(problems))
-        made = self._compiler.compiled(function.main)
+        made = self._programs.compiled(function.main)
         loaded = _Loaded(facts, wasmtime.Module.deserialize(self._engine, made))
         self._modules[function.identity] = loaded
         if len(self._modules) > _MODULES:

@@ -98,10 +98,10 @@ class Node:
         self.catalog = open_catalog(self.settings.catalog)
         self._arena = SharedDomain(self.settings.arena_bytes)
         self._transfers = Transfers()
-        checkers = load_checkers(self._backends)
+        self._checkers = load_checkers(self._backends)
         platform = {f.name: f for b in self._backends for f in b.driver.functions()}
         self._library = Library(self.catalog, platform, self._arena, self._transfers, caps)
-        self._registrar = Registrar(self.catalog, platform, checkers, self._targets, caps)
+        self._registrar = Registrar(self.catalog, platform, self._checkers, self._targets, caps)
         self._traces = TraceStore(self.settings.keep_traces)
         self._cache = ResultCache(min(self.settings.cache_bytes, self.settings.arena_bytes // 2))
         self._pump = Pump(self._library, self._arena, self._traces, self._cache)
@@ -163,6 +163,7 @@ class Node:
             atexit.unregister(self.close)
             self._settle(self._pump.shut)
             self._close_hosts()
+            self._end_checks()
             for sharing in self._starter.sharings if self._starter is not None else ():
                 _closed(sharing.close)
             _closed(self._loop.stop)
@@ -182,6 +183,10 @@ class Node:
                 _closed(host.close)
             closed += len(batch)
             self._settle(lambda: None)
+
+    def _end_checks(self) -> None:
+        for driver in self._checkers.values():
+            _closed(driver.close)
 
     def _settle(self, event: Callable[[], None]) -> None:
         """Have an event carried out, and wait until it and all before it are."""
@@ -253,15 +258,21 @@ class Node:
         document = collect(things, functions, libraries)
         blobs = blobs_of(document)
         with self._registering:
-            preparations = self._registrar.preparations(document, blobs)
-        for preparation in preparations:  # takes long, so nobody else is kept meanwhile
-            preparation.run()
-        del preparations
+            self._refuse_if_closed()
+            draft = self._registrar.draft(document, blobs)
+        try:
+            draft.look_into_code()  # takes long, so nobody else is kept meanwhile
+        finally:
+            if self._state is State.CLOSED:  # it may have started again what close() had ended
+                self._end_checks()
         with self._registering:
-            if self._state is State.CLOSED:
-                raise Cancelled("the node is closed")
-            records = self.catalog.register(self._registrar.batch(document, blobs))
+            self._refuse_if_closed()
+            records = self.catalog.register(self._registrar.batch(draft))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
+
+    def _refuse_if_closed(self) -> None:
+        if self._state is State.CLOSED:
+            raise Cancelled("the node is closed")
 
     def _targets(self, format_name: str) -> list[Target]:
         return targets(self._backends, self._pump.hosts, format_name)

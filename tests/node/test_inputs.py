@@ -54,7 +54,7 @@ def library() -> Library:
     catalog = MemoryCatalog()
     drivers = {"device": Format(), "core": Format()}
     registrar = Registrar(catalog, {}, drivers)  # type: ignore[arg-type]  # all it asks of drivers
-    catalog.register(registrar.batch(DOCUMENT))
+    catalog.register(registrar.draft(DOCUMENT).batch)
     return Library(catalog, {}, SharedDomain(1 << 20), Transfers(), Settings().caps)
 
 
