@@ -35,6 +35,8 @@ Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
 """What a caller may give for a set, see `item_set`."""
 
+_SINGLE = (bytes, str, np.ndarray)
+
 KEY_LIMIT = 2**32
 NAME_LIMIT_BYTES = 255
 
@@ -296,6 +298,8 @@ def item_set(
         items = tuple([_sound(where, item) for item in value.items])
         if value.dtype is not None:
             items = tuple([_declared(where, item, value.dtype, value.shape) for item in items])
+    elif isinstance(value, _SINGLE):  # most are, and asking for the others takes longer
+        items = (_item(where, name if named is None else named, key, value, spec),)
     elif isinstance(value, Mapping):
         items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
     elif is_sequence(value) and not is_numbers(value):
