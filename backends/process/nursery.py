@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from dandelion.errors import EngineDied
+from dandelion.errors import EngineDied, SandboxLost
 
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
@@ -102,7 +102,8 @@ class Nursery:
         Raises:
             NoSandbox: none was ready before `deadline_ns`.
             ImportFailed: a declared import cannot be loaded.
-            EngineDied: zygotes start and die.
+            SandboxLost: zygotes start and die.
+            EngineDied: it was closed.
         """
         lost = dead = 0
         while lost < _ATTEMPTS and dead < _ATTEMPTS + self.ahead:
@@ -117,7 +118,7 @@ class Nursery:
                 return sandbox
             dead += 1
             zygote.ask(REQUEST.pack(REPLACE, 0))
-        raise EngineDied(self.name, "its sandboxes die before they have a call")
+        raise SandboxLost(self.name, "its sandboxes die before they have a call")
 
     def spare(self) -> Sandbox | None:
         """Take a sandbox if one is ready, or will be in a moment. `replace` it once it is used."""
@@ -218,7 +219,7 @@ class _Zygote:
                     raise ImportFailed(said.message)
                 else:
                     self.ask(REQUEST.pack(REPLACE, 0))
-                    raise EngineDied(f"zygote {self.process.pid}", said.message)
+                    raise SandboxLost(f"zygote {self.process.pid}", said.message)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:

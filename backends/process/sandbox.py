@@ -80,6 +80,7 @@ def settle() -> None:
     modules.close()
     sys.stdout = sys.stderr = _text_log()
     sys.argv[:] = [""]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it would look like the function's exception
     random.seed(0)  # a function that is run again gives the same outputs
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
