@@ -58,7 +58,8 @@ def _imports(function: Function) -> Iterator[Problem]:
 
 def _importable(name: str) -> bool:
     """Look a module up as an import would, without importing the packages it lies in."""
-    parts = name.split(".")
+    package = name.removesuffix(".*")
+    parts = package.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
     if name in sys.modules or name in sys.builtin_module_names:
@@ -67,9 +68,9 @@ def _importable(name: str) -> bool:
     for end in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:end]), path)
         if spec is None:
-            return end == 1 and parts[0] in sys.stdlib_module_names and len(parts) == 1
+            return end == 1 and parts[0] in sys.stdlib_module_names and parts == [name]
         path = list(spec.submodule_search_locations or ())
-    return True
+    return package == name or bool(path)
 
 
 def _parse(function: Function, problems: list[Problem]) -> ast.Module | None:
@@ -186,18 +187,15 @@ def _required(arguments: ast.arguments) -> list[ast.arg]:
 
 def _undeclared(function: Function, tree: ast.Module) -> Iterator[Problem]:
     """Find imports that must fail in the sandbox. One inside ``try`` may be meant to."""
-    known = set(sys.stdlib_module_names) | {name.split(".")[0] for name in modules.ALWAYS}
-    known |= {
-        name.split(".")[0] for name in modules.declared(function.code.options.get("imports", ""))
-    }
+    imports = modules.declared(function.code.options.get("imports", ""))
     for node in _statements(tree):
-        names: list[str] = []
+        named: list[tuple[str, list[str]]] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module] if node.module and not node.level else []
-        for name in names:
-            if name.split(".")[0] not in known:
+            named = [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named = [(node.module, [alias.name for alias in node.names])]
+        for module, members in named:
+            for name in modules.missing(module, members, imports):
                 yield Problem(
                     "undeclared-import",
                     f"module '{name}' is not declared, so the sandbox does not have it",

@@ -284,6 +284,8 @@ def _raised(error: BaseException, filename: str) -> wire.DidRaise:
     frames = _frames(error.__traceback__, filename)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
+    advice = modules.advice(error)
+    text = f"{text}; {advice}" if advice else text
     shown = f"{kind}: {text}" if text else kind
     return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
 
