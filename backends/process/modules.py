@@ -30,9 +30,9 @@ _ALWAYS = """
     importlib.util inspect io ipaddress itertools json json.decoder json.encoder json.scanner
     keyword linecache locale logging marshal math mmap ntpath numbers opcode operator os
     os.path pathlib pickle platform posixpath pprint queue quopri random re reprlib resource
-    secrets select selectors shlex signal socket stat statistics string stringprep struct sys textwrap threading time timeit token
-    tokenize traceback types typing unicodedata urllib.parse uuid warnings weakref
-    xml.etree.ElementPath xml.etree.ElementTree zipimport zlib
+    secrets select selectors shlex signal socket stat statistics string stringprep struct sys
+    textwrap threading time timeit token tokenize traceback types typing unicodedata urllib.parse
+    uuid warnings weakref xml.etree.ElementPath xml.etree.ElementTree zipimport zlib
     encodings encodings.aliases
     encodings.ascii encodings.latin_1 encodings.utf_8 encodings.utf_8_sig encodings.utf_16
     encodings.utf_16_le encodings.utf_16_be encodings.utf_32 encodings.cp1252 encodings.idna

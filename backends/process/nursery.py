@@ -30,8 +30,10 @@ from .life import tie
 from .zygote import HURRY, QUERY, REPLACE, REQUEST
 
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
-    "from dandelion.backends.process.zygote import run; run(sys.argv[1])"
+    "import json, os, sys; control = int(sys.argv[1]);"
+    "said = json.loads(os.read(control, 1 << 20)); sys.path[:] = said.pop('path');"
+    "from dandelion.backends.process.zygote import run;"
+    "run(control, said)"
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -180,11 +182,11 @@ class _Zygote:
         self._closing = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
-        path = [os.path.abspath(entry) for entry in sys.path]
-        settings = wire.Settings(theirs.fileno(), life, path, imports, ahead)
         try:
+            # Not on its command line, which all users of the machine and its sandboxes can read.
+            self._control.send(_greeting(wire.Settings(life, imports, ahead)))
             self.process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(settings)],
+                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -295,5 +297,6 @@ def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
         return message, files
 
 
-def _json(settings: wire.Settings) -> str:
-    return msgspec.json.encode(settings).decode()
+def _greeting(settings: wire.Settings) -> bytes:
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return msgspec.json.encode({"path": path} | msgspec.to_builtins(settings))

@@ -129,11 +129,9 @@ Reply: TypeAlias = Done | Failure
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a zygote is started with. `path` is the search path for modules."""
+    """What a zygote is started with. Sandboxes can see it."""
 
-    control_fd: int
     life_fd: int
-    path: list[str]
     imports: tuple[str, ...]
     ahead: int
 
