@@ -577,6 +577,17 @@ class EngineDied(DandelionError):
 
 
 @dataclass(eq=False)
+class SandboxLost(EngineDied):
+    """A sandbox was killed from outside, or could not be made. The function cannot cause this.
+
+    A pure call is run again once. If that fails the same way, the platform is still at fault.
+    """
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} lost a sandbox: {self.message}"
+
+
+@dataclass(eq=False)
 class DeviceFault(DandelionError):
     """A device reported an error that is not known to be a kernel's doing."""
 

@@ -297,6 +297,14 @@ def test_a_compiler_that_hangs_is_ended(
     assert not compiler.cache.exists()
 
 
+def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_so() -> None:
+    text = (
+        "from dandelion.backends.gpu.compile_process import _confine\n_confine(0)\nwhile True: pass"
+    )
+    spinning = subprocess.run([sys.executable, "-c", text], check=False)
+    assert spinning.returncode == -signal.SIGXCPU
+
+
 def test_a_compiler_that_dies_is_the_sources_fault(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction, match="signal 11; it has 4 GiB"):
         compiler.driver().prepare(function(bad("CRASH")), SM_90)
@@ -401,5 +409,5 @@ def test_the_process_is_bounded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     limits, refused = done.stdout.splitlines()
-    assert limits == f"[({4 << 30}, {4 << 30}), (8, 8), (0, 0)]"
+    assert limits == f"[({4 << 30}, {4 << 30}), (8, 9), (0, 0)]"
     assert refused == "refused"

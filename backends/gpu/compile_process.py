@@ -213,15 +213,15 @@ def answer(job: Job) -> Answer:
 def _confine(limit_s: float) -> None:
     """Bound what a compiler takes: memory, the processor's time, files; no cores, no privileges."""
     seconds = int(limit_s) + 1
-    for limit, value in (
-        (resource.RLIMIT_DATA, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, _ANSWER_BYTES),
-        (resource.RLIMIT_CORE, 0),
+    for limit, soft, hard in (
+        (resource.RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES),
+        (resource.RLIMIT_CPU, seconds, seconds + 1),  # SIGXCPU, unlike SIGKILL, says why
+        (resource.RLIMIT_FSIZE, _ANSWER_BYTES, _ANSWER_BYTES),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
-        hard = resource.getrlimit(limit)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
+        most = resource.getrlimit(limit)[1]
+        most = hard if most == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(limit, (min(soft, most), most))
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -26,6 +26,7 @@ from dandelion.errors import (
     Exited,
     Faulted,
     OutOfMemory,
+    SandboxLost,
     TimedOut,
 )
 from dandelion.function import Function
@@ -188,9 +189,7 @@ class NativeEngine(Engine):
         """Say why there is no report: somebody killed it, or it went by the launcher's own exit."""
         assert self._used is not None
         if self._nursery.killed(self._used, time.monotonic_ns() + _STATUS_LIMIT_NS):
-            return EngineDied(
-                self.name, "the sandbox was killed from outside, as the kernel does out of memory"
-            )
+            return SandboxLost(self.name, "it was killed from outside")
         return Faulted(function, "it ended without calling exit")
 
     def forget(self, function: Function) -> None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dandelion.errors import EngineDied
+from dandelion.errors import EngineDied, SandboxLost
 
 from ..process.life import tie
 from .zygote import Facts, Settings
@@ -131,7 +131,8 @@ class Nursery:
 
         Raises:
             NoSandbox: none was ready before `deadline_ns`.
-            EngineDied: zygotes start and die, or sandboxes do.
+            SandboxLost: zygotes start and die, or sandboxes do.
+            EngineDied: this machine has no sandboxes for it.
         """
         failure = "its sandboxes die before they have a call"
         for _ in range(_ATTEMPTS * (self._ahead + 1)):
@@ -146,7 +147,7 @@ class Nursery:
                 continue
             if sandbox is not None:
                 return sandbox
-        raise EngineDied(self.name, failure)
+        raise SandboxLost(self.name, failure)
 
     def replace(self, sandbox: Sandbox) -> None:
         """End a sandbox, and have another made in its place."""
@@ -189,7 +190,7 @@ class Nursery:
             except OSError as error:
                 self.close()
                 if attempt == _ATTEMPTS - 1:
-                    raise EngineDied(self.name, f"no zygote: {error}") from None
+                    raise SandboxLost(self.name, f"no zygote: {error}") from None
             except _Unfit as error:
                 self.close()
                 raise EngineDied(self.name, str(error)) from None

@@ -50,7 +50,8 @@ def _imports(function: Function) -> Iterator[Problem]:
 
 def _importable(name: str) -> bool:
     """Look a module up as an import would, without importing the packages it lies in."""
-    parts = name.split(".")
+    package = name.removesuffix(".*")
+    parts = package.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
     if name in sys.modules or name in sys.builtin_module_names:
@@ -59,9 +60,9 @@ def _importable(name: str) -> bool:
     for end in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:end]), path)
         if spec is None:
-            return end == 1 and parts[0] in sys.stdlib_module_names and len(parts) == 1
+            return end == 1 and parts[0] in sys.stdlib_module_names and parts == [name]
         path = list(spec.submodule_search_locations or ())
-    return True
+    return package == name or bool(path)
 
 
 def _size(function: Function) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ from dandelion.errors import (
     DandelionError,
     EngineDied,
     Raised,
+    SandboxLost,
     TimedOut,
     Unauthorized,
 )
@@ -41,6 +42,7 @@ from .watch import End, Watch
 _EXIT_GRACE_S = 0.25
 _ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write: linux/fcntl.h
+_CLOCK_ERROR = 1 / 3  # the kernel kills by the ticks that it counted, and reports a better clock
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -200,18 +202,20 @@ class ProcessEngine(Engine):
         spec = call.function.spec
         if not sandbox.ended(_EXIT_GRACE_S):
             return BadOutput(spec.name, "it closed its channel without a reply")
+        kernel_limit_s = sandbox.cpu_limit_s()  # before its zygote can reap it
         ended = nursery.ended(sandbox)
         if ended is None:
-            return EngineDied(self.name, "its zygote is gone")
+            return SandboxLost(self.name, "its zygote was killed")
         if -ended.code == signal.SIGSYS:
             return Unauthorized(spec.name, "make that system call")
-        spent = ended.cpu_s >= spec.limits.cpu_s
-        if -ended.code == signal.SIGXCPU or (-ended.code == signal.SIGKILL and spent):
+        limit_s = (kernel_limit_s or spec.limits.cpu_s) * (1 - _CLOCK_ERROR)
+        if -ended.code == signal.SIGXCPU or (
+            -ended.code == signal.SIGKILL and ended.cpu_s >= limit_s
+        ):
             return TimedOut(spec.name, "cpu", spec.limits.cpu_s)
-        if -ended.code == signal.SIGKILL:  # no sandbox can do that to itself
-            return EngineDied(
-                self.name, "the sandbox was killed from outside, as the kernel does out of memory"
-            )
+        if ended.code < 0 and -ended.code not in outcome.OWN_SIGNALS:
+            name = outcome.signal_name(-ended.code)
+            return SandboxLost(self.name, f"it was ended by {name}, sent from outside")
         return outcome.error_of_end(ended, call.function, sandbox)
 
     def cancel(self, call_id: int) -> bool:

@@ -213,16 +213,14 @@ def _required(arguments: ast.arguments) -> list[ast.arg]:
 
 def _undeclared(question: Question, tree: ast.Module) -> Iterator[Problem]:
     """Find imports that must fail in the sandbox. One inside ``try`` may be meant to."""
-    known = set(sys.stdlib_module_names)
-    known |= {name.split(".")[0] for name in (*modules.ALWAYS, *question.imports)}
     for node in _statements(tree):
-        names: list[str] = []
+        named: list[tuple[str, list[str]]] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module] if node.module and not node.level else []
-        for name in names:
-            if name.split(".")[0] not in known:
+            named = [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named = [(node.module, [alias.name for alias in node.names])]
+        for module, members in named:
+            for name in modules.missing(module, members, question.imports):
                 yield Problem(
                     "undeclared-import",
                     f"module '{name}' is not declared, so the sandbox does not have it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -10,11 +11,13 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SOON_NS = 5_000_000
 """A receive from a sandbox's channel ends after this time."""
 
 _SOON = struct.pack("@ll", 0, SOON_NS // 1000)  # struct timeval
+_CPU_LIMIT = re.compile(r"^Max cpu time +\S+ +(\d+) ", re.MULTILINE)  # the soft one, the hard one
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 
 
@@ -52,6 +55,18 @@ class Sandbox:
             return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
         except OSError:
             return 0.0
+
+    def cpu_limit_s(self) -> float | None:
+        """CPU time at which the kernel kills it, also once it has ended; None if not known.
+
+        A function can lower this limit of its own process, but not raise it.
+        """
+        try:
+            text = Path(f"/proc/{self.pid}/limits").read_text()
+        except OSError:
+            return None
+        found = _CPU_LIMIT.search(text)
+        return float(found[1]) if found else None
 
     def ended(self, timeout_s: float) -> bool:
         """Wait until it has ended."""

@@ -1,46 +1,105 @@
 """Which modules a sandbox has, and what becomes of an import of any other.
 
 A sandbox has no file system, so everything is imported before it is locked: the modules listed here
-and the function's declared ones. Modules that come along with those are there, too.
+and the function's declared ones. Modules that come along with those are there, too, but nothing
+promises that.
+
+Many packages import parts of themselves only when they are first used, or read files then. Three
+things help: `_LATE` names the late parts of widely used modules; a declaration ``package.*`` stands
+for a package with all modules directly in it; and an import that fails in a sandbox says what to
+declare. Tried and dropped: to import whatever the functions of a declared package import somewhere
+in their bodies. For large packages that takes half a minute and tens of megabytes.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from importlib.machinery import BuiltinImporter, ModuleSpec
 from types import ModuleType
+from typing import ClassVar
 
 _ALWAYS = """
-    __future__ _strptime abc array ast base64 binascii bisect calendar cmath codecs collections
-    collections.abc colorsys contextlib copy csv ctypes dataclasses datetime decimal difflib enum
-    errno fractions functools gc hashlib heapq hmac html html.parser inspect io ipaddress itertools
-    json keyword linecache locale marshal math numbers operator os os.path pathlib pickle pprint
-    queue quopri random re reprlib secrets shlex signal statistics string stringprep struct sys
+    __future__ _strptime abc array ast base64 binascii bisect builtins calendar cmath codecs
+    collections collections.abc colorsys contextlib contextvars copy copyreg csv ctypes dataclasses
+    datetime decimal difflib dis enum errno fcntl fnmatch fractions functools gc genericpath
+    graphlib gzip hashlib heapq hmac html html.entities html.parser importlib importlib.machinery
+    importlib.util inspect io ipaddress itertools json json.decoder json.encoder json.scanner
+    keyword linecache locale logging marshal math mmap ntpath numbers opcode operator os
+    os.path pathlib pickle platform posixpath pprint queue quopri random re reprlib resource
+    secrets select selectors shlex signal socket stat statistics string stringprep struct sys
     textwrap threading time timeit token tokenize traceback types typing unicodedata urllib.parse
-    uuid warnings weakref xml.etree.ElementTree zlib
+    uuid warnings weakref xml.etree.ElementPath xml.etree.ElementTree zipimport zlib
+    encodings encodings.aliases
     encodings.ascii encodings.latin_1 encodings.utf_8 encodings.utf_8_sig encodings.utf_16
     encodings.utf_16_le encodings.utf_16_be encodings.utf_32 encodings.cp1252 encodings.idna
     encodings.punycode encodings.unicode_escape encodings.raw_unicode_escape
     encodings.base64_codec encodings.hex_codec
-    numpy dandelion.data dandelion.backends.process.examine
+    numpy numpy.dtypes numpy.exceptions numpy.lib numpy.lib.format numpy.lib.mixins
+    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version dandelion.data
+    dandelion.backends.process.examine
     """
 
 ALWAYS = tuple(_ALWAYS.split())
-"""What every sandbox has. `dandelion.data` needs numpy, so that is among them."""
+"""What every sandbox has. `dandelion.data` needs numpy, so that is among them.
 
-_LAZY = {
-    "numpy": (
-        "numpy.fft",
-        "numpy.lib.stride_tricks",
-        "numpy.linalg",
-        "numpy.ma",
-        "numpy.polynomial",
-        "numpy.random",
-    )
+It is what functions often use and what costs little, since every sandbox is a copy of it. All of
+the standard library that computes would make the interpreter half as large again.
+"""
+
+_ABSENT_TEXT = """
+    ctypes._aix ctypes.macholib ctypes.test ctypes.util ctypes.wintypes importlib.abc
+    importlib.metadata importlib.readers importlib.resources importlib.simple json.tool
+    logging.config logging.handlers urllib.error urllib.request urllib.response urllib.robotparser
+    xml.dom xml.etree.ElementInclude xml.etree.cElementTree xml.parsers xml.sax
+    """
+
+_ABSENT = frozenset(_ABSENT_TEXT.split())
+"""Modules that are not there though their packages are, for ``from package import module``."""
+
+_kept: list[object] = []  # what would have to be read again if it went
+
+
+def _load_image_formats() -> None:
+    importlib.import_module("PIL.Image").init()
+
+
+def _load_time_zones() -> None:
+    """Make all zones, which the library finds again by their names as long as somebody has them."""
+    zoneinfo = importlib.import_module("zoneinfo")
+    names = zoneinfo.available_timezones()
+    _kept.extend(map(zoneinfo.ZoneInfo, sorted(names)))
+    vars(zoneinfo)["available_timezones"] = names.copy  # the library's own lists folders
+
+
+def _seed_database() -> None:
+    """Have the library read its random seed from a file."""
+    with closing(importlib.import_module("sqlite3").connect(":memory:")) as database:
+        database.execute("select random()")
+
+
+_LATE: dict[str, tuple[str | Callable[[], None], ...]] = {
+    "PIL.Image": (
+        *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.IcoImagePlugin"),
+        *("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin"),
+        *("PIL.TiffImagePlugin", "PIL.WebPImagePlugin", _load_image_formats),
+    ),
+    "PIL.ImageDraw": ("PIL.ImageFont",),
+    "argparse": ("gettext", "shutil"),
+    "email": ("email.*", "email.mime.*"),
+    "numpy": ("numpy.fft", "numpy.ma", "numpy.polynomial", "numpy.random"),
+    "pydantic": ("pydantic.*",),
+    "sqlite3": (_seed_database,),
+    "tarfile": ("bz2", "gzip", "lzma"),
+    "xml.dom": ("xml.dom.*",),
+    "xml.sax": ("xml.sax.*",),
+    "zipfile": ("encodings.cp437",),
+    "zoneinfo": ("importlib.resources", _load_time_zones),
 }
-"""Parts that a package loads only when they are first used."""
+"""What modules load only when they are first used, by module: names, and what reads files."""
 
 
 def declared(options: str) -> tuple[str, ...]:
@@ -54,14 +113,78 @@ def load(imports: Iterable[str]) -> None:
     Raises:
         Exception: whatever importing a declared module raises.
     """
-    for name in (*ALWAYS, *imports):
+    for name in ALWAYS:
         importlib.import_module(name)
-        for part in _LAZY.get(name, ()) if name in imports else ():
-            importlib.import_module(part)
+    before = set(sys.modules)
+    for name in imports:
+        _load(name)
+    late = set(_LATE)
+    while wanted := {
+        n for n in late & sys.modules.keys() if n not in before or _within(n, imports)
+    }:
+        late -= wanted
+        for part in (part for name in sorted(wanted) for part in _LATE[name]):
+            if isinstance(part, str):
+                with suppress(ImportError):  # another release of the package may not have it
+                    _load(part)
+            else:
+                part()
+
+
+def _load(name: str) -> None:
+    package = name.removesuffix(".*")
+    module = importlib.import_module(package)
+    if package == name:
+        return
+    if not hasattr(module, "__path__"):
+        raise ImportError(f"'{package}' is a module, not a package")
+    for found in pkgutil.iter_modules(module.__path__, f"{package}."):
+        if not found.name.endswith((".__main__", ".conftest", ".tests", ".test")):
+            with suppress(Exception):  # it may need what is not installed
+                importlib.import_module(found.name)
+
+
+def missing(imported: str, members: Iterable[str], imports: Iterable[str]) -> Iterator[str]:
+    """Tell which modules an import statement needs that a sandbox may not have.
+
+    Args:
+        imported: the module that is named after ``import``, or after ``from``.
+        members: what is imported from it; attributes or modules, as far as is known here.
+        imports: what the function declares.
+    """
+    imports = tuple(imports)
+    if not _provided(imported, imports):
+        yield imported
+        return
+    for member in members:
+        name = f"{imported}.{member}"
+        if name in _ABSENT and not _provided(name, imports):
+            yield name
+
+
+def _provided(name: str, imports: tuple[str, ...]) -> bool:
+    if name in sys.builtin_module_names or _within(name, ALWAYS):
+        return True
+    late = (part for key, parts in _LATE.items() if _within(key, imports) for part in parts)
+    return _within(name, (*imports, *(part for part in late if isinstance(part, str))))
+
+
+def _within(name: str, imports: Iterable[str]) -> bool:
+    """Tell whether a module is loaded with these: it is one of them, or a package above one."""
+    return any(
+        name == one or one.startswith(f"{name}.") or f"{name.rpartition('.')[0]}.*" == one
+        for one in imports
+    )
 
 
 class Closed:
-    """The finder of a sandbox: says how to get a module that is not there."""
+    """The finder of a sandbox: says how to get a module that is not there.
+
+    Attributes:
+        refused: the last module that was not there.
+    """
+
+    refused: ClassVar[str] = ""
 
     @classmethod
     def find_spec(
@@ -73,11 +196,34 @@ class Closed:
         spec = BuiltinImporter.find_spec(fullname, path, target)
         if spec is not None:
             return spec
-        raise ModuleNotFoundError(
-            f"module '{fullname}' is not loaded in the sandbox; "
-            f"declare it with the function: imports=['{fullname}']",
-            name=fullname,
-        )
+        cls.refused = fullname
+        raise ModuleNotFoundError(_advice(fullname), name=fullname)
+
+
+def _advice(name: str) -> str:
+    package = name.rpartition(".")[0]
+    further = f", or imports=['{package}.*'] for all of '{package}'" if package else ""
+    return (
+        f"module '{name}' is not loaded in the sandbox; "
+        f"declare it with the function: imports=['{name}']{further}"
+    )
+
+
+def advice(error: BaseException) -> str:
+    """Say what to declare, where Python itself does not pass on what `Closed` said.
+
+    ``from package import part`` takes a part that cannot be imported for a name that is not there,
+    and an encoding whose module cannot be imported is unknown.
+    """
+    package, _, part = Closed.refused.rpartition(".")
+    text = str(error)
+    if (
+        isinstance(error, ImportError)
+        and error.name == package
+        and text.startswith(f"cannot import name '{part}'")
+    ) or (package == "encodings" and text.startswith("unknown encoding")):
+        return _advice(Closed.refused)
+    return ""
 
 
 def close() -> None:

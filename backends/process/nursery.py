@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from dandelion.errors import EngineDied
+from dandelion.errors import EngineDied, SandboxLost
 
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
@@ -30,8 +30,10 @@ from .life import tie
 from .zygote import HURRY, QUERY, REPLACE, REQUEST
 
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1])['path'];"
-    "from dandelion.backends.process.zygote import run; run(sys.argv[1])"
+    "import json, os, sys; control = int(sys.argv[1]);"
+    "said = json.loads(os.read(control, 1 << 20)); sys.path[:] = said.pop('path');"
+    "from dandelion.backends.process.zygote import run;"
+    "run(control, said)"
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -106,7 +108,8 @@ class Nursery:
         Raises:
             NoSandbox: none was ready before `deadline_ns`.
             ImportFailed: a declared import cannot be loaded.
-            EngineDied: zygotes start and die.
+            SandboxLost: zygotes start and die.
+            EngineDied: it was closed.
         """
         lost = dead = 0
         while lost < _ATTEMPTS and dead < _ATTEMPTS + self.ahead:
@@ -121,7 +124,7 @@ class Nursery:
                 return sandbox
             dead += 1
             zygote.ask(REQUEST.pack(REPLACE, 0))
-        raise EngineDied(self.name, "its sandboxes die before they have a call")
+        raise SandboxLost(self.name, "its sandboxes die before they have a call")
 
     def spare(self) -> Sandbox | None:
         """Take a sandbox if one is ready, or will be in a moment. `replace` it once it is used."""
@@ -183,11 +186,11 @@ class _Zygote:
         self._closing = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
-        path = [os.path.abspath(entry) for entry in sys.path]
-        settings = wire.Settings(theirs.fileno(), life, path, imports, ahead, niceness)
         try:
+            # Not on its command line, which all users of the machine and its sandboxes can read.
+            self._control.send(_greeting(wire.Settings(life, imports, ahead, niceness)))
             self.process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(settings)],
+                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -222,7 +225,7 @@ class _Zygote:
                     raise ImportFailed(said.message)
                 else:
                     self.ask(REQUEST.pack(REPLACE, 0))
-                    raise EngineDied(f"zygote {self.process.pid}", said.message)
+                    raise SandboxLost(f"zygote {self.process.pid}", said.message)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -298,5 +301,6 @@ def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
         return message, files
 
 
-def _json(settings: wire.Settings) -> str:
-    return msgspec.json.encode(settings).decode()
+def _greeting(settings: wire.Settings) -> bytes:
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return msgspec.json.encode({"path": path} | msgspec.to_builtins(settings))

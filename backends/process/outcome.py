@@ -34,6 +34,14 @@ HEAP_BYTES = 4096
 """Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""
 
 LOG_BYTES = 16 * 1024
+OWN_SIGNALS = frozenset(
+    {
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP),
+        *(signal.SIGABRT, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ),
+        *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    }
+)
+"""Signals that a function can cause in its own sandbox. All others come from outside."""
 _MESSAGE_LIMIT = 4000
 _FRAME_LIMIT = 100
 _LINE_LIMIT = 200
@@ -189,11 +197,15 @@ def error_of_end(ended: wire.Ended, function: Function, sandbox: Sandbox) -> Dan
     name = function.spec.name
     if ended.code >= 0:
         return Exited(name, ended.code, printed(sandbox))
+    return Faulted(name, signal_name(-ended.code), printed(sandbox))
+
+
+def signal_name(number: int) -> str:
+    """Give the name of a signal, or its number for one without a name."""
     try:
-        fault = signal.Signals(-ended.code).name
+        return signal.Signals(number).name
     except ValueError:
-        fault = f"signal {-ended.code}"
-    return Faulted(name, fault, printed(sandbox))
+        return f"signal {number}"
 
 
 def traceback_text(frames: list[wire.Frame], function: Function) -> str:

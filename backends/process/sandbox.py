@@ -80,6 +80,7 @@ def settle() -> None:
     modules.close()
     sys.stdout = sys.stderr = _text_log()
     sys.argv[:] = [""]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it would look like the function's exception
     random.seed(0)  # a function that is run again gives the same outputs
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
@@ -287,6 +288,8 @@ def _raised(error: BaseException, filename: str) -> wire.DidRaise:
     frames = _frames(error.__traceback__, filename)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
+    advice = modules.advice(error)
+    text = f"{text}; {advice}" if advice else text
     shown = f"{kind}: {text}" if text else kind
     return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
 

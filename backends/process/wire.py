@@ -133,16 +133,13 @@ Reply: TypeAlias = Done | Failure
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a zygote is started with.
+    """What a zygote is started with. Sandboxes can see it.
 
     Attributes:
-        path: the search path for modules.
         niceness: how far it and its sandboxes give way to the node, see ``nice(2)``.
     """
 
-    control_fd: int
     life_fd: int
-    path: list[str]
     imports: tuple[str, ...]
     ahead: int
     niceness: int = 0

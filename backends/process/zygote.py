@@ -31,7 +31,7 @@ import select
 import signal
 import socket
 import struct
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -39,6 +39,7 @@ from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 
 from . import life, modules, sandbox, wire
+from .paths import HostPaths
 from .turnover import Turnover
 
 REQUEST = struct.Struct("<cI")
@@ -56,10 +57,10 @@ class _Gone(Exception):
     """The node has closed the control socket."""
 
 
-def main(settings: wire.Settings) -> None:
+def main(control_fd: int, settings: wire.Settings) -> None:
     """Be a zygote, to the end of the process."""
     life.tie_self(settings.life_fd)
-    control = _control(settings)
+    control = _control(control_fd, settings.life_fd)
     try:
         ready = _prepare(settings)
     except _Unfit as error:
@@ -86,12 +87,12 @@ class _Unfit(Exception):
     """The declared imports cannot be had in a sandbox."""
 
 
-def _control(settings: wire.Settings) -> socket.socket:
+def _control(control_fd: int, life_fd: int) -> socket.socket:
     """Move the connection to where sandboxes have their channel, so that they can use it first."""
     place = seccomp.CHANNEL_FD
-    fcntl.fcntl(settings.life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
-    os.dup2(settings.control_fd, place, inheritable=False)
-    for file in {settings.control_fd, settings.life_fd} - {place}:
+    fcntl.fcntl(life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
+    os.dup2(control_fd, place, inheritable=False)
+    for file in {control_fd, life_fd} - {place}:
         os.close(file)
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=place)
 
@@ -102,14 +103,16 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     lockdown.yield_to_others(True)
     os.nice(settings.niceness)
     abi = lockdown.restrict_files(reading=True)
+    host = HostPaths()
     try:
         modules.load(settings.imports)
     except BaseException as error:
-        raise _Unfit(f"{type(error).__name__}: {error}") from error
+        raise _Unfit(host.cleaned(f"{type(error).__name__}: {error}")) from error
     if len(os.listdir("/proc/self/task")) > 1:
         raise _Unfit(f"importing {', '.join(settings.imports)} starts threads")
     with open("/proc/self/statm") as statm:
         mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    host.hide()
     sandbox.settle()
     facts["namespaces"] = lockdown.leave_namespaces()
     facts["user"] = lockdown.drop_identity()
@@ -253,7 +256,7 @@ class Zygote:
         return self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
 
-def run(text: str) -> None:
-    """Start from the settings on a command line."""
-    main(msgspec.json.decode(text, type=wire.Settings))
+def run(control_fd: int, settings: dict[str, Any]) -> None:
+    """Start with the settings that came over the control socket."""
+    main(control_fd, msgspec.convert(settings, wire.Settings))
     os._exit(0)

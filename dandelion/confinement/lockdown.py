@@ -12,9 +12,11 @@ Source: ``landlock(7)``, ``credentials(7)``, ``capabilities(7)``, ``linux/landlo
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import struct
+import time
 
 from dandelion.confinement import libc
 
@@ -26,6 +28,7 @@ _PATH_BENEATH = 1
 _READ_FILE_AND_DIRECTORY = 1 << 2 | 1 << 3
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
+_CPU_GRACE_S = 2
 
 _NEW_USER, _NEW_UTS, _NEW_IPC, _NEW_NET = 0x10000000, 0x04000000, 0x08000000, 0x40000000
 
@@ -163,15 +166,23 @@ def limit_call(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
 
     Args:
         memory_bytes: address space, with what the interpreter has mapped already.
-        cpu_s: backstop; the engine watches the clock more closely.
+        cpu_s: CPU seconds from now on; what this process has used before does not count. The
+            engine ends a call on time. The kernel's limit is for an engine that does not look, and
+            well above it, since the kernel counts ticks here and can be wrong by a tenth and more:
+            SIGXCPU first, which says why, and SIGKILL a second after.
         file_bytes: size of the output file.
     """
-    for what, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_FSIZE, file_bytes),
+    # The sum comes first, since a sandbox rehearses this without limits to have touched its memory.
+    warn_s = math.ceil(time.process_time()) + cpu_s + cpu_s // 2 + _CPU_GRACE_S
+    kill_s = warn_s + 1
+    if cpu_s == resource.RLIM_INFINITY:
+        warn_s = kill_s = cpu_s
+    for what, soft, hard in (
+        (resource.RLIMIT_AS, memory_bytes, memory_bytes),
+        (resource.RLIMIT_CPU, warn_s, kill_s),
+        (resource.RLIMIT_FSIZE, file_bytes, file_bytes),
     ):
         try:
-            resource.setrlimit(what, (value, value))
+            resource.setrlimit(what, (soft, hard))
         except ValueError:  # the host's own limit is lower and stays
             continue

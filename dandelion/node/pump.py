@@ -34,6 +34,7 @@ from dandelion.errors import (
     EngineDied,
     Faulted,
     NoEngine,
+    SandboxLost,
     TimedOut,
 )
 from dandelion.memory import MemoryDomain
@@ -412,7 +413,12 @@ def _may_run_again(work: Work, error: DandelionError | None) -> bool:
 
 
 def _blamed(work: Work, error: DandelionError) -> DandelionError:
-    """Blame the function if it took an engine with it every time that it was run."""
+    """Blame the function if it took an engine with it every time that it was run.
+
+    A sandbox that was lost is different: the function cannot do that.
+    """
+    if isinstance(error, SandboxLost):
+        return error
     if isinstance(error, EngineDied) and work.attempt == ATTEMPTS:
         return Faulted(
             work.call.function.spec.name, f"{ATTEMPTS} engines died under it; {error.message}"

@@ -25,6 +25,7 @@ from dandelion.errors import (
     DandelionError,
     EngineDied,
     FunctionError,
+    SandboxLost,
     TimedOut,
 )
 from dandelion.function import Function
@@ -111,7 +112,7 @@ class Background:
 def test_a_sandbox_killed_during_its_call(engine: NativeEngine) -> None:
     call = Background(engine, call_of(attempt(), b"loop"))
     os.kill(call.sandbox.pid, signal.SIGKILL)
-    assert isinstance(call.join(), EngineDied)
+    assert isinstance(call.join(), SandboxLost)
     assert works(engine)
 
 
@@ -119,7 +120,7 @@ def test_a_sandbox_killed_during_its_call(engine: NativeEngine) -> None:
 def test_other_signals_from_outside(engine: NativeEngine, number: signal.Signals) -> None:
     call = Background(engine, call_of(attempt(), b"loop"))
     os.kill(call.sandbox.pid, number)
-    assert isinstance(call.join(), EngineDied)
+    assert isinstance(call.join(), SandboxLost)
     assert works(engine)
 
 
@@ -137,7 +138,7 @@ def test_a_zygote_killed_during_a_call(engine: NativeEngine) -> None:
     call = Background(engine, call_of(attempt(), b"loop"))
     zygote = engine._nursery.pid()
     os.kill(zygote, signal.SIGKILL)
-    assert isinstance(call.join(), EngineDied)
+    assert isinstance(call.join(), SandboxLost)
     assert works(engine)
     assert engine._nursery.pid() != zygote
 

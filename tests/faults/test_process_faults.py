@@ -225,7 +225,9 @@ def test_where_all_are_stillborn_no_call_waits(
         "from dandelion.backends.process import sandbox;"
         f"import time; sandbox._be_born = lambda birth: time.sleep({after_s}) or 1 / 0;"
     )
-    monkeypatch.setattr(nursery, "_BOOT", nursery._BOOT.replace("run(sys", ending + "run(sys"))
+    monkeypatch.setattr(
+        nursery, "_BOOT", nursery._BOOT.replace("run(control", ending + "run(control")
+    )
     with process_engine(ahead=1) as engine, pytest.raises(EngineDied):
         run(engine, ECHO, b"", left_s=50)
 
