@@ -109,7 +109,13 @@ def register(node: Node, name: str, wall_s: float = 20) -> None:
 @contextmanager
 def running(spin_us: int = 0, engines: int = 1) -> Iterator[Node]:
     """Give a node; what was asked of it must leave nothing."""
-    settings = Settings(backends=(), arena_bytes=64 << 20, spin_us=spin_us, engine_spin_us=spin_us)
+    settings = Settings(
+        backends=(),
+        arena_bytes=64 << 20,
+        spin_us=spin_us,
+        engine_spin_us=spin_us,
+        max_wall_s=1e9,
+    )
     with Node(settings, [Echo() for _ in range(engines)]) as node:
         assert node.wait_ready()
         register(node, "F")
