@@ -17,6 +17,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Attributes:
         host, port: where the frontend listens; port 0 takes a free one.
+        hosts: further names under which the frontend may be called, beside those of loopback and
+            `host`; ``*`` allows all.
+        cors_origins: web pages that may call it, such as ``https://app.example.org``.
         catalog: ``memory:`` or ``sqlite:FOLDER``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
         options: settings of backends, by backend and name, such as ``{"http": {"allow": "..."}}``.
@@ -38,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     host: str = "127.0.0.1"
     port: int = 8080
+    hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     catalog: str = "memory:"
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}

@@ -137,6 +137,7 @@ class Exchange:
         self.invocation = ""  # its id, once there is one
         self.departure: Departure | None = None
         self.close = False  # whether the connection cannot be used again
+        self.answer_headers: list[Header] = []  # for whatever is answered
 
     @property
     def client_left(self) -> bool:

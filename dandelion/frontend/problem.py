@@ -61,6 +61,30 @@ class MethodNotAllowed(RequestError):
 
 
 @dataclass(eq=False)
+class ForeignHost(RequestError):
+    """The request names a host that this node is not."""
+
+    host: str
+    hint: str = "call the node by localhost or its address, or add the name to the setting 'hosts'"
+    status = 421
+
+    def __str__(self) -> str:
+        return f"header.host: '{self.host}' is not a name of this node; {self.hint}"
+
+
+@dataclass(eq=False)
+class ForeignOrigin(RequestError):
+    """The request comes from a web page that may not call this node."""
+
+    origin: str
+    hint: str = "add the page's origin to the setting 'cors_origins' if it may call this node"
+    status = 403
+
+    def __str__(self) -> str:
+        return f"header.origin: a page of '{self.origin}' may not call this node; {self.hint}"
+
+
+@dataclass(eq=False)
 class NotAcceptable(RequestError):
     """The answer cannot be given in any media type that the client accepts."""
 

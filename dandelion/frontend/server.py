@@ -79,7 +79,11 @@ async def serve(
         InvalidInput: the address cannot be bound.
     """
     bound = bind(host, port)
-    server = _server(node, bound, ready_callback, drain_s)
+    try:
+        server = _server(node, host, bound, ready_callback, drain_s)
+    except BaseException:
+        bound.close()
+        raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
@@ -113,7 +117,13 @@ class BackgroundServer:
         self._socket = bind(host, port)
         self.url = url_of(*self._socket.getsockname()[:2])
         ready = threading.Event()
-        self._server = _server(node, self._socket, lambda _host, _port: ready.set(), drain_s)
+        try:
+            self._server = _server(
+                node, host, self._socket, lambda _host, _port: ready.set(), drain_s
+            )
+        except BaseException:
+            self._socket.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="dandelion-http", daemon=True)
         self._thread.start()
         ready.wait()
@@ -167,10 +177,12 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s: int) -> _Server:
+def _server(
+    node: Node, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
+) -> _Server:
     host, port = bound.getsockname()[:2]
     config = uvicorn.Config(
-        App(node),
+        App(node, (name, host)),
         http=Protocol,
         ws="none",
         lifespan="off",
