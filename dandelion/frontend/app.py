@@ -18,12 +18,10 @@ from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply
 from dandelion.frontend.invocations import PREFIX, Invocations
 from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
 from dandelion.frontend.problem import (
-    MEDIA_TYPE,
     MethodNotAllowed,
     NoRoute,
     ShuttingDown,
-    encode_problem,
-    problem_of,
+    problem_reply,
     root_of,
 )
 from dandelion.node import Node
@@ -33,10 +31,8 @@ Methods: TypeAlias = dict[str, Handler]
 
 log = logging.getLogger("dandelion.frontend")
 
-_PROBLEM = MEDIA_TYPE.encode()
 _HTML = b"text/html; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
-RETRY_AFTER_S = 1
 
 
 class App:
@@ -87,7 +83,6 @@ class App:
                 if exchange.client_left:
                     raise
                 reply = _problem(exchange, ShuttingDown())
-                exchange.close = True
             reply.close = exchange.close
             reply.headers += exchange.answer_headers
             await reply.send(send, scope.get("extensions") or {})
@@ -165,14 +160,7 @@ def _problem(exchange: Exchange, error: DandelionError) -> Reply:
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(exchange.path)})
-    instance = error.invocation or exchange.invocation
-    headers = [(b"dandelion-invocation", instance.encode())] if instance else []
-    if isinstance(root, CapacityError):
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
-    if isinstance(root, MethodNotAllowed):
-        headers.append((b"allow", ", ".join(root.allowed).encode()))
-    body = encode_problem(problem_of(error, instance))
-    return Reply([body], _PROBLEM, root.status, headers)
+    return problem_reply(error, error.invocation or exchange.invocation)
 
 
 def _no_route(path: str, known: dict[str, Methods]) -> NoRoute:

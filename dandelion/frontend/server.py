@@ -15,21 +15,24 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from types import TracebackType
 
 import uvicorn
 import uvloop
 
 from dandelion.errors import InvalidInput
+from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
+from dandelion.frontend.descriptors import connection_limit, raise_limit
 from dandelion.frontend.protocol import Protocol
-from dandelion.node import Node
+from dandelion.node import Node, Settings
 
 log = logging.getLogger("dandelion.frontend")
 
-KEEP_ALIVE_S = 75
 DRAIN_S = 10
-BACKLOG = 2048
+BACKLOG = 65535
+"""As many as the kernel lets wait to be accepted."""
 
 OnReady = Callable[[str, int], None]
 """Called with the host and the port once the server takes connections."""
@@ -38,8 +41,11 @@ OnReady = Callable[[str, int], None]
 class _Server(uvicorn.Server):
     """uvicorn, but the caller decides about signals and hears when the port is open."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, table: ConnectionTable, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._table = table
         self._ready = ready
 
     @contextlib.contextmanager
@@ -49,6 +55,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        self._table.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     def stop(self) -> None:
         """Drain and stop; the second time, do not wait."""
@@ -78,6 +88,7 @@ async def serve(
     Raises:
         InvalidInput: the address cannot be bound.
     """
+    raise_limit(node.settings.max_connections)
     bound = bind(host, port)
     try:
         server = _server(node, host, bound, ready_callback, drain_s)
@@ -181,9 +192,10 @@ def _server(
     node: Node, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
 ) -> _Server:
     host, port = bound.getsockname()[:2]
+    table = ConnectionTable(_limits(node.settings))
     config = uvicorn.Config(
         App(node, (name, host)),
-        http=Protocol,
+        http=partial(Protocol, table=table),  # type: ignore[arg-type]  # it calls it, no more
         ws="none",
         lifespan="off",
         access_log=False,
@@ -191,7 +203,6 @@ def _server(
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=drain_s,
         backlog=BACKLOG,
     )
@@ -201,4 +212,16 @@ def _server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(config, ready)
+    return _Server(config, table, ready)
+
+
+def _limits(settings: Settings) -> Limits:
+    connections = connection_limit(settings.max_connections)
+    return Limits(
+        connections=connections,
+        per_peer=min(settings.max_connections_per_peer, connections),
+        head_s=settings.head_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        moving_s=settings.body_timeout_s,
+        rate_bytes=settings.body_rate_bytes,
+    )
