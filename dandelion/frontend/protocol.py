@@ -178,6 +178,7 @@ class Protocol(HttpToolsProtocol):
         """Give the place back."""
         self._table.forget(self)
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # it refers to this, and is not needed
 
     def pause_writing(self) -> None:
         """Wait for the client to read."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -22,8 +21,10 @@ import uvicorn
 import uvloop
 
 from dandelion.errors import InvalidInput
+from dandelion.frontend.acceptor import Acceptor
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
+from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, raise_limit
 from dandelion.frontend.protocol import Protocol
 from dandelion.node import Node, Settings
@@ -47,17 +48,28 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._table = table
         self._ready = ready
+        self.collector: Collector | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        protocol = partial(
+            Protocol, self.config, self.server_state, self.lifespan.state, table=self._table
+        )
+        # uvicorn closes its servers, and waits for that, which is all that an acceptor has to know
+        self.servers = [Acceptor(loop, listener, protocol) for listener in sockets or ()]  # type: ignore[misc]
+        self.started = True
         self._ready()
 
     async def on_tick(self, counter: int) -> bool:
-        self._table.sweep(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._table.sweep(now)
+        if self.collector is not None:
+            self.collector.tick(now, self.server_state.total_requests)
         return await super().on_tick(counter)
 
     def stop(self) -> None:
@@ -98,12 +110,11 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
-    gc.collect()
-    gc.freeze()  # what is there now stays; the collector need not look at it between requests
+    server.collector = Collector()
     try:
         await server.serve([bound])
     finally:
-        gc.unfreeze()
+        server.collector.close()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         bound.close()
@@ -195,7 +206,7 @@ def _server(
     table = ConnectionTable(_limits(node.settings))
     config = uvicorn.Config(
         App(node, (name, host)),
-        http=partial(Protocol, table=table),  # type: ignore[arg-type]  # it calls it, no more
+        http=Protocol,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -204,7 +215,6 @@ def _server(
         date_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=drain_s,
-        backlog=BACKLOG,
     )
 
     def ready() -> None:
