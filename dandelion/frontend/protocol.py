@@ -23,7 +23,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -140,6 +139,9 @@ class Protocol(HttpToolsProtocol):
     What comes is parsed in pieces, and all pieces at whose end a head is incomplete count, so that
     up to one piece more than the limit is held.
 
+    What belongs to a request is let go when it is answered, while it is in the caches, and not when
+    the next one comes: with thousands of connections the next one of each is far away.
+
     On a surplus connection, see `ConnectionTable`, one request is answered: how the node is, or
     that there are too many connections.
 
@@ -147,11 +149,32 @@ class Protocol(HttpToolsProtocol):
         table: of the server.
     """
 
+    # Dictionaries of attributes share their keys up to thirty of them; uvicorn has as many.
+    __slots__ = (
+        "_answered",
+        "_beginning",
+        "_begun",
+        "_head_bytes",
+        "_in_body",
+        "_in_head",
+        "_received_bytes",
+        "_served",
+        "_surplus",
+        "_table",
+        "address",
+        "lingers",
+        "mark",
+        "peer",
+        "since",
+        "wait",
+    )
+
     def __init__(self, *arguments: Any, table: ConnectionTable, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._table = table
         self._beginning = False
-        self._begun: deque[tuple[RequestResponseCycle, Any]] = deque()
+        self._begun: list[tuple[RequestResponseCycle, Any]] = []
+        self._served = False
         self._head_bytes = 0
         self._received_bytes = 0
         self._in_head = False
@@ -207,7 +230,7 @@ class Protocol(HttpToolsProtocol):
             return Wait.BODY
         if self.cycle is not None and not self.cycle.response_complete:
             return None
-        return Wait.HEAD if self._in_head or self.cycle is None else Wait.IDLE
+        return Wait.IDLE if self._served and not self._in_head else Wait.HEAD
 
     # --- for the table --------------------------------------------------------------------------
 
@@ -320,13 +343,14 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with the next request, or wait for it."""
         self.server_state.total_requests += 1
-        self._answered = True
+        self._answered = self._served = True
         if not (self.transport.is_closing() or self.lingers):
             self.flow.resume_reading()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
         if not self._beginning:
             self._update_wait()
+            self._let_go()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Cycle
@@ -346,10 +370,20 @@ class Protocol(HttpToolsProtocol):
     def _begin(self) -> None:
         try:
             while self._begun:
-                self._first_step(*self._begun.popleft())
+                begun, self._begun = self._begun, []
+                for cycle, app in begun:
+                    self._first_step(cycle, app)
         finally:
             self._beginning = False
             self._update_wait()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep nothing of a request that is over."""
+        cycle = self.cycle
+        if cycle is None or self._in_head or self._in_body or not cycle.response_complete:
+            return
+        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # as at first
 
     def _first_step(self, cycle: RequestResponseCycle, app: Any) -> None:
         running = cycle.run_asgi(app)
