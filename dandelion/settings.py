@@ -28,6 +28,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         host: the address that the frontend listens on.
         port: its TCP port; 0 takes a free one.
+        hosts: further names under which the frontend may be called, beside those of loopback and
+            `host`; ``*`` allows all.
+        cors_origins: web pages that may call it, such as ``https://app.example.org``.
+        max_connections: how many the frontend keeps in all; fewer where the process may not open so
+            many files. When they are all there, silent ones are closed for new ones.
+        max_connections_per_peer: how many of one address, or of one IPv6 network of 64 bits.
+        head_timeout_s: how long the head of a request may take, from its first byte, or from the
+            opening of the connection.
+        idle_timeout_s: how long a connection may wait for its next request.
+        body_timeout_s: over which `body_rate_bytes` is averaged.
+        body_rate_bytes: so many bytes a second have to come of a body, and to be read of a reply.
         catalog: ``memory:`` or ``sqlite:FOLDER``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
         options: settings of backends, by backend and name; as text ``BACKEND.NAME=VALUE``, such as
@@ -53,6 +64,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     host: str = "127.0.0.1"
     port: Port = 8080
+    hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_connections: Count = 16384
+    max_connections_per_peer: Count = 8192
+    head_timeout_s: Seconds = 10.0
+    idle_timeout_s: Seconds = 75.0
+    body_timeout_s: Seconds = 10.0
+    body_rate_bytes: Annotated[int, msgspec.Meta(ge=0)] = 8 * 1024
     catalog: str = "memory:"
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}

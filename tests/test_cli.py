@@ -497,12 +497,19 @@ def test_settings_as_text() -> None:
         "options": ["http.allow=a.org", "http.timeout_s=3"],
         "body_limit_bytes": ["1GiB", "2GiB"],
         "default_deadline_s": ["1.5"],
+        "hosts": ["a.example, b.example"],
+        "cors_origins": ["https://a.example"],
+        "body_rate_bytes": ["1KiB"],
+        "head_timeout_s": ["2.5"],
     }
     settings = load_settings(None, {}, flags)
     assert settings.backends == ("null", "cuda|opencl")
     assert settings.engines == {"process": 2, "null": 1}
     assert settings.options == {"http": {"allow": "a.org", "timeout_s": "3"}}
     assert (settings.body_limit_bytes, settings.default_deadline_s) == (2 << 30, 1.5)
+    assert settings.hosts == ("a.example", "b.example")
+    assert settings.cors_origins == ("https://a.example",)
+    assert (settings.body_rate_bytes, settings.head_timeout_s) == (1024, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -525,6 +532,8 @@ def test_settings_as_text() -> None:
         ("", {"engines": ["process=two"]}, "--engines"),
         ("", {"options": ["allow=x"]}, "--options"),
         ("", {"options": ["http.allow=a.org,b.org"]}, "--options"),
+        ("max_connections = 0", {}, "max_connections"),
+        ("", {"head_timeout_s": ["0"]}, "--head-timeout-s"),
     ],
 )
 def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, list[str]], where: str) -> None:
@@ -605,6 +614,8 @@ def test_serve_with_bad_settings(tmp_path: Path) -> None:
         (["--catalog", "nothing:here"], "nothing"),
         (["--settings", "/no/such/file.toml"], "/no/such/file.toml"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--port", "0", "--hosts", "http://a.example"], "hosts"),
+        (["--port", "0", "--cors-origins", "*"], "cors_origins"),
     ):
         with start_server(*arguments) as process:
             _, errors = process.communicate(timeout=20)

@@ -42,7 +42,6 @@ from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import (
     NotAcceptable,
-    Stalled,
     UnsupportedMedia,
     decode_problem,
     encode_problem,
@@ -608,21 +607,6 @@ def test_client_that_leaves() -> None:
 
     assert run(read()) == "cancelled"
     assert domain.stats().contexts == 0
-
-
-def test_client_that_stalls() -> None:
-    pieces = iter([b"ab"])
-
-    async def receive() -> Message:
-        for piece in pieces:
-            return {"type": "http.request", "body": piece, "more_body": True}
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
-    body = Body(Exchange(scope, receive), HeapDomain(1).acquire, 10, idle_s=0.01)
-    with pytest.raises(Stalled):
-        run(body.read())
 
 
 def test_content_encoding_is_refused() -> None:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest
+from dandelion.frontend.access import Access, preflight_reply
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Receive, Reply, Scope, Send, clipped
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply
 from dandelion.frontend.invocations import PREFIX, Invocations
 from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
 from dandelion.frontend.problem import (
-    MEDIA_TYPE,
     MethodNotAllowed,
     NoRoute,
     ShuttingDown,
-    encode_problem,
-    problem_of,
+    problem_reply,
     root_of,
 )
 from dandelion.node import Node
@@ -32,10 +31,8 @@ Methods: TypeAlias = dict[str, Handler]
 
 log = logging.getLogger("dandelion.frontend")
 
-_PROBLEM = MEDIA_TYPE.encode()
 _HTML = b"text/html; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
-RETRY_AFTER_S = 1
 
 
 class App:
@@ -43,10 +40,15 @@ class App:
 
     Args:
         node: what is served; it is neither started nor closed here.
+        bound: names and addresses that it is served on, beside those of loopback.
+
+    Raises:
+        InvalidInput: a setting of the node about hosts or origins is malformed.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
         self._node = node
+        self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._invoke = Invocations(node)
         catalogue = CatalogueRoutes(node)
         self._exact: dict[str, Methods] = {
@@ -70,6 +72,7 @@ class App:
         exchange = Exchange(scope, receive)
         try:
             try:
+                self._access.check(exchange)
                 reply = await self._handler(exchange)(exchange)
             except DandelionError as error:
                 reply = _problem(exchange, error)
@@ -80,8 +83,8 @@ class App:
                 if exchange.client_left:
                     raise
                 reply = _problem(exchange, ShuttingDown())
-                exchange.close = True
             reply.close = exchange.close
+            reply.headers += exchange.answer_headers
             await reply.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
             if not exchange.client_left:
@@ -95,6 +98,8 @@ class App:
         methods = self._methods(path)
         if methods is None:
             raise _no_route(path, self._exact)
+        if self._access.is_preflight(exchange):
+            return self._preflight
         method = "GET" if exchange.method == "HEAD" else exchange.method
         handler = methods.get(method)
         if handler is None:
@@ -116,6 +121,9 @@ class App:
             return None
         is_graph = kind == "compositions" and path.endswith("/graph")
         return self._drawn if is_graph else self._named
+
+    async def _preflight(self, exchange: Exchange) -> Reply:
+        return preflight_reply(self._methods(exchange.path) or ())
 
     async def _engines(self, exchange: Exchange) -> Reply:
         exchange.expect_query(())
@@ -152,14 +160,7 @@ def _problem(exchange: Exchange, error: DandelionError) -> Reply:
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(exchange.path)})
-    instance = error.invocation or exchange.invocation
-    headers = [(b"dandelion-invocation", instance.encode())] if instance else []
-    if isinstance(root, CapacityError):
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
-    if isinstance(root, MethodNotAllowed):
-        headers.append((b"allow", ", ".join(root.allowed).encode()))
-    body = encode_problem(problem_of(error, instance))
-    return Reply([body], _PROBLEM, root.status, headers)
+    return problem_reply(error, error.invocation or exchange.invocation)
 
 
 def _no_route(path: str, known: dict[str, Methods]) -> NoRoute:

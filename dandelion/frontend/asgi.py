@@ -42,7 +42,7 @@ class Reply:
         media_type: its Content-Type.
         status: the HTTP status.
         headers: further headers; Content-Length is added when it is sent.
-        close: whether the connection ends with this reply.
+        close: whether the connection ends with this reply, unless the request was read whole.
     """
 
     chunks: list[Bytes]
@@ -136,7 +136,8 @@ class Exchange:
         self.raw_query: bytes = scope["query_string"]
         self.invocation = ""  # its id, once there is one
         self.departure: Departure | None = None
-        self.close = False  # whether the connection cannot be used again
+        self.close = False  # whether the rest of the body is not worth waiting for
+        self.answer_headers: list[Header] = []  # for whatever is answered
 
     @property
     def client_left(self) -> bool:

@@ -5,24 +5,21 @@ piece by piece, into a context of the arena whose size is that of Content-Length
 never joined elsewhere. Of a chunked body nobody knows the size before its end, so its pieces are
 kept until then. The limit holds while a body comes in, not afterwards.
 
-A client that sends more than the limit is heard out for a while, up to `DRAIN_BYTES`, so that it
-gets to see the answer; then the connection is closed on it.
+A client that sends more than the limit gets its answer at once. That the answer is not lost while
+it goes on sending, and that a body comes fast enough, is the server's business, see
+`dandelion.frontend.protocol`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import NoReturn
 
 from dandelion.data import Bytes
 from dandelion.errors import Cancelled, InvalidInput, TooLarge
 from dandelion.frontend.asgi import Exchange, Message, clipped
-from dandelion.frontend.problem import Stalled, UnsupportedMedia
+from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.memory import Context
-
-DRAIN_BYTES = 8 * 1024 * 1024
-IDLE_S = 30.0
 
 
 class Body:
@@ -32,7 +29,6 @@ class Body:
         exchange: the request.
         acquire: gives a context of so many bytes.
         limit_bytes: how large the body may be.
-        idle_s: how long a client may send nothing, in seconds.
     """
 
     def __init__(
@@ -40,13 +36,11 @@ class Body:
         exchange: Exchange,
         acquire: Callable[[int], Context],
         limit_bytes: int,
-        idle_s: float = IDLE_S,
     ) -> None:
         self._exchange = exchange
         self._receive = exchange.receive
         self.acquire = acquire
         self._limit_bytes = limit_bytes
-        self._idle_s = idle_s
         encoding = exchange.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             given = clipped(encoding.decode("latin-1"))
@@ -62,26 +56,23 @@ class Body:
         Raises:
             TooLarge: it is larger than the limit.
             ContextFull: the arena has no room for it.
-            Cancelled: the client left before the body was complete.
-            Stalled: the client stopped sending.
+            Cancelled: the client left before the body was complete, or the server gave it up.
         """
         size = self.size_bytes
         if size is not None and size > self._limit_bytes:
-            await self._refuse(size)
-        message = await self._receive()  # holds nothing yet, so it may take its time
-        if message["type"] == "http.disconnect":
-            raise _left()
+            self._refuse(size)
+        message = await self._next()
         first: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             if len(first) > self._limit_bytes:
-                await self._refuse(len(first), complete=True)
+                self._refuse(len(first))
             return first
         return await self._fill(first, size) if size else await self._gather(first)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Read the body piece by piece; raises as `read` does."""
         if self.size_bytes is not None and self.size_bytes > self._limit_bytes:
-            await self._refuse(self.size_bytes)
+            self._refuse(self.size_bytes)
         total = 0
         more = True
         while more:
@@ -90,7 +81,7 @@ class Body:
             total += len(chunk)
             more = message.get("more_body", False)
             if total > self._limit_bytes:
-                await self._refuse(total, complete=not more)
+                self._refuse(total)
             if chunk:
                 yield chunk
 
@@ -118,8 +109,7 @@ class Body:
             total += len(pieces[-1])
             more = message.get("more_body", False)
             if total > self._limit_bytes:
-                pieces.clear()
-                await self._refuse(total, complete=not more)
+                self._refuse(total)
         if not total:
             return b""
         view = self.acquire(total).view
@@ -130,27 +120,13 @@ class Body:
         return view[:end].toreadonly()
 
     async def _next(self) -> Message:
-        if asyncio.current_task() is None:  # begun without a task, so the body is there: no wait
-            return await self._receive()
-        try:
-            async with asyncio.timeout(self._idle_s):
-                message = await self._receive()
-        except TimeoutError:
-            raise Stalled(self._idle_s) from None
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             raise _left()
         return message
 
-    async def _refuse(self, total_bytes: int, complete: bool = False) -> NoReturn:
-        """Hear the client out for a while, so that it gets to see the answer, and raise."""
-        drained = 0
-        if total_bytes > self._limit_bytes + DRAIN_BYTES:
-            drained = DRAIN_BYTES
-        while not complete and drained < DRAIN_BYTES:
-            message = await self._next()
-            drained += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-        self._exchange.close = not complete
+    def _refuse(self, total_bytes: int) -> NoReturn:
+        self._exchange.close = True
         raise TooLarge("body", total_bytes, self._limit_bytes)
 
 

@@ -64,6 +64,11 @@ class _Sink:
         view[: self.size] = self._heap
         return view.toreadonly()
 
+    def let_go(self) -> None:
+        """Keep the memory no longer; the parser's callbacks are a cycle of references with this."""
+        self._view = None
+        self._heap = bytearray()
+
 
 class _Parts:
     """Takes the parser's callbacks, and notes where the parts lie."""
@@ -125,7 +130,7 @@ async def decode_multipart(body: Body, content_type: str, specs: Specs) -> SetMa
 
     Raises:
         InvalidInput: the framing is broken, or a part has no name, a bad key, or does not fit.
-        TooLarge, ContextFull, Cancelled, Stalled: as `Body.read`.
+        TooLarge, ContextFull, Cancelled: as `Body.read`.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -133,14 +138,18 @@ async def decode_multipart(body: Body, content_type: str, specs: Specs) -> SetMa
         raise InvalidInput("header.content-type", "multipart needs a boundary of 1 to 70 bytes")
     chunks = body.chunks()
     sink: _Sink | None = None
-    async for chunk in chunks:
-        if sink is None:  # not before the first bytes are there, and the size is known to be right
-            sink = _Sink(body)
-            parts = _Parts(boundary, sink)
-        parts.feed(chunk)
-    if sink is None or not parts.complete:
-        raise InvalidInput("body", "this multipart body ends before its last boundary")
-    return _sets(parts.parts, sink.done(), specs)
+    try:
+        async for chunk in chunks:
+            if sink is None:  # not before the first bytes are there, and the size is right
+                sink = _Sink(body)
+                parts = _Parts(boundary, sink)
+            parts.feed(chunk)
+        if sink is None or not parts.complete:
+            raise InvalidInput("body", "this multipart body ends before its last boundary")
+        return _sets(parts.parts, sink.done(), specs)
+    finally:
+        if sink is not None:
+            sink.let_go()
 
 
 def _sets(parts: list[_Part], view: memoryview, specs: Specs) -> SetMap:

@@ -16,7 +16,7 @@ from dandelion import __version__
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
-from dandelion.frontend.records import Description, Entry, RegisterReply
+from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterReply
 
 Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""
@@ -166,7 +166,7 @@ def _register() -> Json:
     content = {
         "application/json": {"schema": _ref("RegistrationDocument")},
         "application/msgpack": {"schema": _ref("RegistrationDocument")},
-        "text/plain": {"schema": {"type": "string", "description": "composition language"}},
+        TEXT_TYPE: {"schema": {"type": "string", "description": "composition language"}},
     }
     operation = _operation("Register, all or nothing", _json(_ref("RegisterReply")))
     return {**operation, "requestBody": {"required": True, "content": content}}

@@ -16,14 +16,17 @@ import msgspec
 from dandelion.errors import (
     ApplicationFailed,
     Blame,
+    CapacityError,
     DandelionError,
     ErrorRecord,
     Problem,
     Problems,
 )
+from dandelion.frontend.asgi import Header, Reply
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:dandelion:error:"
+RETRY_AFTER_S = 1
 
 
 @dataclass(eq=False)
@@ -61,6 +64,30 @@ class MethodNotAllowed(RequestError):
 
 
 @dataclass(eq=False)
+class ForeignHost(RequestError):
+    """The request names a host that this node is not."""
+
+    host: str
+    hint: str = "call the node by localhost or its address, or add the name to the setting 'hosts'"
+    status = 421
+
+    def __str__(self) -> str:
+        return f"header.host: '{self.host}' is not a name of this node; {self.hint}"
+
+
+@dataclass(eq=False)
+class ForeignOrigin(RequestError):
+    """The request comes from a web page that may not call this node."""
+
+    origin: str
+    hint: str = "add the page's origin to the setting 'cors_origins' if it may call this node"
+    status = 403
+
+    def __str__(self) -> str:
+        return f"header.origin: a page of '{self.origin}' may not call this node; {self.hint}"
+
+
+@dataclass(eq=False)
 class NotAcceptable(RequestError):
     """The answer cannot be given in any media type that the client accepts."""
 
@@ -74,13 +101,42 @@ class NotAcceptable(RequestError):
 
 @dataclass(eq=False)
 class Stalled(RequestError):
-    """The client began a body and stopped sending."""
+    """The client began a request and stopped sending, or sends it too slowly."""
 
-    idle_s: float
+    part: str
+    limit_s: float
+    rate_bytes: int = 0
     status = 408
 
     def __str__(self) -> str:
-        return f"no more of the body came for {self.idle_s:g} s"
+        if self.part == "head":
+            return f"no whole head came within {self.limit_s:g} s; send it in one piece"
+        return (
+            f"{self.part}: fewer than {self.rate_bytes} bytes a second came for "
+            f"{self.limit_s:g} s; send it faster"
+        )
+
+
+@dataclass(eq=False)
+class HeadTooLong(RequestError):
+    """Request line and headers are longer than a head may be."""
+
+    limit_bytes: int
+    status = 431
+
+    def __str__(self) -> str:
+        return f"the head of the request is longer than {self.limit_bytes} bytes"
+
+
+@dataclass(eq=False)
+class Crowded(CapacityError):
+    """There are too many connections, and all of them carry a request."""
+
+    limit: int
+    status = 503
+
+    def __str__(self) -> str:
+        return f"all {self.limit} connections are in use; try again"
 
 
 @dataclass(eq=False)
@@ -161,6 +217,18 @@ def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:
         hint=_hint(root),
         problems=root.problems if isinstance(root, Problems) else (),
     )
+
+
+def problem_reply(error: DandelionError, instance: str = "") -> Reply:
+    """Answer with an error, and with the headers that say what to do about it."""
+    root = root_of(error)
+    headers: list[Header] = [(b"dandelion-invocation", instance.encode())] if instance else []
+    if isinstance(root, CapacityError):
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    if isinstance(root, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(root.allowed).encode()))
+    body = encode_problem(problem_of(error, instance))
+    return Reply([body], MEDIA_TYPE.encode(), root.status, headers)
 
 
 def encode_problem(problem: ProblemDocument) -> bytes:

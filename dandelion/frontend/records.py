@@ -12,8 +12,10 @@ from dandelion.documents import Registered, RegistrationDocument
 from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
 
-REGISTER_TYPES = ("application/json", "application/msgpack", "text/plain")
-"""Media types in which a registration document can be sent; plain text is one composition text."""
+TEXT_TYPE = "text/vnd.dandelion"
+"""One text of the composition language. Not ``text/plain``: any web page can send that unasked."""
+REGISTER_TYPES = ("application/json", "application/msgpack", TEXT_TYPE)
+"""Media types in which a registration document can be sent."""
 
 _json_document = msgspec.json.Decoder(RegistrationDocument)
 _pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
@@ -103,14 +105,14 @@ def entry_of(record: Record) -> Entry:
 
 
 def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
-    """Read what is to be registered; plain text is one text of the composition language.
+    """Read what is to be registered; `TEXT_TYPE` is one text of the composition language.
 
     Raises:
         InvalidInput: the body is not of that media type, or a field does not fit; `where` is its
             path.
     """
     try:
-        if media_type == "text/plain":
+        if media_type == TEXT_TYPE:
             return RegistrationDocument(compositions=(bytes(body).decode(),))
         decoder = _json_document if media_type == "application/json" else _pack_document
         return decoder.decode(body)

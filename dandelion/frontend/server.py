@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from types import TracebackType
 
 import uvicorn
 import uvloop
 
 from dandelion.errors import InvalidInput
+from dandelion.frontend.acceptor import Acceptor
+from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
+from dandelion.frontend.collector import Collector
+from dandelion.frontend.descriptors import connection_limit, raise_limit
 from dandelion.frontend.protocol import Protocol
-from dandelion.node import Node
+from dandelion.node import Node, Settings
 
 log = logging.getLogger("dandelion.frontend")
 
-KEEP_ALIVE_S = 75
 DRAIN_S = 10
-BACKLOG = 2048
+BACKLOG = 65535
+"""As many as the kernel lets wait to be accepted."""
 
 OnReady = Callable[[str, int], None]
 """Called with the host and the port once the server takes connections."""
@@ -38,17 +42,35 @@ OnReady = Callable[[str, int], None]
 class _Server(uvicorn.Server):
     """uvicorn, but the caller decides about signals and hears when the port is open."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, table: ConnectionTable, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._table = table
         self._ready = ready
+        self.collector: Collector | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        protocol = partial(
+            Protocol, self.config, self.server_state, self.lifespan.state, table=self._table
+        )
+        # uvicorn closes its servers, and waits for that, which is all that an acceptor has to know
+        self.servers = [Acceptor(loop, listener, protocol) for listener in sockets or ()]  # type: ignore[misc]
+        self.started = True
         self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._table.sweep(now)
+        if self.collector is not None:
+            self.collector.tick(now, self.server_state.total_requests)
+        return await super().on_tick(counter)
 
     def stop(self) -> None:
         """Drain and stop; the second time, do not wait."""
@@ -78,17 +100,21 @@ async def serve(
     Raises:
         InvalidInput: the address cannot be bound.
     """
+    raise_limit(node.settings.max_connections)
     bound = bind(host, port)
-    server = _server(node, bound, ready_callback, drain_s)
+    try:
+        server = _server(node, host, bound, ready_callback, drain_s)
+    except BaseException:
+        bound.close()
+        raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
-    gc.collect()
-    gc.freeze()  # what is there now stays; the collector need not look at it between requests
+    server.collector = Collector()
     try:
         await server.serve([bound])
     finally:
-        gc.unfreeze()
+        server.collector.close()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         bound.close()
@@ -113,7 +139,13 @@ class BackgroundServer:
         self._socket = bind(host, port)
         self.url = url_of(*self._socket.getsockname()[:2])
         ready = threading.Event()
-        self._server = _server(node, self._socket, lambda _host, _port: ready.set(), drain_s)
+        try:
+            self._server = _server(
+                node, host, self._socket, lambda _host, _port: ready.set(), drain_s
+            )
+        except BaseException:
+            self._socket.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="dandelion-http", daemon=True)
         self._thread.start()
         ready.wait()
@@ -167,10 +199,13 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s: int) -> _Server:
+def _server(
+    node: Node, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
+) -> _Server:
     host, port = bound.getsockname()[:2]
+    table = ConnectionTable(_limits(node.settings))
     config = uvicorn.Config(
-        App(node),
+        App(node, (name, host)),
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -179,9 +214,7 @@ def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=drain_s,
-        backlog=BACKLOG,
     )
 
     def ready() -> None:
@@ -189,4 +222,16 @@ def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s:
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(config, ready)
+    return _Server(config, table, ready)
+
+
+def _limits(settings: Settings) -> Limits:
+    connections = connection_limit(settings.max_connections)
+    return Limits(
+        connections=connections,
+        per_peer=min(settings.max_connections_per_peer, connections),
+        head_s=settings.head_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        moving_s=settings.body_timeout_s,
+        rate_bytes=settings.body_rate_bytes,
+    )

@@ -23,6 +23,7 @@ from dandelion.bench.experiments import (
     frontend,
     language,
     memory,
+    overload,
     sandboxes,
     zeroing,
 )
@@ -161,6 +162,27 @@ def test_a_server_that_can_no_more_is_asked_for_no_more(
     latency = histogram(*([p99_us] * 9 if achieved else [])).as_record()
     load = Load(100.0, achieved, latency, latency, {}, 0.0, 1.0, False)
     assert frontend.keeps_up(load) == goes_on
+
+
+def test_a_storm_is_judged_by_its_share_of_the_peak(
+    brief: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def storm(
+        port: int, request: object, *, callers: int, seconds: float, warm_up_s: float
+    ) -> Load:
+        assert callers in (1, 16, 160)
+        latency = histogram(1000.0).as_record()
+        achieved = {1: 500.0, 16: 1000.0, 160: 850.0}[callers]
+        errors = {"status 429": 60} if callers == 160 else {}
+        return Load(achieved, achieved, latency, latency, errors, 0.0, seconds, False)
+
+    monkeypatch.setattr(overload, "closed_loop", storm)
+    found = overload.http_overload(brief)
+    rows = {r.x: r.values for r in found.panels[0].rows if r.system == "dandelion null"}
+    assert {x: values["share"] for x, values in rows.items()} == {1: 0.5, 16: 1.0, 160: 0.85}
+    assert rows[160]["refused"] == 60 / 0.6
+    assert all(values["bytes"] > 0 for values in rows.values())
+    assert [b.passes for b in found.budgets] == [False, False]
 
 
 def test_the_language_is_timed_by_statement(brief: Bench) -> None:

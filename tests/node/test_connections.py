@@ -40,7 +40,12 @@ def served() -> Iterator[Served]:
 
 
 def post(name: str, body: bytes, *headers: str) -> bytes:
-    head = [f"POST /v1/invoke/{name} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    head = [
+        f"POST /v1/invoke/{name} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *headers,
+    ]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 

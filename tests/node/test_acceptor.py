@@ -1,0 +1,107 @@
+"""New connections on a loop that is busy, and where there are no descriptors left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from dandelion.frontend.acceptor import BATCH, Acceptor
+
+WAITING = 300
+
+
+class Counted(asyncio.Protocol):
+    """Counts connections, and says when all have come."""
+
+    def __init__(self, awaited: int) -> None:
+        self.left = awaited
+        self.all = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.left -= 1
+        transport.close()
+        if not self.left:
+            self.all.set()
+
+
+class Exhausted:
+    """A listening socket of a process that has no descriptors left for a while."""
+
+    def __init__(self, listener: socket.socket, failures: int) -> None:
+        self._listener = listener
+        self.failures = failures
+
+    def setblocking(self, flag: bool) -> None:
+        self._listener.setblocking(flag)
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._listener.accept()
+
+
+@contextlib.contextmanager
+def waiting(count: int) -> Iterator[socket.socket]:
+    """A listening socket before which so many clients wait."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
+        for _ in range(count):
+            opened.enter_context(socket.create_connection(listener.getsockname(), 20))
+        yield listener
+
+
+async def turns_until_all_are_in(listener: socket.socket) -> int:
+    loop = asyncio.get_running_loop()
+    protocol = Counted(WAITING)
+    acceptor = Acceptor(loop, listener, lambda: protocol)
+    turns = 0
+    while not protocol.all.is_set():
+        turns += 1
+        await asyncio.sleep(0)
+    acceptor.close()
+    acceptor.close()
+    await acceptor.wait_closed()
+    return turns
+
+
+def test_newcomers_come_in_many_at_a_turn() -> None:
+    with waiting(WAITING) as listener:
+        turns = uvloop.run(turns_until_all_are_in(listener))
+    assert turns < WAITING / 10
+    assert turns >= WAITING // BATCH  # but not all in one, which would keep requests waiting
+
+
+def test_a_lack_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def accept_all(listener: Exhausted) -> None:
+        protocol = Counted(WAITING)
+        acceptor = Acceptor(asyncio.get_running_loop(), listener, lambda: protocol)  # type: ignore[arg-type]  # it has what is used
+        await asyncio.wait_for(protocol.all.wait(), 20)
+        acceptor.close()
+
+    with waiting(WAITING) as listener:
+        exhausted = Exhausted(listener, failures=2)
+        uvloop.run(accept_all(exhausted))
+    assert not exhausted.failures
+    assert [r.message for r in caplog.records] == ["cannot take connections, trying again"] * 2
+
+
+def test_an_acceptor_that_pauses_can_be_closed() -> None:
+    async def close_while_it_pauses(listener: Exhausted) -> None:
+        made = Acceptor(asyncio.get_running_loop(), listener, lambda: Counted(1))  # type: ignore[arg-type]  # it has what is used
+        while listener.failures == 5:
+            await asyncio.sleep(0)
+        made.close()
+        await made.wait_closed()
+
+    with waiting(1) as listener:
+        uvloop.run(close_while_it_pauses(Exhausted(listener, failures=5)))

@@ -1,0 +1,47 @@
+"""The collector of cyclic garbage: what runs when, and that it is given back as it was."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from dandelion.frontend.collector import BUSY_S, QUIET_S, Collector
+
+
+@pytest.fixture
+def full_collections() -> Iterator[list[int]]:
+    """Tells of each full collection."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            seen.append(1)
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+
+
+def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
+    before = gc.get_threshold()
+    collector = Collector()
+    try:
+        full_collections.clear()
+        kept = [[number] for number in range(300_000)]  # which would bring on several
+        assert not full_collections
+        for second in range(1, int(BUSY_S)):
+            collector.tick(float(second), requests=second)
+        assert not full_collections
+        collector.tick(BUSY_S, requests=1000)
+        assert len(full_collections) == 1
+        collector.tick(BUSY_S + QUIET_S - 1, requests=1000)
+        assert len(full_collections) == 1
+        collector.tick(BUSY_S + QUIET_S, requests=1000)
+        assert len(full_collections) == 2
+        del kept
+    finally:
+        collector.close()
+    assert gc.get_threshold() == before
+    assert not gc.get_freeze_count()
