@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 
 from dandelion.data import Bytes, Item, ItemSet
@@ -205,7 +204,7 @@ def _session(settings: Settings, resolver: AbstractResolver | None) -> aiohttp.C
         keepalive_timeout=_KEPT_S,
     )
     loop = asyncio.get_running_loop()
-    connector._factory = functools.partial[ResponseHandler](BoundedHandler, loop=loop)
+    connector._factory = functools.partial(BoundedHandler, loop=loop)  # type: ignore[assignment]  # a subclass
     session = aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_s),
