@@ -23,6 +23,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         engines: how many engines to start for a backend; by default one for each resource.
         arena_bytes: size of the arena: all host memory for data that is in flight.
         body_limit_bytes: largest request body.
+        items_limit: how many items a request may have in all its sets.
         default_deadline_s: deadline of an invocation that names none.
         max_waiting: invocations that may be under way at once; more are refused.
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engines: dict[str, int] = {}
     arena_bytes: int = 1024 * MIB
     body_limit_bytes: int = 256 * MIB
+    items_limit: int = 250_000
     default_deadline_s: float = 60.0
     max_waiting: int = 4096
     partitioning: str = "auto"

@@ -204,7 +204,8 @@ def _session(settings: Settings, resolver: AbstractResolver | None) -> aiohttp.C
         keepalive_timeout=_KEPT_S,
     )
     loop = asyncio.get_running_loop()
-    connector._factory = functools.partial(BoundedHandler, loop=loop)  # type: ignore[assignment]  # a subclass
+    made = functools.partial(BoundedHandler, loop=loop)
+    connector._factory = made  # type: ignore[assignment]  # a subclass will do
     session = aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_s),

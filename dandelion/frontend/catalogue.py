@@ -14,7 +14,9 @@ from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
-from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
+from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.conversion.costs import SMALL_BYTES
+from dandelion.frontend.graphs import MEDIA_TYPES, check_format
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
@@ -39,10 +41,12 @@ class CatalogueRoutes:
 
     Args:
         node: whose catalogue it is.
+        converter: reads and writes what takes too long for the event loop.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, converter: Converter) -> None:
         self._node = node
+        self._converter = converter
 
     async def register(self, exchange: Exchange) -> Reply:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
@@ -51,7 +55,12 @@ class CatalogueRoutes:
         if media_type not in REGISTER_TYPES:
             raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
         body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
-        document = read_document(await body.read(), media_type)
+        data = await body.read()
+        if len(data) > SMALL_BYTES:
+            document = await self._converter.document(data, media_type)
+        else:
+            document = read_document(data, media_type)
+        del data  # the document's contents are not views of it
         registered = await asyncio.to_thread(self._node.register, document)
         return json_reply(RegisterReply(tuple(registered)))
 
@@ -84,8 +93,9 @@ class CatalogueRoutes:
         format_ = exchange.query.get("format", "svg")
         record = await asyncio.to_thread(self._find, CompositionRecord, name, exchange.version)
         assert isinstance(record, CompositionRecord)
-        text = await asyncio.to_thread(draw_text, record.text, record.name, format_)
-        return Reply([text.encode()], MEDIA_TYPES[format_])
+        check_format(format_)
+        drawn = await self._converter.drawing(record.text, record.name, format_)
+        return Reply([drawn], MEDIA_TYPES[format_])
 
     def _target(self, exchange: Exchange) -> tuple[type[Record], str]:
         _, _, kind, name = exchange.path.split("/", 3)

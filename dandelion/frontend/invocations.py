@@ -10,10 +10,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Exchange, Reply, clipped, did_you_mean
+from dandelion.frontend.asgi import Exchange, Header, Reply, clipped, did_you_mean
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     SetMap,
@@ -23,6 +24,13 @@ from dandelion.frontend.codecs import (
     decode_raw,
     encode_json,
     encode_msgpack,
+)
+from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.conversion.costs import (
+    costs_json,
+    costs_json_reply,
+    costs_msgpack,
+    many_items,
 )
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
@@ -66,10 +74,16 @@ class _Plan:
 
 
 class Invocations:
-    """Carries out invocations that come over HTTP."""
+    """Carries out invocations that come over HTTP.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+        node: invokes.
+        converter: reads and writes what takes too long for the event loop.
+    """
+
+    def __init__(self, node: Node, converter: Converter) -> None:
         self._node = node
+        self._converter = converter
         self._plans: dict[tuple[str, bytes, bytes, bytes], _Plan] = {}
         self._generation = node.catalog.generation
 
@@ -80,10 +94,10 @@ class Invocations:
         if b"dandelion-deadline" in exchange.headers:
             given = exchange.header(b"dandelion-deadline")
             deadline_s = _deadline_s("header.dandelion-deadline", given)
-        sets = await self._read(exchange, plan)
-        if sets.keys() != plan.specs.keys():
-            check_names(sets, plan.specs, plan.static)
         try:
+            sets = await self._read(exchange, plan)
+            if sets.keys() != plan.specs.keys():
+                check_names(sets, plan.specs, plan.static)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,
@@ -91,12 +105,11 @@ class Invocations:
                 deadline_s=deadline_s,
                 on_wait=exchange.watch,
             )
+            del sets  # the inputs' memory may go before the reply is written
+            exchange.invocation = outcome.id
+            return await self._reply(exchange, outcome.id, outcome.sets, plan.answer)
         finally:
-            if exchange.departure is not None:
-                exchange.departure.stop_watching()
-        del sets  # the inputs' memory may go before the reply is written
-        exchange.invocation = outcome.id
-        return _reply(exchange, outcome.id, outcome.sets, plan.answer)
+            exchange.stop_watching()
 
     def _plan(self, exchange: Exchange) -> _Plan:
         headers = exchange.headers
@@ -141,8 +154,37 @@ class Invocations:
         data = await body.read()
         if plan.codec is Codec.RAW:
             return decode_raw(data, plan.raw_set, plan.specs)
-        decode = decode_json if plan.codec is Codec.JSON else decode_msgpack
-        return decode(data, plan.specs)
+        is_json = plan.codec is Codec.JSON
+        limit = self._node.settings.items_limit
+        if costs_json(data) if is_json else costs_msgpack(data):
+            exchange.watch()
+            return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
+        return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
+
+    async def _reply(
+        self, exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]
+    ) -> Reply:
+        for codec in answer:
+            chunks = await self._encode(codec, id_, sets)
+            if chunks is not None:
+                return Reply(chunks, _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
+        count = sum(len(s.items) for s in sets.values() if s is not None)
+        message = f"the result has {count} items, raw bytes are for exactly one"
+        raise NotAcceptable(Codec.RAW.value, message)
+
+    async def _encode(self, codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
+        if codec is Codec.JSON:
+            if costs_json_reply(sets):
+                return [await self._converter.json_reply(id_, sets)]
+            return encode_json(id_, sets)
+        if codec is Codec.MSGPACK:
+            if many_items(sets):
+                return await self._converter.elsewhere(partial(encode_msgpack, id_, sets))
+            return encode_msgpack(id_, sets)
+        if many_items(sets):
+            return None
+        items = [item for s in sets.values() if s is not None for item in s.items]
+        return [items[0].data] if len(items) == 1 else None
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -169,24 +211,9 @@ def _raw_set(exchange: Exchange, function: str, specs: Mapping[str, SetSpec]) ->
     return name
 
 
-def _reply(exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]) -> Reply:
+def _headers(exchange: Exchange, id_: str) -> list[Header]:
     headers = [(b"dandelion-invocation", id_.encode())]
     trace = exchange.headers.get(b"traceparent")
     if trace is not None and _TRACEPARENT.fullmatch(trace):
         headers.append((b"traceparent", trace))
-    for codec in answer:
-        chunks = _encode(codec, id_, sets)
-        if chunks is not None:
-            return Reply(chunks, _MEDIA_TYPES[codec], 200, headers)
-    count = sum(len(s.items) for s in sets.values() if s is not None)
-    message = f"the result has {count} items, raw bytes are for exactly one"
-    raise NotAcceptable(Codec.RAW.value, message)
-
-
-def _encode(codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
-    if codec is Codec.JSON:
-        return encode_json(id_, sets)
-    if codec is Codec.MSGPACK:
-        return encode_msgpack(id_, sets)
-    items = [item for s in sets.values() if s is not None for item in s.items]
-    return [items[0].data] if len(items) == 1 else None
+    return headers

@@ -38,8 +38,9 @@ OnReady = Callable[[str, int], None]
 class _Server(uvicorn.Server):
     """uvicorn, but the caller decides about signals and hears when the port is open."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, app: App, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._app = app
         self._ready = ready
 
     @contextlib.contextmanager
@@ -49,6 +50,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._app.close()
 
     def stop(self) -> None:
         """Drain and stop; the second time, do not wait."""
@@ -169,8 +176,9 @@ def url_of(host: str, port: int) -> str:
 
 def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s: int) -> _Server:
     host, port = bound.getsockname()[:2]
+    app = App(node)
     config = uvicorn.Config(
-        App(node),
+        app,
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -189,4 +197,4 @@ def _server(node: Node, bound: socket.socket, on_ready: OnReady | None, drain_s:
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(config, ready)
+    return _Server(app, config, ready)

@@ -50,7 +50,7 @@ from dandelion.errors import (
     Overloaded,
 )
 from dandelion.function import FunctionSpec
-from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
 from dandelion.node.engines import (
     Backend,
@@ -480,6 +480,11 @@ class Node:
             ContextFull: the arena has no room.
         """
         return self._arena.acquire(size_bytes)
+
+    @property
+    def arena(self) -> ArenaMap:
+        """The arena, for processes that are trusted with it."""
+        return self._arena.map
 
     def trace(self, invocation: str) -> bytes | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
