@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engines: dict[str, int] = {}
     arena_bytes: int = 1024 * MIB
     body_limit_bytes: int = 256 * MIB
-    items_limit: int = 250_000
+    items_limit: int = 100_000
     default_deadline_s: float = 60.0
     max_waiting: int = 4096
     partitioning: str = "auto"

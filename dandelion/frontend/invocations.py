@@ -150,7 +150,10 @@ class Invocations:
     async def _read(self, exchange: Exchange, plan: _Plan) -> SetMap:
         body = Body(exchange, self._node.acquire, plan.limit_bytes)
         if plan.codec is Codec.MULTIPART:
-            return await decode_multipart(body, exchange.header(b"content-type"), plan.specs)
+            content_type = exchange.header(b"content-type")
+            return await decode_multipart(
+                body, content_type, plan.specs, self._node.settings.items_limit
+            )
         data = await body.read()
         if plan.codec is Codec.RAW:
             return decode_raw(data, plan.raw_set, plan.specs)
@@ -165,26 +168,19 @@ class Invocations:
         self, exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]
     ) -> Reply:
         for codec in answer:
-            chunks = await self._encode(codec, id_, sets)
+            chunks = await self._encoded(codec, id_, sets)
             if chunks is not None:
                 return Reply(chunks, _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
         count = sum(len(s.items) for s in sets.values() if s is not None)
         message = f"the result has {count} items, raw bytes are for exactly one"
         raise NotAcceptable(Codec.RAW.value, message)
 
-    async def _encode(self, codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
-        if codec is Codec.JSON:
-            if costs_json_reply(sets):
-                return [await self._converter.json_reply(id_, sets)]
-            return encode_json(id_, sets)
-        if codec is Codec.MSGPACK:
-            if many_items(sets):
-                return await self._converter.elsewhere(partial(encode_msgpack, id_, sets))
-            return encode_msgpack(id_, sets)
-        if many_items(sets):
-            return None
-        items = [item for s in sets.values() if s is not None for item in s.items]
-        return [items[0].data] if len(items) == 1 else None
+    async def _encoded(self, codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
+        if codec is Codec.JSON and costs_json_reply(sets):
+            return [await self._converter.json_reply(id_, sets)]
+        if codec is not Codec.JSON and many_items(sets):
+            return await self._converter.elsewhere(partial(_encode, codec, id_, sets))
+        return _encode(codec, id_, sets)
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -217,3 +213,12 @@ def _headers(exchange: Exchange, id_: str) -> list[Header]:
     if trace is not None and _TRACEPARENT.fullmatch(trace):
         headers.append((b"traceparent", trace))
     return headers
+
+
+def _encode(codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
+    if codec is Codec.JSON:
+        return encode_json(id_, sets)
+    if codec is Codec.MSGPACK:
+        return encode_msgpack(id_, sets)
+    items = [item for s in sets.values() if s is not None for item in s.items]
+    return [items[0].data] if len(items) == 1 else None

@@ -42,7 +42,7 @@ from dandelion.frontend.conversion.messages import (
     parts,
     wire_item,
 )
-from dandelion.frontend.graphs import draw_text
+from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
 from dandelion.frontend.negotiation import Codec
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import encode_document, read_document
@@ -57,6 +57,7 @@ DECLARATIONS_LIMIT_BYTES = 4 * 1024 * 1024
 
 _ALIGNMENT_BYTES = 64
 _PR_SET_PDEATHSIG = 1
+_TEXT = "function f(a) => (b); composition c(x) => (y) { f(a = all x) => (y = b); }"
 
 
 def main() -> int:
@@ -67,6 +68,8 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     arena = ArenaMap(arena_fd, size_bytes)
+    for format_ in MEDIA_TYPES:  # loads the grammar, while files can be read
+        draw_text(_TEXT, "c", format_)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     restrict_files(reading=False)
     gc.freeze()
