@@ -11,6 +11,7 @@ import asyncio
 import msgspec
 
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
@@ -61,29 +62,38 @@ class CatalogueRoutes:
         else:
             document = read_document(data, media_type)
         del data  # the document's contents are not views of it
-        registered = await asyncio.to_thread(self._node.register, document)
-        return json_reply(RegisterReply(tuple(registered)))
+        return await asyncio.to_thread(self._register, document)
+
+    def _register(self, document: RegistrationDocument) -> Reply:
+        return json_reply(RegisterReply(tuple(self._node.register(document))))
 
     async def list_kind(self, exchange: Exchange) -> Reply:
         """``GET /v1/{kind}``: the newest version of each name."""
         exchange.expect_query(())
         kind = exchange.path.split("/")[2]
-        records = await asyncio.to_thread(self._node.records)
+        return await asyncio.to_thread(self._list, kind)
+
+    def _list(self, kind: str) -> Reply:
         wanted = KINDS[kind]
+        records = self._node.records()
         return json_reply({kind: [entry_of(r) for r in records if isinstance(r, wanted)]})
 
     async def describe(self, exchange: Exchange) -> Reply:
         """``GET /v1/{kind}/{name}``: one record, its versions and its signature."""
         exchange.expect_query(("version",))
         cls, name = self._target(exchange)
-        return json_reply(await asyncio.to_thread(self._describe, cls, name, exchange.version))
+        version = exchange.version
+        return await asyncio.to_thread(lambda: json_reply(self._describe(cls, name, version)))
 
     async def remove(self, exchange: Exchange) -> Reply:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
         exchange.expect_query(("version",))
         cls, name = self._target(exchange)
         version = exchange.version
-        removed = await asyncio.to_thread(self._node.remove, cls, name, version)
+        return await asyncio.to_thread(self._remove, cls, name, version)
+
+    def _remove(self, cls: type[Record], name: str, version: int | None) -> Reply:
+        removed = self._node.remove(cls, name, version)
         return json_reply({"removed": [entry_of(record) for record in removed]})
 
     async def graph(self, exchange: Exchange) -> Reply:

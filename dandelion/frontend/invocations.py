@@ -6,11 +6,13 @@ What follows from the head of a request and the catalogue alone is worked out on
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
@@ -45,6 +47,10 @@ PLAN_LIMIT = 4096
 QUERY = ("version", "deadline_s", "set")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
+
+
+_Head: TypeAlias = tuple[str, bytes, bytes, bytes]
+"""Of a request: path, query, Content-Type, Accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +90,12 @@ class Invocations:
     def __init__(self, node: Node, converter: Converter) -> None:
         self._node = node
         self._converter = converter
-        self._plans: dict[tuple[str, bytes, bytes, bytes], _Plan] = {}
+        self._plans: dict[_Head, _Plan] = {}
         self._generation = node.catalog.generation
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Read the sets, run the function or composition, write its sets."""
-        plan = self._plan(exchange)
+        plan = self._kept_plan(exchange) or await self._made_plan(exchange)
         deadline_s = plan.deadline_s
         if b"dandelion-deadline" in exchange.headers:
             given = exchange.header(b"dandelion-deadline")
@@ -107,25 +113,30 @@ class Invocations:
             )
             del sets  # the inputs' memory may go before the reply is written
             exchange.invocation = outcome.id
-            return await self._reply(exchange, outcome.id, outcome.sets, plan.answer)
+            codec = _writer(plan.answer, outcome.sets)
+            if costs_json_reply(outcome.sets) if codec is Codec.JSON else many_items(outcome.sets):
+                return await self._long_reply(exchange, outcome.id, outcome.sets, codec)
+            return _reply(exchange, outcome.id, outcome.sets, codec)
         finally:
             exchange.stop_watching()
 
-    def _plan(self, exchange: Exchange) -> _Plan:
-        headers = exchange.headers
-        content_type = headers.get(b"content-type", b"")
-        accept = headers.get(b"accept", b"")
+    def _kept_plan(self, exchange: Exchange) -> _Plan | None:
         generation = self._node.catalog.generation
         if generation != self._generation or len(self._plans) > PLAN_LIMIT:
             self._plans.clear()
             self._generation = generation
-        head = (exchange.path, exchange.raw_query, content_type, accept)
-        plan = self._plans.get(head)
-        if plan is None:
-            plan = self._plans[head] = self._new_plan(exchange, content_type, accept)
+        return self._plans.get(_head(exchange))
+
+    async def _made_plan(self, exchange: Exchange) -> _Plan:
+        """Make a plan in a thread: a composition is compiled, or the nearest name is looked for."""
+        generation = self._node.catalog.generation
+        plan = await asyncio.to_thread(self._new_plan, exchange)
+        if generation == self._generation:
+            self._plans[_head(exchange)] = plan
         return plan
 
-    def _new_plan(self, exchange: Exchange, content_type: bytes, accept: bytes) -> _Plan:
+    def _new_plan(self, exchange: Exchange) -> _Plan:
+        _, _, content_type, accept = _head(exchange)
         name = exchange.path[len(PREFIX) :]
         codec = reader(content_type)
         answer = writers(accept, codec)
@@ -164,23 +175,18 @@ class Invocations:
             return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
         return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
 
-    async def _reply(
-        self, exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]
-    ) -> Reply:
-        for codec in answer:
-            chunks = await self._encoded(codec, id_, sets)
-            if chunks is not None:
-                return Reply(chunks, _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
-        count = sum(len(s.items) for s in sets.values() if s is not None)
-        message = f"the result has {count} items, raw bytes are for exactly one"
-        raise NotAcceptable(Codec.RAW.value, message)
+    async def _long_reply(self, exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
+        """Write a reply that takes long: JSON in the converter, the rest in a thread."""
+        if codec is not Codec.JSON:
+            return await self._converter.elsewhere(partial(_reply, exchange, id_, sets, codec))
+        chunk = await self._converter.json_reply(id_, sets)
+        return Reply([chunk], _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
 
-    async def _encoded(self, codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
-        if codec is Codec.JSON and costs_json_reply(sets):
-            return [await self._converter.json_reply(id_, sets)]
-        if codec is not Codec.JSON and many_items(sets):
-            return await self._converter.elsewhere(partial(_encode, codec, id_, sets))
-        return _encode(codec, id_, sets)
+
+def _head(exchange: Exchange) -> _Head:
+    headers = exchange.headers
+    content_type = headers.get(b"content-type", b"")
+    return exchange.path, exchange.raw_query, content_type, headers.get(b"accept", b"")
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -207,6 +213,24 @@ def _raw_set(exchange: Exchange, function: str, specs: Mapping[str, SetSpec]) ->
     return name
 
 
+def _writer(answer: tuple[Codec, ...], sets: Sets) -> Codec:
+    """Choose the codec of a reply: the first that can express it."""
+    codec = answer[0]
+    if codec is not Codec.RAW:
+        return codec
+    count = sum([len(s.items) for s in sets.values() if s is not None])
+    if count == 1:
+        return codec
+    if len(answer) > 1:
+        return answer[1]
+    message = f"the result has {count} items, raw bytes are for exactly one"
+    raise NotAcceptable(Codec.RAW.value, message)
+
+
+def _reply(exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
+    return Reply(_encode(codec, id_, sets), _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
+
+
 def _headers(exchange: Exchange, id_: str) -> list[Header]:
     headers = [(b"dandelion-invocation", id_.encode())]
     trace = exchange.headers.get(b"traceparent")
@@ -215,10 +239,9 @@ def _headers(exchange: Exchange, id_: str) -> list[Header]:
     return headers
 
 
-def _encode(codec: Codec, id_: str, sets: Sets) -> list[Bytes] | None:
+def _encode(codec: Codec, id_: str, sets: Sets) -> list[Bytes]:
     if codec is Codec.JSON:
         return encode_json(id_, sets)
     if codec is Codec.MSGPACK:
         return encode_msgpack(id_, sets)
-    items = [item for s in sets.values() if s is not None for item in s.items]
-    return [items[0].data] if len(items) == 1 else None
+    return [item.data for s in sets.values() if s is not None for item in s.items]

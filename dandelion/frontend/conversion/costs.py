@@ -19,6 +19,9 @@ LARGE_BYTES = 1024 * 1024
 
 VALUES = 4096
 ITEMS = 2048
+ITEM_COST = 512
+NUMBER_COST = 32
+"""What an item, and each byte of an array of numbers, costs in bytes of text."""
 
 
 def costs_json(body: Bytes) -> bool:
@@ -82,19 +85,25 @@ def _length(body: Bytes, position: int, width: int) -> int:
 
 def many_items(sets: Mapping[str, ItemSet | None]) -> bool:
     """Tell whether it takes long to go over all items of a reply."""
-    return sum(len(one.items) for one in sets.values() if one is not None) > ITEMS
+    count = 0
+    for one in sets.values():
+        if one is not None:
+            count += len(one.items)
+    return count > ITEMS
 
 
 def costs_json_reply(sets: Mapping[str, ItemSet | None]) -> bool:
     """Tell whether a reply takes long to be written as JSON; numbers cost most."""
-    if many_items(sets):
-        return True
     cost = 0
     for one in sets.values():
-        if one is not None:
-            size = one.size_bytes
-            typed = one.dtype is not None or any(_is_array(item) for item in one.items)
-            cost += size * 32 if typed else size
+        if one is None:
+            continue
+        if len(one.items) > ITEMS:
+            return True
+        size = one.size_bytes
+        if size > SMALL_BYTES and (one.dtype is not None or any(map(_is_array, one.items))):
+            size *= NUMBER_COST
+        cost += size + ITEM_COST * len(one.items)
     return cost > LARGE_BYTES
 
 
