@@ -8,9 +8,9 @@ from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.driver import load_driver
-from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput
+from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Limits
-from dandelion.registration import Registrar, Target, blobs_of
+from dandelion.registration import TEXT_LIMIT_BYTES, Registrar, Target, blobs_of
 
 
 def refusal(**fields: Any) -> str:
@@ -81,3 +81,12 @@ def test_nothing_of_a_document_is_kept() -> None:
         registrar.preparations(bad, blobs_of(bad))
     assert not registrar._preparations
     assert not registrar._blobs
+
+
+def test_a_text_may_not_be_too_long() -> None:
+    registrar = Registrar(MemoryCatalog(), {}, {})
+    text = "composition C() => () { }" + " " * TEXT_LIMIT_BYTES
+    with pytest.raises(TooLarge) as caught:
+        registrar.batch(RegistrationDocument(compositions=(text,)))
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (len(text), TEXT_LIMIT_BYTES)
+    registrar.batch(RegistrationDocument(compositions=(text[:TEXT_LIMIT_BYTES],)))
