@@ -60,8 +60,9 @@ def output_specs(
         if isinstance(target, FunctionSpec):
             declared = target.outputs
         else:
-            declared = inner.get(id(target)) or output_specs(target, inner)
-            inner[id(target)] = declared
+            if id(target) not in inner:
+                inner[id(target)] = output_specs(target, inner)
+            declared = inner[id(target)]
         made = zip(application.produced, declared, strict=True)
         found.update({set_id: spec for set_id, spec in made if set_id is not None})
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
