@@ -58,7 +58,7 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     min_bytes: int = 0
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector need not look
     """One immutable value: a name, a key and its bytes.
 
     Attributes:

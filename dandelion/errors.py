@@ -201,6 +201,24 @@ class TooLarge(DandelionError):
 
 
 @dataclass(eq=False)
+class TooMany(DandelionError):
+    """There is more of something than the limit that is set for it."""
+
+    where: str
+    what: str
+    count: int
+    limit: int
+    status = 413
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}: {self.count} {self.what} are more than the limit {self.limit};"
+            " put more into each, or send several requests"
+        )
+
+
+@dataclass(eq=False)
 class Problems(DandelionError):
     """Several things are wrong in one document; all are reported at once."""
 

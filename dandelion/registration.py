@@ -49,6 +49,7 @@ from dandelion.errors import (
     InvalidFunction,
     InvalidInput,
     Problem,
+    TooLarge,
     nearest,
 )
 from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limits, StaticItem
@@ -59,6 +60,8 @@ _LARGEST = 2**53
 """Of sizes in bytes, counts and seconds: what every number on the way can express."""
 _DIMENSIONS = 32
 _NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, _LARGEST))
+TEXT_LIMIT_BYTES = 128 * 1024
+"""Of one composition text: some thousands of applications, and a second or two of reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,9 @@ class Registrar:
     def _compositions(
         self, texts: Mapping[str, str], functions: Mapping[str, FunctionSpec]
     ) -> list[CompositionRecord]:
+        for name, text in texts.items():
+            if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
+                raise TooLarge(name, len(text), TEXT_LIMIT_BYTES)
         modules = [parse(text, name) for name, text in texts.items()]
         module = Module(  # texts may share what they nest: equal records count once
             tuple(dict.fromkeys(d for m in modules for d in m.declarations)),

@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             one for each resource; as text ``BACKEND=NUMBER``.
         arena_bytes: size of the arena: all host memory for data that is in flight.
         body_limit_bytes: largest request body.
+        items_limit: how many items a request may have in all its sets.
         default_deadline_s: deadline of an invocation that names none.
         max_waiting: invocations that may be under way at once; more are refused.
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
@@ -78,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engines: dict[str, int] = {}
     arena_bytes: Count = 1024 * MIB
     body_limit_bytes: Count = 256 * MIB
+    items_limit: Count = 100_000
     default_deadline_s: Seconds = 60.0
     max_waiting: Count = 4096
     partitioning: str = "auto"

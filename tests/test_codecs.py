@@ -629,7 +629,7 @@ FORM = (
 
 def form(pieces: list[bytes], content_type: str = "multipart/form-data; boundary=B") -> SetMap:
     body = body_of(pieces, 100_000)
-    sets: SetMap = run(decode_multipart(body, content_type, SPECS))
+    sets: SetMap = run(decode_multipart(body, content_type, SPECS, 1000))
     return sets
 
 
@@ -661,7 +661,7 @@ def test_form_cut_anywhere(size: int) -> None:
 
 def test_form_of_unknown_size() -> None:
     body = body_of([FORM[:100], FORM[100:]], sized=False)
-    sets = run(decode_multipart(body, "multipart/form-data; boundary=B", SPECS))
+    sets = run(decode_multipart(body, "multipart/form-data; boundary=B", SPECS, 1000))
     assert len(sets["a"]) == 2
 
 

@@ -329,6 +329,8 @@ def test_no_requests_give_no_responses() -> None:
         b"GET http://127.0.0.1/ HTTP/1.1\nname:\xff\n\n",
         b"POST http://127.0.0.1/ HTTP/1.1\ncontent-length:3\n\nfour",
         b"POST http://127.0.0.1/ HTTP/1.1\ntransfer-encoding: chunked\n\n0\r\n\r\n",
+        b"GET http://127.0.0.1/ HTTP/1.1\nhost: a\nHost: b\n\n",
+        b"GET http://127.0.0.1/ HTTP/1.1\nhost: a\nx: y\nhost: a\n\n",
         b"GET http://127.0.0.1/ HTTP/1.1\nx:" + b"y" * 70_000 + b"\n\n",
         b"GET http://127.0.0.1/ HTTP/1.1\n" + b"x:y\n" * 20_000 + b"\n\n",
     ],

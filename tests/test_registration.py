@@ -9,9 +9,9 @@ from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.driver import load_driver
-from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput
+from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
-from dandelion.registration import Registrar, Target
+from dandelion.registration import TEXT_LIMIT_BYTES, Registrar, Target
 
 
 def refusal(**fields: Any) -> str:
@@ -91,3 +91,12 @@ def test_a_record_of_before_items_had_types_is_read() -> None:
     spec = msgspec.json.decode(old, type=FunctionSpec)
     assert spec.static == {"w": (StaticItem("item", Digest("abc")),)}
     assert msgspec.json.decode(msgspec.json.encode(spec), type=FunctionSpec) == spec
+
+
+def test_a_text_may_not_be_too_long() -> None:
+    registrar = Registrar(MemoryCatalog(), {}, {})
+    text = "composition C() => () { }" + " " * TEXT_LIMIT_BYTES
+    with pytest.raises(TooLarge) as caught:
+        registrar.draft(RegistrationDocument(compositions=(text,)))
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (len(text), TEXT_LIMIT_BYTES)
+    registrar.draft(RegistrationDocument(compositions=(text[:TEXT_LIMIT_BYTES],)))

@@ -3,11 +3,12 @@
 The life of an item: its text is read, the host is checked, a connection is made to an address that
 was checked after resolution (`_CheckedResolver`; the connector connects to what this returns and
 asks nobody again), and the response is followed if it is a redirect, every hop checked anew. A body
-of known length is written chunk by chunk into a context of its own as it arrives; one of unknown
-length is gathered and copied once; very small ones stay on the heap.
+of known length is written into a context of its own as it arrives; one of unknown length is
+gathered in one buffer, whatever its chunks, and copied once; very small ones stay on the heap.
 
 What bounds a call: its deadline, the function's ``output_bytes`` for all responses together, and
-the engine's `Settings.concurrency`. The first item that fails ends the others and fails the call.
+the engine's `Settings.concurrency`. What a server can make the loop do before anything else runs is
+bounded by `protocol`. The first item that fails ends the others and fails the call.
 
 Nothing is taken from the environment: no proxy, no credentials, no cookies.
 """
@@ -15,6 +16,7 @@ Nothing is taken from the environment: no proxy, no credentials, no cookies.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +32,7 @@ from dandelion.errors import RequestFailed, TimedOut, TooLarge
 from dandelion.memory import MemoryDomain
 
 from .policy import Policy, Refused
+from .protocol import BoundedHandler
 from .request import (
     IDEMPOTENT,
     REDIRECTS,
@@ -43,6 +46,7 @@ HEAP_BYTES = 1024
 """Bodies up to this size stay on the heap: a context of their own would cost more."""
 
 SLICE_BYTES = 256 * 1024
+_COPY_BYTES = 4 * 1024 * 1024
 _LINE_LIMIT_BYTES = 64 * 1024
 _FIRST_PAUSE_S = 0.05
 _KEPT_S = 3.0  # below what servers keep: a POST on a connection that was just closed is lost
@@ -194,12 +198,16 @@ class _CheckedResolver(AbstractResolver):
 
 def _session(settings: Settings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
     inner = resolver or aiohttp.ThreadedResolver()
+    connector = aiohttp.TCPConnector(
+        resolver=_CheckedResolver(settings.policy, inner),
+        limit=0,  # the engine has places of its own
+        keepalive_timeout=_KEPT_S,
+    )
+    loop = asyncio.get_running_loop()
+    made = functools.partial(BoundedHandler, loop=loop)
+    connector._factory = made  # type: ignore[assignment]  # a subclass will do
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            resolver=_CheckedResolver(settings.policy, inner),
-            limit=0,  # the engine has places of its own
-            keepalive_timeout=_KEPT_S,
-        ),
+        connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=_NOT_SENT_BY_US,
@@ -241,9 +249,9 @@ async def _streamed(
 ) -> Bytes:
     context = domain.acquire(size_bytes)
     offset = 0
-    async for chunk, _ in response.content.iter_chunks():
-        context.write(offset, chunk)
-        offset += len(chunk)
+    async for piece in response.content.iter_any():
+        context.write(offset, piece)
+        offset += len(piece)
     if offset != size_bytes:
         raise aiohttp.ClientPayloadError(f"{offset} of {size_bytes} bytes")
     return context.read(0, size_bytes)
@@ -252,19 +260,18 @@ async def _streamed(
 async def _gathered(
     response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
 ) -> Bytes:
-    chunks: list[bytes] = []
-    async for chunk, _ in response.content.iter_chunks():
-        room.take(item, len(chunk))
-        chunks.append(chunk)
-    size = sum(map(len, chunks))
-    if size <= HEAP_BYTES:
-        return b"".join(chunks)
-    context = domain.acquire(size)
-    offset = 0
-    for chunk in chunks:
-        context.write(offset, chunk)
-        offset += len(chunk)
-    return context.read(0, size)
+    body = bytearray()  # not a list: of chunks of two bytes it would be many times their size
+    async for piece in response.content.iter_any():
+        room.take(item, len(piece))
+        body += piece
+    if len(body) <= HEAP_BYTES:
+        return bytes(body)
+    context = domain.acquire(len(body))
+    with memoryview(body) as view:
+        for start in range(0, len(view), _COPY_BYTES):
+            context.write(start, view[start : start + _COPY_BYTES])
+            await asyncio.sleep(0)  # a large body takes a tenth of a second
+    return context.read(0, len(body))
 
 
 def _sentence(error: Exception, settings: Settings) -> str:

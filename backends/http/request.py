@@ -86,7 +86,7 @@ def read_request(data: Bytes) -> Request:
     if not head:
         raise Refused("the item is empty; METHOD URL HTTP/1.1 was expected")
     method, url = _request_line(head[0])
-    headers = []
+    headers: list[tuple[str, str]] = []
     for line in head[1:]:
         name, value = _header(line)
         if name == "content-length":
@@ -94,6 +94,8 @@ def read_request(data: Bytes) -> Request:
                 raise Refused(f"content-length is {value}, the body has {len(body)} bytes")
         elif name == "transfer-encoding":
             raise Refused("transfer-encoding is the platform's to choose; give the plain body")
+        elif name == "host" and any(known == "host" for known, _ in headers):
+            raise Refused("header 'host' is there twice; servers disagree on which one counts")
         elif name not in _FRAMING:
             headers.append((name, value))
     return Request(method, url, tuple(headers), body)

@@ -8,9 +8,13 @@ again, slower, to say what is wrong in words for people. What names mean is not 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from lark import Token, Transformer
+from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput
 
 from dandelion.dataflow.graph import (
@@ -35,6 +39,29 @@ Children: TypeAlias = list[Any]
 """What lark hands to a rule: tokens and what the rules below made. Typed by the grammar alone."""
 
 
+class _Now(threading.local):
+    """Which file this thread reads."""
+
+    file = ""
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def _reading(file: str) -> Iterator[None]:
+    before, _now.file = _now.file, file
+    try:
+        yield
+    finally:
+        _now.file = before
+
+
+@functools.cache
+def _reader() -> Lark:
+    return parser(_Builder())
+
+
 def parse(text: str, file: str = "") -> Module:
     """Read a text of the composition language.
 
@@ -50,10 +77,11 @@ def parse(text: str, file: str = "") -> Module:
             as they can be told apart, each with file, line, column and what was expected.
     """
     try:
-        tree = parser().parse(text, start="module")
+        with _reading(file):
+            module: Any = _reader().parse(text, start="module")  # what the builder makes of it
     except UnexpectedInput:
         raise InvalidComposition(tuple(diagnose(text, file, "module"))) from None
-    module: Module = _Builder(file).transform(tree)
+    assert isinstance(module, Module)
     return module
 
 
@@ -69,22 +97,23 @@ def parse_signature(text: str, place: Place) -> Declaration:
             excerpt shows the signature itself.
     """
     try:
-        tree = parser().parse(text.replace("->", "=>"), start="signature")
+        with _reading(""):
+            read: Any = _reader().parse(text.replace("->", "=>"), start="signature")
     except UnexpectedInput:
         raise InvalidComposition(tuple(diagnose(text, "", "signature", place))) from None
-    name, inputs, outputs = _Builder("").transform(tree)
+    name, inputs, outputs = read
     return Declaration(str(name), inputs, outputs, place)
 
 
 class _Builder(Transformer[Token, Any]):
-    """Turns the tree into records, rule by rule, innermost first."""
+    """Turns what was read into records, rule by rule, innermost first, while it is read.
 
-    def __init__(self, file: str) -> None:
-        super().__init__()
-        self._file = file
+    So there is never a tree of the whole text: of a long one it would be a million objects, and to
+    free them, or to have the garbage collector look at them, keeps all threads of the program.
+    """
 
     def _place(self, token: Token) -> Place:
-        return Place(token.line or 0, token.column or 0, self._file)
+        return Place(token.line or 0, token.column or 0, _now.file)
 
     def module(self, parts: Children) -> Module:
         declarations = tuple(p for p in parts if isinstance(p, Declaration))

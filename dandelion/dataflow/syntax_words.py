@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from lark import Lark
+from lark import Lark, Token, Transformer
 
 from dandelion.errors import nearest
 
@@ -25,10 +26,16 @@ MEANT = {
 
 
 @functools.cache
-def parser() -> Lark:
-    """Give the parser of the language; its tables are made on first use."""
+def parser(builder: Transformer[Token, Any] | None = None) -> Lark:
+    """Give the parser of the language; its tables are made on first use.
+
+    Args:
+        builder: is handed each rule as it is read; without one the parser makes a tree.
+    """
     grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", lexer="basic", start=["module", "signature"])
+    return Lark(
+        grammar, parser="lalr", lexer="basic", start=["module", "signature"], transformer=builder
+    )
 
 
 @functools.cache

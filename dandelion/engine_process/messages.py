@@ -189,7 +189,7 @@ class Channel(Generic[_Message]):
         """Close the socket; the other side takes that as the end."""
         self.peer.close()
 
-    def post(self, message: Request | Reply) -> Bytes:
+    def post(self, message: msgspec.Struct) -> Bytes:
         """Send without waiting; gives what there was no room for, to be `push`ed before all else.
 
         Raises:
@@ -224,7 +224,7 @@ class Channel(Generic[_Message]):
             with contextlib.suppress(BlockingIOError):
                 left = left[self.peer.send(left) :]
 
-    def send(self, message: Request | Reply, limit_s: float | None = None) -> None:
+    def send(self, message: msgspec.Struct, limit_s: float | None = None) -> None:
         """Send a message and wait until it is sent; raises as `push`."""
         rest = self.post(message)
         if rest:

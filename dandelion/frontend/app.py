@@ -15,6 +15,7 @@ from dandelion.errors import CapacityError, DandelionError, InternalError, Unkno
 from dandelion.frontend.access import Access, preflight_reply
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Receive, Reply, Scope, Send, clipped
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply
+from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.invocations import PREFIX, Invocations
 from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
 from dandelion.frontend.problem import (
@@ -49,8 +50,9 @@ class App:
     def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
-        self._invoke = Invocations(node)
-        catalogue = CatalogueRoutes(node)
+        self._converter = Converter(node)
+        self._invoke = Invocations(node, self._converter)
+        catalogue = CatalogueRoutes(node, self._converter)
         self._exact: dict[str, Methods] = {
             "/v1/register": {"POST": catalogue.register},
             "/v1/engines": {"GET": self._engines},
@@ -90,6 +92,10 @@ class App:
             if not exchange.client_left:
                 raise  # the server is shutting down, and does not wait for slow readers
             log.info("client left", extra={"path": clipped(exchange.path)})
+
+    def close(self) -> None:
+        """End the process that converts large documents."""
+        self._converter.close()
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = exchange.path

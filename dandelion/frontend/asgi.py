@@ -146,7 +146,13 @@ class Exchange:
 
     def watch(self) -> None:
         """Cancel the request from now on if its client leaves."""
-        self.departure = Departure(self, asyncio.get_running_loop())
+        if self.departure is None:
+            self.departure = Departure(self, asyncio.get_running_loop())
+
+    def stop_watching(self) -> None:
+        """Let the client go unnoticed from now on."""
+        if self.departure is not None:
+            self.departure.stop_watching()
 
     def header(self, name: bytes) -> str:
         """Give a header's value, or an empty string."""

@@ -11,10 +11,13 @@ import asyncio
 import msgspec
 
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
-from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
+from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.conversion.costs import SMALL_BYTES
+from dandelion.frontend.graphs import MEDIA_TYPES, check_format
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
@@ -39,10 +42,12 @@ class CatalogueRoutes:
 
     Args:
         node: whose catalogue it is.
+        converter: reads and writes what takes too long for the event loop.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, converter: Converter) -> None:
         self._node = node
+        self._converter = converter
 
     async def register(self, exchange: Exchange) -> Reply:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
@@ -51,30 +56,44 @@ class CatalogueRoutes:
         if media_type not in REGISTER_TYPES:
             raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
         body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
-        document = read_document(await body.read(), media_type)
-        registered = await asyncio.to_thread(self._node.register, document)
-        return json_reply(RegisterReply(tuple(registered)))
+        data = await body.read()
+        if len(data) > SMALL_BYTES:
+            document = await self._converter.document(data, media_type)
+        else:
+            document = read_document(data, media_type)
+        del data  # the document's contents are not views of it
+        return await asyncio.to_thread(self._register, document)
+
+    def _register(self, document: RegistrationDocument) -> Reply:
+        return json_reply(RegisterReply(tuple(self._node.register(document))))
 
     async def list_kind(self, exchange: Exchange) -> Reply:
         """``GET /v1/{kind}``: the newest version of each name."""
         exchange.expect_query(())
         kind = exchange.path.split("/")[2]
-        records = await asyncio.to_thread(self._node.records)
+        return await asyncio.to_thread(self._list, kind)
+
+    def _list(self, kind: str) -> Reply:
         wanted = KINDS[kind]
+        records = self._node.records()
         return json_reply({kind: [entry_of(r) for r in records if isinstance(r, wanted)]})
 
     async def describe(self, exchange: Exchange) -> Reply:
         """``GET /v1/{kind}/{name}``: one record, its versions and its signature."""
         exchange.expect_query(("version",))
         cls, name = self._target(exchange)
-        return json_reply(await asyncio.to_thread(self._describe, cls, name, exchange.version))
+        version = exchange.version
+        return await asyncio.to_thread(lambda: json_reply(self._describe(cls, name, version)))
 
     async def remove(self, exchange: Exchange) -> Reply:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
         exchange.expect_query(("version",))
         cls, name = self._target(exchange)
         version = exchange.version
-        removed = await asyncio.to_thread(self._node.remove, cls, name, version)
+        return await asyncio.to_thread(self._remove, cls, name, version)
+
+    def _remove(self, cls: type[Record], name: str, version: int | None) -> Reply:
+        removed = self._node.remove(cls, name, version)
         return json_reply({"removed": [entry_of(record) for record in removed]})
 
     async def graph(self, exchange: Exchange) -> Reply:
@@ -84,8 +103,9 @@ class CatalogueRoutes:
         format_ = exchange.query.get("format", "svg")
         record = await asyncio.to_thread(self._find, CompositionRecord, name, exchange.version)
         assert isinstance(record, CompositionRecord)
-        text = await asyncio.to_thread(draw_text, record.text, record.name, format_)
-        return Reply([text.encode()], MEDIA_TYPES[format_])
+        check_format(format_)
+        drawn = await self._converter.drawing(record.text, record.name, format_)
+        return Reply([drawn], MEDIA_TYPES[format_])
 
     def _target(self, exchange: Exchange) -> tuple[type[Record], str]:
         _, _, kind, name = exchange.path.split("/", 3)

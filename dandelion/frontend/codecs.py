@@ -22,7 +22,7 @@ import numpy as np
 
 from dandelion.arrays import Array, Shape
 from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked
-from dandelion.errors import InvalidInput, TooLarge
+from dandelion.errors import InvalidInput, TooLarge, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.values import check_fields, item_type, set_of
 
@@ -33,6 +33,8 @@ CHUNK_BYTES = 32 * 1024
 """Items from this size on are chunks of their own; copying less is cheaper than a further write."""
 
 BIN_LIMIT_BYTES = 2**32 - 1
+ITEMS_LIMIT = 2**32
+_JOINED_BYTES = 1024 * 1024
 
 
 class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,29 +86,36 @@ _json = msgspec.json.Encoder()
 # --- requests ---------------------------------------------------------------------------------
 
 
-def decode_json(body: Bytes, specs: Specs) -> SetMap:
+def decode_json(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> SetMap:
     """Read a JSON request.
 
     Raises:
+        TooMany: it has more items than the limit.
         InvalidInput: the body is no JSON, or a part does not fit; `where` is its path.
     """
     try:
         sets = _json_request.decode(body).sets
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _sets_of(_plain("JSON", _json_plain.decode, body), specs)  # says where and why
+    _check_count(sets, items_limit)
     return {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
 
 
-def decode_msgpack(body: Bytes, specs: Specs) -> SetMap:
+def decode_msgpack(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> SetMap:
     """Read a MessagePack request; items in the long form are views into `body`.
 
     Raises:
+        TooMany: it has more items than the limit.
         InvalidInput: the body is no MessagePack, or a part does not fit; `where` is its path.
     """
     try:
         request = _pack_request.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _sets_of(_plain("MessagePack", _pack_plain.decode, body), specs)
+        document = _plain("MessagePack", _pack_plain.decode, body)
+        if isinstance(document, dict) and isinstance(sets := document.get("sets"), dict):
+            _check_count(sets, items_limit)
+        return _sets_of(document, specs)
+    _check_count(request.sets, items_limit)
     return {name: _views(name, value, specs.get(name)) for name, value in request.sets.items()}
 
 
@@ -168,6 +177,16 @@ def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...
     for name in specs:
         if name not in sets:
             raise InvalidInput(f"sets.{name}", "the set is missing", "null leaves it empty")
+
+
+def _check_count(sets: Mapping[Any, Any], limit: int) -> None:
+    """Refuse too many items before any is made of them."""
+    total = 0
+    for name, value in sets.items():
+        if isinstance(value, list) and not (value and isinstance(value[0], int | float | list)):
+            total += len(value)  # a list that begins with a number is one item, an array
+            if total > limit:
+                raise TooMany(f"sets.{name}", "items", total, limit)
 
 
 def _plain(kind: str, decode: Callable[[Bytes], Any], body: Bytes) -> Any:
@@ -365,6 +384,8 @@ class _Chunks:
         size = len(data)
         if size < CHUNK_BYTES:
             self.small += _pack.encode(_fields(item))
+            if len(self.small) > _JOINED_BYTES:
+                self._flush()
             return
         if size > BIN_LIMIT_BYTES:
             raise TooLarge(f"item '{item.name}'", size, BIN_LIMIT_BYTES)

@@ -17,6 +17,18 @@ MEDIA_TYPES = {
 }
 
 
+def check_format(format_: str) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        InvalidInput: with the nearest one.
+    """
+    if format_ not in MEDIA_TYPES:
+        formats = ", ".join(MEDIA_TYPES)
+        hint = did_you_mean(format_, MEDIA_TYPES) or f"formats are {formats}"
+        raise InvalidInput("format", f"there is no format '{clipped(format_)}'", hint)
+
+
 def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
     """Draw one composition of a text in the composition language.
 
@@ -31,11 +43,7 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
         InvalidComposition: the text does not fit the grammar.
         Unknown: the text has no composition of that name.
     """
-
-    if format_ not in MEDIA_TYPES:
-        formats = ", ".join(MEDIA_TYPES)
-        hint = did_you_mean(format_, MEDIA_TYPES) or f"formats are {formats}"
-        raise InvalidInput("format", f"there is no format '{clipped(format_)}'", hint)
+    check_format(format_)
     module = parse(text, file)
     composition = _one_of(module, name)
     if format_ == "svg":

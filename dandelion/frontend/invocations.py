@@ -6,10 +6,13 @@ What follows from the head of a request and the catalogue alone is worked out on
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
@@ -24,6 +27,13 @@ from dandelion.frontend.codecs import (
     encode_json,
     encode_msgpack,
 )
+from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.conversion.costs import (
+    costs_json,
+    costs_json_reply,
+    costs_msgpack,
+    many_items,
+)
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
@@ -37,6 +47,10 @@ PLAN_LIMIT = 4096
 QUERY = ("version", "deadline_s", "set")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
+
+
+_Head: TypeAlias = tuple[str, bytes, bytes, bytes]
+"""Of a request: path, query, Content-Type, Accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +80,30 @@ class _Plan:
 
 
 class Invocations:
-    """Carries out invocations that come over HTTP."""
+    """Carries out invocations that come over HTTP.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+        node: invokes.
+        converter: reads and writes what takes too long for the event loop.
+    """
+
+    def __init__(self, node: Node, converter: Converter) -> None:
         self._node = node
-        self._plans: dict[tuple[str, bytes, bytes, bytes], _Plan] = {}
+        self._converter = converter
+        self._plans: dict[_Head, _Plan] = {}
         self._generation = node.catalog.generation
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Read the sets, run the function or composition, write its sets."""
-        plan = self._plan(exchange)
+        plan = self._kept_plan(exchange) or await self._made_plan(exchange)
         deadline_s = plan.deadline_s
         if b"dandelion-deadline" in exchange.headers:
             given = exchange.header(b"dandelion-deadline")
             deadline_s = _deadline_s("header.dandelion-deadline", given)
-        sets = await self._read(exchange, plan)
-        if sets.keys() != plan.specs.keys():
-            check_names(sets, plan.specs, plan.static)
         try:
+            sets = await self._read(exchange, plan)
+            if sets.keys() != plan.specs.keys():
+                check_names(sets, plan.specs, plan.static)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,
@@ -91,28 +111,32 @@ class Invocations:
                 deadline_s=deadline_s,
                 on_wait=exchange.watch,
             )
+            del sets  # the inputs' memory may go before the reply is written
+            exchange.invocation = outcome.id
+            codec = _writer(plan.answer, outcome.sets)
+            if costs_json_reply(outcome.sets) if codec is Codec.JSON else many_items(outcome.sets):
+                return await self._long_reply(exchange, outcome.id, outcome.sets, codec)
+            return _reply(exchange, outcome.id, outcome.sets, codec)
         finally:
-            if exchange.departure is not None:
-                exchange.departure.stop_watching()
-        del sets  # the inputs' memory may go before the reply is written
-        exchange.invocation = outcome.id
-        return _reply(exchange, outcome.id, outcome.sets, plan.answer)
+            exchange.stop_watching()
 
-    def _plan(self, exchange: Exchange) -> _Plan:
-        headers = exchange.headers
-        content_type = headers.get(b"content-type", b"")
-        accept = headers.get(b"accept", b"")
+    def _kept_plan(self, exchange: Exchange) -> _Plan | None:
         generation = self._node.catalog.generation
         if generation != self._generation or len(self._plans) > PLAN_LIMIT:
             self._plans.clear()
             self._generation = generation
-        head = (exchange.path, exchange.raw_query, content_type, accept)
-        plan = self._plans.get(head)
-        if plan is None:
-            plan = self._plans[head] = self._new_plan(exchange, content_type, accept)
+        return self._plans.get(_head(exchange))
+
+    async def _made_plan(self, exchange: Exchange) -> _Plan:
+        """Make a plan in a thread: a composition is compiled, or the nearest name is looked for."""
+        generation = self._node.catalog.generation
+        plan = await asyncio.to_thread(self._new_plan, exchange)
+        if generation == self._generation:
+            self._plans[_head(exchange)] = plan
         return plan
 
-    def _new_plan(self, exchange: Exchange, content_type: bytes, accept: bytes) -> _Plan:
+    def _new_plan(self, exchange: Exchange) -> _Plan:
+        _, _, content_type, accept = _head(exchange)
         name = exchange.path[len(PREFIX) :]
         codec = reader(content_type)
         answer = writers(accept, codec)
@@ -137,15 +161,35 @@ class Invocations:
     async def _read(self, exchange: Exchange, plan: _Plan) -> SetMap:
         body = Body(exchange, self._node.acquire, plan.limit_bytes)
         if plan.codec is Codec.MULTIPART:
-            return await decode_multipart(body, exchange.header(b"content-type"), plan.specs)
+            content_type = exchange.header(b"content-type")
+            return await decode_multipart(
+                body, content_type, plan.specs, self._node.settings.items_limit
+            )
         data = await body.read()
         if plan.codec is Codec.RAW:
             given = exchange.headers
             dtype = exchange.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
             shape = exchange.header(b"dandelion-shape") if b"dandelion-shape" in given else None
             return decode_raw(data, plan.raw_set, plan.specs, dtype, shape)
-        decode = decode_json if plan.codec is Codec.JSON else decode_msgpack
-        return decode(data, plan.specs)
+        is_json = plan.codec is Codec.JSON
+        limit = self._node.settings.items_limit
+        if costs_json(data) if is_json else costs_msgpack(data):
+            exchange.watch()
+            return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
+        return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
+
+    async def _long_reply(self, exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
+        """Write a reply that takes long: JSON in the converter, the rest in a thread."""
+        if codec is not Codec.JSON:
+            return await self._converter.elsewhere(partial(_reply, exchange, id_, sets, codec))
+        chunk = await self._converter.json_reply(id_, sets)
+        return Reply([chunk], _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
+
+
+def _head(exchange: Exchange) -> _Head:
+    headers = exchange.headers
+    content_type = headers.get(b"content-type", b"")
+    return exchange.path, exchange.raw_query, content_type, headers.get(b"accept", b"")
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -172,29 +216,39 @@ def _raw_set(exchange: Exchange, function: str, specs: Mapping[str, SetSpec]) ->
     return name
 
 
-def _reply(exchange: Exchange, id_: str, sets: Sets, answer: tuple[Codec, ...]) -> Reply:
-    headers = [(b"dandelion-invocation", id_.encode())]
-    trace = exchange.headers.get(b"traceparent")
-    if trace is not None and _TRACEPARENT.fullmatch(trace):
-        headers.append((b"traceparent", trace))
-    for codec in answer:
-        chunks = _encode(codec, id_, sets, headers)
-        if chunks is not None:
-            return Reply(chunks, _MEDIA_TYPES[codec], 200, headers)
-    count = sum(len(s.items) for s in sets.values() if s is not None)
+def _writer(answer: tuple[Codec, ...], sets: Sets) -> Codec:
+    """Choose the codec of a reply: the first that can express it."""
+    codec = answer[0]
+    if codec is not Codec.RAW:
+        return codec
+    count = sum([len(s.items) for s in sets.values() if s is not None])
+    if count == 1:
+        return codec
+    if len(answer) > 1:
+        return answer[1]
     message = f"the result has {count} items, raw bytes are for exactly one"
     raise NotAcceptable(Codec.RAW.value, message)
 
 
-def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes] | None:
+def _reply(exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
+    headers = _headers(exchange, id_)
+    return Reply(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
+
+
+def _headers(exchange: Exchange, id_: str) -> list[Header]:
+    headers = [(b"dandelion-invocation", id_.encode())]
+    trace = exchange.headers.get(b"traceparent")
+    if trace is not None and _TRACEPARENT.fullmatch(trace):
+        headers.append((b"traceparent", trace))
+    return headers
+
+
+def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes]:
     if codec is Codec.JSON:
         return encode_json(id_, sets)
     if codec is Codec.MSGPACK:
         return encode_msgpack(id_, sets)
-    items = [item for s in sets.values() if s is not None for item in s.items]
-    if len(items) != 1:
-        return None
-    (item,) = items
+    (item,) = [item for s in sets.values() if s is not None for item in s.items]
     if item.dtype is not None:
         headers.append((b"dandelion-dtype", item.dtype.encode()))
         if item.shape is not None:

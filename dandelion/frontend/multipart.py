@@ -12,26 +12,29 @@ Source: RFC 7578, Returning Values from Forms.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from dataclasses import dataclass
+import time
 
+import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from dandelion.data import Bytes, Item, checked
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import SetMap, Specs, header_type
 
-PART_LIMIT = 200_000
+PIECE_BYTES = 16 * 1024
+TURN_S = 0.002
+_FEW_PARTS = 256
 HEADER_LIMIT_BYTES = 4096
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each bad request
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(msgspec.Struct, gc=False):
     headers: dict[str, str]
     start: int
     end: int = 0
@@ -73,7 +76,8 @@ class _Sink:
 class _Parts:
     """Takes the parser's callbacks, and notes where the parts lie."""
 
-    def __init__(self, boundary: bytes, sink: _Sink) -> None:
+    def __init__(self, boundary: bytes, sink: _Sink, limit: int) -> None:
+        self._limit = limit
         self.parts: list[_Part] = []
         self.complete = False
         self._sink = sink
@@ -100,8 +104,8 @@ class _Parts:
             raise InvalidInput("body", f"this is no valid multipart/form-data: {error}") from None
 
     def _begin(self) -> None:
-        if len(self.parts) >= PART_LIMIT:
-            raise InvalidInput("body", f"there are more than {PART_LIMIT} parts")
+        if len(self.parts) >= self._limit:
+            raise TooMany("body", "parts", len(self.parts) + 1, self._limit)
         self.parts.append(_Part({}, self._sink.size))
 
     def _end(self) -> None:
@@ -123,13 +127,14 @@ class _Parts:
         self.complete = True
 
 
-async def decode_multipart(body: Body, content_type: str, specs: Specs) -> SetMap:
+async def decode_multipart(body: Body, content_type: str, specs: Specs, parts_limit: int) -> SetMap:
     """Read a request of multipart/form-data.
 
     Declared sets without a part are absent.
 
     Raises:
         InvalidInput: the framing is broken, or a part has no name, a bad key, or does not fit.
+        TooMany: there are more parts than the limit.
         TooLarge, ContextFull, Cancelled: as `Body.read`.
     """
     _, options = parse_options_header(content_type)
@@ -142,14 +147,26 @@ async def decode_multipart(body: Body, content_type: str, specs: Specs) -> SetMa
         async for chunk in chunks:
             if sink is None:  # not before the first bytes are there, and the size is right
                 sink = _Sink(body)
-                parts = _Parts(boundary, sink)
-            parts.feed(chunk)
+                parts = _Parts(boundary, sink, parts_limit)
+            await _feed(parts, chunk)
         if sink is None or not parts.complete:
             raise InvalidInput("body", "this multipart body ends before its last boundary")
+        if len(parts.parts) > _FEW_PARTS:
+            return await asyncio.to_thread(_sets, parts.parts, sink.done(), specs)
         return _sets(parts.parts, sink.done(), specs)
     finally:
         if sink is not None:
             sink.let_go()
+
+
+async def _feed(parts: _Parts, chunk: bytes) -> None:
+    """Parse a chunk; others get their turn meanwhile, since many small parts take long."""
+    end_s = time.monotonic() + TURN_S
+    for start in range(0, len(chunk), PIECE_BYTES):
+        parts.feed(chunk[start : start + PIECE_BYTES])
+        if time.monotonic() > end_s:
+            await asyncio.sleep(0)
+            end_s = time.monotonic() + TURN_S
 
 
 def _sets(parts: list[_Part], view: memoryview, specs: Specs) -> SetMap:

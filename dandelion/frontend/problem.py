@@ -100,6 +100,29 @@ class NotAcceptable(RequestError):
 
 
 @dataclass(eq=False)
+class TooCostly(RequestError):
+    """Reading a body, or writing a reply, takes more than a document may cost.
+
+    Attributes:
+        where: ``body`` or ``reply``.
+        limit_s: of the processor's time, in seconds.
+        limit_bytes: of memory.
+    """
+
+    where: str
+    limit_s: float
+    limit_bytes: int
+    status = 413
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}: converting it takes more than {self.limit_s:g} s or"
+            f" {self.limit_bytes >> 30} GiB of memory; send less at once, or MessagePack with"
+            " large binary values"
+        )
+
+
+@dataclass(eq=False)
 class Stalled(RequestError):
     """The client began a request and stopped sending, or sends it too slowly."""
 

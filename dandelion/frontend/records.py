@@ -104,6 +104,11 @@ def entry_of(record: Record) -> Entry:
     return Entry(kind, record.name, record.version, size_bytes=record.size_bytes)
 
 
+def encode_document(document: RegistrationDocument) -> bytes:
+    """Write a document in MessagePack."""
+    return msgspec.msgpack.encode(document)
+
+
 def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
     """Read what is to be registered; `TEXT_TYPE` is one text of the composition language.
 

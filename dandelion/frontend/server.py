@@ -43,9 +43,14 @@ class _Server(uvicorn.Server):
     """uvicorn, but the caller decides about signals and hears when the port is open."""
 
     def __init__(
-        self, config: uvicorn.Config, table: ConnectionTable, ready: Callable[[], None]
+        self,
+        app: App,
+        config: uvicorn.Config,
+        table: ConnectionTable,
+        ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._app = app
         self._table = table
         self._ready = ready
         self.collector: Collector | None = None
@@ -71,6 +76,12 @@ class _Server(uvicorn.Server):
         if self.collector is not None:
             self.collector.tick(now, self.server_state.total_requests)
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._app.close()
 
     def stop(self) -> None:
         """Drain and stop; the second time, do not wait."""
@@ -204,8 +215,9 @@ def _server(
 ) -> _Server:
     host, port = bound.getsockname()[:2]
     table = ConnectionTable(_limits(node.settings))
+    app = App(node, (name, host))
     config = uvicorn.Config(
-        App(node, (name, host)),
+        app,
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -222,7 +234,7 @@ def _server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(config, table, ready)
+    return _Server(app, config, table, ready)
 
 
 def _limits(settings: Settings) -> Limits:

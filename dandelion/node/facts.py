@@ -44,12 +44,25 @@ class EngineInfo:
     failures: int
 
 
-def output_specs(plan: CompositionPlan) -> tuple[SetSpec, ...]:
-    """Give the outputs of a plan with the dtype and shape that their producers declare."""
+def output_specs(
+    plan: CompositionPlan, known: dict[int, tuple[SetSpec, ...]] | None = None
+) -> tuple[SetSpec, ...]:
+    """Give the outputs of a plan with the dtype and shape that their producers declare.
+
+    Args:
+        plan: whose outputs.
+        known: those of plans inside of it, by id: each is looked into once.
+    """
+    inner: dict[int, tuple[SetSpec, ...]] = {} if known is None else known
     found = dict(enumerate(plan.inputs))
     for application in plan.applications:
         target = application.target
-        declared = target.outputs if isinstance(target, FunctionSpec) else output_specs(target)
+        if isinstance(target, FunctionSpec):
+            declared = target.outputs
+        else:
+            if id(target) not in inner:
+                inner[id(target)] = output_specs(target, inner)
+            declared = inner[id(target)]
         made = zip(application.produced, declared, strict=True)
         found.update({set_id: spec for set_id, spec in made if set_id is not None})
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)

@@ -90,8 +90,17 @@ class Library:
                     self._plans[name, version] = plan
         return plan
 
-    def _plan(self, record: CompositionRecord) -> CompositionPlan:
-        """Compile a composition; its functions are the newest ones."""
+    def _plan(
+        self, record: CompositionRecord, made: dict[str, CompositionPlan] | None = None
+    ) -> CompositionPlan:
+        """Compile a composition; its functions are the newest ones.
+
+        Args:
+            record: what to compile.
+            made: compositions that were compiled on the way: each is compiled once, however often
+                others apply it.
+        """
+        plans: dict[str, CompositionPlan] = {} if made is None else made
         composition = next(
             (c for c in parse(record.text, record.name).compositions if c.name == record.name), None
         )
@@ -100,7 +109,11 @@ class Library:
 
         def target(name: str) -> Target:
             found = self.find(name)
-            return found if isinstance(found, FunctionSpec) else self._plan(found)
+            if isinstance(found, FunctionSpec):
+                return found
+            if name not in plans:
+                plans[name] = self._plan(found, plans)
+            return plans[name]
 
         return compile_composition(composition, target)
 

@@ -50,7 +50,7 @@ from dandelion.errors import (
     Overloaded,
 )
 from dandelion.function import FunctionSpec
-from dandelion.memory import Context, SharedDomain, Transfers
+from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.node.cache import ResultCache
 from dandelion.node.engines import (
     Backend,
@@ -73,6 +73,9 @@ from dandelion.node.replies import Answering, Replies
 from dandelion.node.traces import Trace, TraceStore
 from dandelion.registration import Registrar, Target, blobs_of
 from dandelion.settings import Settings
+
+_MANY_ITEMS = 1024
+"""With more, whoever starts an invocation goes over them for milliseconds: not the event loop."""
 
 
 class Node:
@@ -422,8 +425,16 @@ class Node:
         `on_wait` is called if the result is not there at once, before this waits for it.
         """
         invocation, inputs = self._admit(name, sets, version, deadline_s)
-        self._pump.post(partial(self._pump.start, invocation, inputs))
-        del inputs
+        start = partial(self._pump.start, invocation, inputs)
+        if sum(len(s.items) for s in inputs if s is not None) > _MANY_ITEMS:
+            try:
+                await asyncio.to_thread(self._pump.post, start)
+            except asyncio.CancelledError:
+                self._end(invocation, Cancelled("its caller left"))
+                raise
+        else:
+            self._pump.post(start)
+        del inputs, start
         if not invocation.done:
             if on_wait is not None:
                 on_wait()
@@ -496,6 +507,11 @@ class Node:
             ContextFull: the arena has no room.
         """
         return self._arena.acquire(size_bytes)
+
+    @property
+    def arena(self) -> ArenaMap:
+        """The arena, for processes that are trusted with it."""
+        return self._arena.map
 
     def trace(self, invocation: str) -> bytes | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""

@@ -3,7 +3,10 @@
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog
+from dandelion.dataflow.language import parse
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
 from dandelion.errors import Conflict
@@ -44,6 +47,28 @@ def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
     target = library.plan("F").applications[0].target
     assert isinstance(target, FunctionSpec)
     assert target.version == 2
+
+
+def test_each_composition_is_compiled_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    depth = 40  # with two ways down at each level there are 2**40 ways
+    texts = ["function F(a) => (b);"]
+    texts += [f"composition {c}0(x) => (y) {{ F(a = all x) => (y = b); }}" for c in "AB"]
+    texts += [
+        f"composition {c}{i}(x) => (y) {{ A{i - 1}(x = all x) => (m = y);"
+        f" B{i - 1}(x = all m) => (y = y); }}"
+        for i in range(1, depth)
+        for c in "AB"
+    ]
+    with Node(Settings(backends=("null",))) as node:
+        null = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
+        node.register(null, "\n".join(texts))
+        parsed = []
+        monkeypatch.setattr(
+            "dandelion.node.library.parse",
+            lambda text, file: parsed.append(file) or parse(text, file),
+        )
+        assert node.signature(f"A{depth - 1}").outputs[0].name == "y"
+        assert sorted(parsed) == sorted(set(parsed))
 
 
 class SlowDriver(ActedDriver):

@@ -1,0 +1,288 @@
+"""The node's side of the converter: starts it, and carries out orders in threads.
+
+A thread here waits for a child nearly always; what it does itself are short pieces of Python, so
+the event loop gets its turn every few milliseconds. Two documents at a time are converted, further
+ones wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import dandelion
+from dandelion.data import Bytes, Item, ItemSet, SetSpec
+from dandelion.documents import Content, RegistrationDocument
+from dandelion.engine_process.messages import Channel, Ended
+from dandelion.errors import InternalError, from_record
+from dandelion.frontend.codecs import SetMap, Specs
+from dandelion.frontend.conversion.contents import with_contents
+from dandelion.frontend.conversion.messages import (
+    INLINE_BYTES,
+    Collected,
+    Decode,
+    Document,
+    Done,
+    Draw,
+    Encode,
+    Failed,
+    Need,
+    Order,
+    Part,
+    Room,
+    ToNode,
+    WireItem,
+    node_channel,
+    parts,
+    wire_item,
+)
+from dandelion.frontend.conversion.process import LIMIT_S, MEMORY_BYTES
+from dandelion.frontend.problem import TooCostly
+from dandelion.frontend.records import read_document
+from dandelion.memory import Context
+from dandelion.node import Node
+
+AT_ONCE = 2
+_T = TypeVar("_T")
+
+
+class Converter:
+    """Reads and writes large documents. Its process starts with the first one.
+
+    Args:
+        node: whose arena the documents lie in.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._threads = ThreadPoolExecutor(AT_ONCE, "dandelion-convert")
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    # --- what can be asked for: on the event loop; cancelling ends the child ----------------------
+
+    async def sets(self, body: Bytes, media_type: str, specs: Specs, items_limit: int) -> SetMap:
+        """Read the sets of an invocation; raises as the codec does, and `TooCostly`."""
+
+        def work(job: _Job) -> SetMap:
+            lying = job.placed(body)
+            spec: tuple[SetSpec, ...] = tuple(specs.values())
+            return job.run(Decode(media_type, *lying, spec, items_limit))[0]
+
+        return await self._asked(work)
+
+    async def document(self, body: Bytes, media_type: str) -> RegistrationDocument:
+        """Read a registration document; raises as `read_document`, and `TooCostly`, `TooLarge`."""
+
+        def work(job: _Job) -> RegistrationDocument:
+            lying = job.placed(body)
+            sets, declarations = job.run(Document(media_type, *lying))
+            taken = iter(sets[""] or ()) if "" in sets else iter(())
+            bare = read_document(declarations, "application/msgpack")
+            return with_contents(bare, lambda _: Content(data=job.copied(next(taken).data)))
+
+        return await self._asked(work)
+
+    async def json_reply(self, id_: str, sets: Mapping[str, ItemSet | None]) -> Bytes:
+        """Write the JSON reply of an invocation."""
+
+        def work(job: _Job) -> Bytes:
+            return _only(job.run(Encode(id_), sets)[0])
+
+        return await self._asked(work)
+
+    async def drawing(self, text: str, name: str, format_: str) -> Bytes:
+        """Draw a composition; raises as `draw_text`, and `TooCostly`."""
+
+        def work(job: _Job) -> Bytes:
+            return bytes(_only(job.run(Draw(text, name, format_))[0]))
+
+        return await self._asked(work)
+
+    async def elsewhere(self, work: Callable[[], _T]) -> _T:
+        """Do what takes long in many short pieces in a thread here."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _asked(self, work: Callable[[_Job], _T]) -> _T:
+        job = _Job(self._node, self._order)
+
+        def done() -> _T:
+            try:
+                return work(job)
+            finally:
+                job.close()
+
+        try:
+            return await self.elsewhere(done)
+        except asyncio.CancelledError:
+            job.abandon()
+            raise
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _order(self, job: socket.socket) -> None:
+        """Have a child forked for a socket; starts the converter if it is not there."""
+        with self._lock:
+            for _ in range(2):
+                if self._control is None:
+                    self._start()
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"j"], [job.fileno()])
+                except OSError:  # it died, or was killed
+                    self._stop()
+                else:
+                    return
+        raise InternalError("the converter does not start")
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arena = self._node.arena
+        files = (theirs.fileno(), arena.fd)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "dandelion.frontend.conversion",
+                    *map(str, (*files, arena.size_bytes, os.getpid())),
+                ],
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+
+    def _stop(self) -> None:
+        control, self._control = self._control, None
+        process, self._process = self._process, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End the process, and wait for the threads. Documents that are under way fail."""
+        with self._lock:
+            self._stop()
+        self._threads.shutdown(cancel_futures=True)
+
+
+class _Job:
+    """One document: its socket, and the memory that belongs to it."""
+
+    def __init__(self, node: Node, order: Callable[[socket.socket], None]) -> None:
+        self._node = node
+        self._order = order
+        self._channel: Channel[ToNode] | None = None
+        self._kept: list[Bytes] = []  # what the child reads
+        self._result: Context | None = None
+        self._abandoned = False
+
+    def placed(self, data: Bytes) -> tuple[int, int]:
+        """Give offset and size of data in the arena; copies it there if it lies elsewhere."""
+        offset = self._node.arena.locate(data)
+        if offset is None:
+            data = self._node.acquire(len(data)).write(0, data)
+            offset = self._node.arena.locate(data)
+            assert offset is not None
+        self._kept.append(data)
+        return offset, len(data)
+
+    def copied(self, data: Bytes) -> bytes:
+        """Copy data of the arena out; others run meanwhile, since the system does the copying."""
+        offset = self._node.arena.locate(data)
+        if offset is None:
+            return bytes(data)
+        return os.pread(self._node.arena.fd, len(data), offset)
+
+    def run(
+        self, order: Order, sets: Mapping[str, ItemSet | None] | None = None
+    ) -> tuple[SetMap, bytes]:
+        """Send sets and the order, and take what comes of it.
+
+        Raises:
+            TooCostly: the child did not come to an end, or died.
+        """
+        ours, theirs = socket.socketpair()
+        self._channel = channel = node_channel(ours)
+        with theirs:
+            self._order(theirs)
+        try:
+            for part in parts(sets or {}, self._wire):
+                channel.send(part)
+            channel.send(order)
+            return self._answer(channel)
+        except (Ended, OSError):
+            what = "reply" if isinstance(order, Encode) else "body"
+            raise TooCostly(what, LIMIT_S, MEMORY_BYTES) from None
+
+    def _answer(self, channel: Channel[ToNode]) -> tuple[SetMap, bytes]:
+        collected = Collected(self._view)
+        while True:
+            message = None if self._abandoned else channel.receive()
+            if isinstance(message, Part):
+                collected.add(message)
+            elif isinstance(message, Need):
+                self._result = self._node.acquire(message.size)
+                channel.send(Room(self._result.offset_bytes))
+            elif isinstance(message, Done):
+                return collected.sets(), message.document
+            elif isinstance(message, Failed):
+                raise from_record(message.error)
+            else:
+                raise Ended("abandoned")
+
+    def _wire(self, item: Item) -> WireItem:
+        size = item.size_bytes
+        if size <= INLINE_BYTES:
+            return wire_item(item, item.bytes())
+        return wire_item(item, None, self.placed(item.data)[0])
+
+    def _view(self, offset: int, size: int) -> Bytes:
+        """View bytes that the child named: in what it was given, or in what it wrote."""
+        result = self._result
+        if result is not None and 0 <= offset - result.offset_bytes <= result.size_bytes - size:
+            return result.read(offset - result.offset_bytes, size)
+        for data in self._kept:
+            begin = self._node.arena.locate(data)
+            if begin is not None and 0 <= offset - begin <= len(data) - size:
+                return memoryview(data)[offset - begin : offset - begin + size]
+        raise InternalError("the converter named memory that is not its own")
+
+    def abandon(self) -> None:
+        """Have the child end, and `run` with it; from any thread."""
+        self._abandoned = True
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._kept.clear()
+
+
+def _only(sets: SetMap) -> Bytes:
+    (one,) = sets.values()
+    assert one is not None
+    return one.items[0].data
+
+
+def _environment() -> dict[str, str]:
+    """The node's environment, with the engine importable also from a checkout."""
+    root = str(Path(dandelion.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    parts_ = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts_)}
