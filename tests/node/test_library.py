@@ -1,6 +1,5 @@
 """What a node keeps of its catalogue, while the catalogue changes under it."""
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +8,7 @@ from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog
 from dandelion.dataflow.language import parse
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
-from dandelion.errors import Conflict
+from dandelion.errors import Conflict, InvalidComposition
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import HeapDomain, Transfers
 from dandelion.node import Node, Settings
@@ -76,37 +75,49 @@ class SlowDriver(ActedDriver):
 
     def __init__(self) -> None:
         super().__init__(Hosting.INLINE)
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def check(self, function: Function) -> None:
         self.meanwhile()
 
 
-def test_what_a_registration_counts_on_is_not_removed_meanwhile() -> None:
+def test_a_registration_whose_ground_is_removed_meanwhile_is_refused() -> None:
+    """Code is checked while nothing is held, so a removal need not wait for that."""
     driver = SlowDriver()
-    refused: list[Conflict] = []
-
-    def remove() -> None:
-        try:
+    code = (CodeDocument("acted"),)
+    text = """function F(a) => (b); function G(a) => (b);
+        composition Uses(x) => (y) { F(a = all x) => (m = b); G(a = all m) => (y = b); }"""
+    first = FunctionDocument("F", ("a",), ("b",), code=code)
+    second = FunctionDocument("G", ("a",), ("b",), code=code)
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [driver]) as node:
+        node.register(first)
+        driver.meanwhile = lambda: node.remove(FunctionSpec, "F")
+        with pytest.raises(InvalidComposition, match="'F'"):
+            node.register(text, functions=[second])
+        assert node.catalog.records() == []
+        driver.meanwhile = lambda: None
+        node.register(first)
+        node.register(text, functions=[second])
+        with pytest.raises(Conflict):
             node.remove(FunctionSpec, "F")
-        except Conflict as conflict:
-            refused.append(conflict)
+        assert node.invoke("Uses", x=b"1").y.text() == "1"
 
-    def meanwhile() -> None:
-        remover.start()
-        remover.join(0.1)
 
-    remover = threading.Thread(target=remove)
+def test_code_is_checked_once_although_the_catalogue_changes_meanwhile() -> None:
+    driver = SlowDriver()
+    checked: list[str] = []
     code = (CodeDocument("acted"),)
     with Node(Settings(backends=(), arena_bytes=1 << 20), [driver]) as node:
-        node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+
+        def meanwhile() -> None:
+            driver.meanwhile = lambda: checked.append("other")
+            node.register(FunctionDocument("Other", ("a",), ("b",), code=code))
+            checked.append("first")
+
         driver.meanwhile = meanwhile
-        text = """function F(a) => (b); function G(a) => (b);
-            composition Uses(x) => (y) { F(a = all x) => (m = b); G(a = all m) => (y = b); }"""
-        node.register(text, functions=[FunctionDocument("G", ("a",), ("b",), code=code)])
-        remover.join()
-        assert refused
-        assert node.invoke("Uses", x=b"1").y.text() == "1"
+        node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+        assert checked == ["other", "first"]
+        assert {record.name for record in node.catalog.records()} == {"F", "Other"}
 
 
 def test_kept_results_leave_room_to_work() -> None:
