@@ -208,10 +208,9 @@ class ProcessEngine(Engine):
             return SandboxLost(self.name, "its zygote was killed")
         if -ended.code == signal.SIGSYS:
             return Unauthorized(spec.name, "make that system call")
-        limit_s = (kernel_limit_s or spec.limits.cpu_s) * (1 - _CLOCK_ERROR)
-        if -ended.code == signal.SIGXCPU or (
-            -ended.code == signal.SIGKILL and ended.cpu_s >= limit_s
-        ):
+        limit_s = spec.limits.cpu_s if kernel_limit_s is None else kernel_limit_s
+        spent = ended.cpu_s >= limit_s * (1 - _CLOCK_ERROR)
+        if -ended.code == signal.SIGXCPU or (-ended.code == signal.SIGKILL and spent):
             return TimedOut(spec.name, "cpu", spec.limits.cpu_s)
         if ended.code < 0 and -ended.code not in outcome.OWN_SIGNALS:
             name = outcome.signal_name(-ended.code)

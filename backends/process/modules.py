@@ -140,7 +140,7 @@ def _load(name: str) -> None:
         raise ImportError(f"'{package}' is a module, not a package")
     for found in pkgutil.iter_modules(module.__path__, f"{package}."):
         if not found.name.endswith((".__main__", ".conftest", ".tests", ".test")):
-            with suppress(Exception):  # it may need what is not installed
+            with suppress(Exception, SystemExit):  # it may need what is not installed
                 importlib.import_module(found.name)
 
 

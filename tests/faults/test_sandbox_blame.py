@@ -61,6 +61,7 @@ def test_the_kernels_cpu_limit_comes_after_the_engines(engine: ProcessEngine) ->
         "signal.signal(signal.SIGXCPU, signal.SIG_IGN)",
         "pass",
         "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+        "resource.setrlimit(resource.RLIMIT_CPU, (0, 0))",
     ],
 )
 def test_a_cpu_limit_that_the_kernel_enforces_is_one(engine: ProcessEngine, body: str) -> None:
