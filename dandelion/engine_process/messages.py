@@ -168,11 +168,18 @@ class Channel(Generic[_Message]):
     Args:
         peer: a stream socket; it becomes non-blocking. The channel closes it.
         decoder: of what comes in.
+        limit_bytes: of a message that comes in; a longer one is the end.
     """
 
-    def __init__(self, peer: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
+    def __init__(
+        self,
+        peer: socket.socket,
+        decoder: msgspec.msgpack.Decoder[_Message],
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+    ) -> None:
         peer.setblocking(False)
         self.peer = peer
+        self._limit_bytes = limit_bytes
         self._decoder = decoder
         self._out = bytearray(_HEADER.size)
         self._in = bytearray(_BUFFER_BYTES)
@@ -187,7 +194,7 @@ class Channel(Generic[_Message]):
         """Close the socket; the other side takes that as the end."""
         self.peer.close()
 
-    def post(self, message: Request | Reply) -> Bytes:
+    def post(self, message: msgspec.Struct) -> Bytes:
         """Send without waiting; gives what there was no room for, to be `push`ed before all else.
 
         Raises:
@@ -222,7 +229,7 @@ class Channel(Generic[_Message]):
             with contextlib.suppress(BlockingIOError):
                 left = left[self.peer.send(left) :]
 
-    def send(self, message: Request | Reply, limit_s: float | None = None) -> None:
+    def send(self, message: msgspec.Struct, limit_s: float | None = None) -> None:
         """Send a message and wait until it is sent; raises as `push`."""
         rest = self.post(message)
         if rest:
@@ -238,7 +245,7 @@ class Channel(Generic[_Message]):
             size = _HEADER.size
             if self._held >= size:
                 size += _HEADER.unpack_from(self._in)[0]
-                if size > MESSAGE_LIMIT_BYTES:
+                if size > self._limit_bytes:
                     raise Ended("a message beyond all limits")
                 if self._held >= size:
                     return self._cut(size)
@@ -278,7 +285,7 @@ class Channel(Generic[_Message]):
     def _cut(self, size: int) -> _Message:
         try:
             message = self._decoder.decode(self._view[_HEADER.size : size])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Ended(f"a message that cannot be read: {error}") from None
         rest = self._held - size
         if rest:
@@ -315,9 +322,9 @@ def request_channel(peer: socket.socket) -> Channel[Request]:
     return Channel(peer, _REQUESTS)
 
 
-def reply_channel(peer: socket.socket) -> Channel[Reply]:
+def reply_channel(peer: socket.socket, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Channel[Reply]:
     """Make the node's end."""
-    return Channel(peer, _REPLIES)
+    return Channel(peer, _REPLIES, limit_bytes)
 
 
 def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
