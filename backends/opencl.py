@@ -31,14 +31,18 @@ from dandelion.errors import (
 from dandelion.memory.context import address_of
 
 from .gpu import pocl
+from .gpu.compiling import LOG_BYTES
 from .gpu.device import Abilities, Device, Handle, Properties
 from .gpu.driver import GpuDriver
 from .gpu.host_memory import POOL_BYTES
 from .gpu.host_runtime import HostRuntime
 from .gpu.plan import Launch, Pointer, Zero
 from .gpu.pocl_runtime import PoclRuntime
-from .gpu.source import CodeFormat, LoadedCode, checked_includes
+from .gpu.source import CodeFormat, LoadedCode
+from .gpu.source_check import checked_source
 
+_ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
+_OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
@@ -282,19 +286,21 @@ class OpenClDevice(Device):
         cl = self._cl
         binary = code.format == CodeFormat.SPIRV
         if not binary:
-            checked_includes(code)
+            checked_source(code)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
                 program = cl.Program(self._context, code.data if binary else code.text)
-                program.build(["-cl-std=CL1.2"])
+                program.build(_OPTIONS)
             # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
             names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
             kernels = {name: cl.Kernel(program, name) for name in names if name}
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
         except cl.Error as error:
-            problem = Problem("compile", "it does not compile", code.name, excerpt=str(error))
+            problem = Problem(
+                "compile", "it does not compile", code.name, excerpt=str(error)[:LOG_BYTES]
+            )
             raise InvalidFunction((problem,)) from None
 
     def _unload(self, module: Handle) -> None:

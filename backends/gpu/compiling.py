@@ -21,7 +21,8 @@ from typing import Any
 from dandelion.errors import BackendUnavailable, DeviceFault, InvalidFunction, Problem
 
 from .calls import Compiler
-from .source import CodeFormat, LoadedCode, checked_includes
+from .source import CodeFormat, LoadedCode
+from .source_check import checked_source
 
 _MAGIC = b"dandelion code 1\n"
 _DIGEST_BYTES = 32
@@ -112,7 +113,7 @@ def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache |
         InvalidFunction: it does not compile; the compiler's words are in it.
         BackendUnavailable: the compiler is missing.
     """
-    checked_includes(code)
+    checked_source(code)
     key = key_of(compiler, code, arch)
     found = cache.get(key) if cache is not None else None
     if found is None:

@@ -37,7 +37,7 @@ from dandelion.function import Function
 
 from .host_folder import HostFolders
 from .host_memory import POOL_BYTES, HostMemory, Place
-from .host_process import HostEnded, HostProcess
+from .host_process import START_LIMIT_S, HostEnded, HostProcess
 from .hosts_ahead import HostsAhead
 from .layout import aligned
 from .plan_cache import PlanCache
@@ -50,6 +50,7 @@ DEFAULT_PROCESSES = 8
 MAX_PROCESSES = 256
 _KNOWN_CALLS = 256
 _END_LIMIT_S = 5.0
+_LOOK_S = 0.1  # shorter than the node waits beyond a deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class ConfinedEngine(Engine):
         try:
             first = self._ahead.peek()
             assert first is not None, "it was started just now"
-            self.capacity = first.wait_ready()
+            self.capacity = first.wait_ready(START_LIMIT_S)
         except BaseException:
             self.close()
             raise
@@ -234,12 +235,28 @@ class ConfinedEngine(Engine):
         except OSError as error:
             raise EngineDied(self.name, f"no further process: {error}") from None
         try:
-            host.wait_confined()
+            self._wait(host, call)
         except BaseException:
             self._end(host)
             raise
         self._hosts[identity] = host
         return host
+
+    def _wait(self, host: HostProcess, call: Call) -> None:
+        """Wait until a host is confined. That is no time of the call, as long as somebody waits.
+
+        Raises:
+            TimedOut: the call's invocation has ended.
+            BackendUnavailable, EngineDied, InternalError: the host cannot be used.
+        """
+        end_s = time.monotonic() + START_LIMIT_S
+        while not host.wait_confined(_LOOK_S):
+            call.begins(time.monotonic_ns())
+            if call.left_s() <= 0:
+                raise TimedOut(call.function.spec.name, "wall", call.limit_s)
+            if time.monotonic() > end_s:
+                raise EngineDied(self.name, "a kernel host does not start")
+        call.begins(time.monotonic_ns())
 
     def _started(self) -> HostProcess:
         return HostProcess(
@@ -271,12 +288,16 @@ class ConfinedEngine(Engine):
                 self._folders.remove(host.folder)
                 self._ending.remove(host)
 
+    def hosts(self) -> dict[str, int]:
+        """Process ids of the hosts that have a function, by its identity."""
+        return {identity: host.child.pid for identity, host in self._hosts.items()}
+
     @property
     def facts(self) -> dict[str, str]:
         """What is enforced, by subject; waits until a host knows it."""
         host = self._ahead.take()
         try:
-            host.wait_confined()
+            host.wait_confined(START_LIMIT_S)
             return host.facts
         finally:
             self._end(host)

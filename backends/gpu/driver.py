@@ -21,6 +21,8 @@ from .layout import Slot
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, make_program, plan_call
 from .sequential import SequentialEngine
+from .source import sources
+from .source_check import checked_source
 from .weights import SMALL_BYTES, WeightsLimit, constant_slots
 
 MAX_WORKERS = 48  # clients that one MPS server takes
@@ -74,7 +76,9 @@ class GpuDriver(Driver):
         self._arena = arena
 
     def check(self, function: Function) -> None:
-        make_program(function)
+        program = make_program(function)
+        for code in sources(program.config, function.files):
+            checked_source(code)
 
     def references(self, main: Bytes) -> tuple[str, ...]:
         config, problems = read_config(main)

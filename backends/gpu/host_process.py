@@ -134,11 +134,11 @@ class HostProcess:
 
     # its start
 
-    def wait_ready(self, limit_s: float = START_LIMIT_S) -> Capacity:
+    def wait_ready(self, limit_s: float) -> Capacity:
         """Wait until its device is open; gives what it has.
 
         Raises:
-            BackendUnavailable, EngineDied, InternalError: it cannot work.
+            BackendUnavailable, EngineDied, InternalError: it cannot work, or not in time.
         """
         if self._capacity is None:
             reply = self._first(limit_s)
@@ -147,26 +147,30 @@ class HostProcess:
             self._capacity = reply.capacity
         return self._capacity
 
-    def wait_confined(self, limit_s: float = START_LIMIT_S) -> None:
-        """Wait until it can get code of users; raises as `wait_ready`."""
-        self.wait_ready(limit_s)
-        if not self.facts:
+    def wait_confined(self, limit_s: float) -> bool:
+        """Wait until it can get code of users. False if that takes longer; raises as `wait_ready`."""
+        while not self.facts:
             reply = self._first(limit_s)
-            if not isinstance(reply, Confined):
+            if reply is None:
+                return False
+            if isinstance(reply, Ready) and self._capacity is None:
+                self._capacity = reply.capacity
+            elif isinstance(reply, Confined):
+                self.facts = dict(reply.facts)
+            else:
                 raise EngineDied(self._name, "a kernel host did not say that it is confined")
-            self.facts = dict(reply.facts)
+        return True
 
-    def _first(self, limit_s: float) -> HostReply:
-        """Take one of the messages before any code of users was there."""
+    def _first(self, limit_s: float) -> HostReply | None:
+        """Take one of the messages before any code of users was there; None if it is late."""
         try:
             reply = self._channel.receive(limit_s)
         except Ended:
-            reply = None
+            self.well = False
+            ended = self._death().words
+            raise EngineDied(self._name, f"a kernel host, as it started: {ended}") from None
         if isinstance(reply, Failed):
             raise from_record(reply.error)
-        if reply is None:
-            self.well = False
-            raise EngineDied(self._name, f"a kernel host {self._death().words} while it started")
         return reply
 
     # calls; nothing that comes from here on can be believed

@@ -3,7 +3,8 @@
 Data never travels here: sets name items by (offset, size) in the arena, which both sides map. The
 node sends `Open` and the process answers `Ready` when its engine is up. Then the node sends `Load`
 (once for each function) and `Run`, and the process answers each `Run` with `Done` or `Failed`, in
-order; one more `Run` may wait while another runs. `Forget` has no answer. The end of the stream is
+order; one more `Run` may wait while another runs. `Begun` before an answer says that the call's time
+counts from then. `Forget` has no answer. The end of the stream is
 the order to leave, so an engine process never outlives its node.
 """
 
@@ -130,6 +131,12 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     spare: bool = False
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):
+    """A call begins only now: something that is not its own had to be waited for. May come again."""
+
+    call: int
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """A call gave its outputs; `stages` are durations in nanoseconds."""
 
@@ -147,11 +154,11 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     fatal: bool = False
 
 
-Reply: TypeAlias = Ready | Done | Failed
+Reply: TypeAlias = Ready | Begun | Done | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Open | Load | Forget | Run)
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Done | Failed)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Begun | Done | Failed)
 _Message = TypeVar("_Message")
 
 

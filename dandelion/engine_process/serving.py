@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, Driver, Engine, InstanceSets, Resource, load_driver
 from dandelion.engine_process.messages import (
+    Begun,
     Channel,
     Done,
     Ended,
@@ -58,6 +60,18 @@ class SliceDomain(MemoryDomain):
 
     def stats(self) -> DomainStats:
         return DomainStats(self._size_bytes, self._size_bytes - (self._end - self._next), 0)
+
+
+@dataclass(slots=True)
+class _Call(Call):
+    """A call whose node is told when it begins later than it came."""
+
+    node: Channel[Request] | None = None
+
+    def begins(self, now_ns: int) -> None:
+        Call.begins(self, now_ns)
+        if self.node is not None:
+            self.node.send(Begun(self.id))
 
 
 class EngineProcess:
@@ -151,13 +165,15 @@ class EngineProcess:
         inputs: list[ItemSet | None] = [None] * len(function.spec.inputs)
         for position, wire in zip(function.given, request.inputs, strict=True):
             inputs[position] = None if wire is None else self._set(wire)
-        call = Call(
+        call = _Call(
             request.call,
             function,
             function.with_static(inputs),
             SliceDomain(self._arena, request.result_offset, request.result_bytes),
             min(request.latest_ns, time.monotonic_ns() + int(request.limit_s * 1e9)),
             request.limit_s,
+            latest_ns=request.latest_ns,
+            node=self._node,
         )
         try:
             outputs = self._wire(engine.run(call))
