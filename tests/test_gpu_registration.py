@@ -21,7 +21,14 @@ from pathlib import Path
 import pytest
 from dandelion.backends.cuda import CudaDriver
 from dandelion.backends.gpu import compile_process
-from dandelion.backends.gpu.compile_process import Answer, Job, Source, answer, compile_apart
+from dandelion.backends.gpu.compile_process import (
+    Answer,
+    Job,
+    Source,
+    answer,
+    compile_apart,
+    prepared,
+)
 from dandelion.backends.gpu.compiling import LOG_BYTES
 from dandelion.backends.gpu.cudalike_driver import CudaLikeDriver
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
@@ -124,6 +131,7 @@ def compiler(
 ) -> Iterator[Compiler]:
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setenv("FAKE_COMPILER", f"{sys.executable} -S {tmp_path / 'script.py'}")
+    monkeypatch.setenv("FAKE_COMPILER_AHEAD", "1")
     monkeypatch.setenv("LD_PRELOAD", libraries["cuda"])
     yield Compiler(tmp_path)
     places = tmp_path / "places"
@@ -367,8 +375,10 @@ def test_a_process_that_says_nothing_is_our_bug(
 
 
 def test_what_backends_have_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(os.getpid(), "null", "sm_90", (Source("k.cu", "cuda-c", GOOD, "d"),), 1.0)
-    told = answer(job)
+    job = Job(os.getpid(), "", "null", "sm_90", (Source("k.cu", "cuda-c", GOOD, "d"),), 1.0)
+    compiler, readable = prepared(job)
+    assert not readable
+    told = answer(job, compiler)
     assert told.error is not None
     assert isinstance(from_record(told.error), BackendUnavailable)
     assert told.binaries == ()
@@ -384,7 +394,8 @@ def test_what_a_compiler_raises_is_typed(
         raise raised
 
     monkeypatch.setattr(compile_process, "compiled", fail)
-    told = answer(Job(os.getpid(), "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0))
+    job = Job(os.getpid(), "", "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0)
+    told = answer(job, CudaDriver().compiler())
     assert isinstance(told, Answer)
     assert told.error is not None
     assert type(from_record(told.error)) is wanted
@@ -394,7 +405,10 @@ def test_the_process_is_bounded() -> None:
     text = (
         "import resource as r\n"
         "from dandelion.backends.gpu import compile_process as c\n"
-        "c._confine(7.5)\n"
+        "import os, tempfile\n"
+        "job = c.Job(os.getppid(), tempfile.mkdtemp(), 'cuda', 'sm_90', (), 7.5)\n"
+        "os.rmdir(job.folder), os.mkdir(job.folder, 0o700)\n"
+        "c._confine(job, [])\n"
         "print([r.getrlimit(x) for x in (r.RLIMIT_DATA, r.RLIMIT_CPU, r.RLIMIT_CORE)])\n"
         "try: bytearray(c.MEMORY_BYTES)\n"
         "except MemoryError: print('refused')\n"

@@ -124,7 +124,7 @@ def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache |
 
 
 def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -> bytes:
-    rtc = _loaded(compiler)
+    rtc = loaded(compiler)
     name = compiler.prefix
 
     def do(operation: str, *arguments: Any) -> Any:
@@ -152,7 +152,12 @@ def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -
         getattr(rtc, name + "DestroyProgram")(compiler.reference(program))
 
 
-def _loaded(compiler: Compiler) -> Any:
+def loaded(compiler: Compiler) -> Any:
+    """Give a compiler's binding, with its library loaded.
+
+    Raises:
+        BackendUnavailable: the library is missing.
+    """
     rtc = compiler.load()
     try:
         getattr(rtc, compiler.prefix + "Version")()

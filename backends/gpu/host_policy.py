@@ -1,7 +1,8 @@
-"""The system calls of a process that compiles and runs kernels.
+"""The system calls of processes that compile kernels, and of those that run them, too.
 
-It opens files, since a compiler does: which ones is Landlock's to say. It makes code. It starts no
-threads: those that it needs are there when the filter is installed. It talks on one socket.
+They open files, since a compiler does: which ones is Landlock's to say. They make code. A process
+that runs kernels starts no threads: those that it needs are there when the filter is installed. It
+talks on one socket. A process that only compiles has no socket, and may start threads.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import errno
 import fcntl
 
-from dandelion.confinement.seccomp import Policy, Program, only_if
+from dandelion.confinement.seccomp import Policy, Program, if_bits, only_if
 
 _SIGABRT = 6
+_CLONE_THREAD = 0x10000
 _F_DUPFD_CLOEXEC = 1030
 _PR_SET_NAME = 15
 _PR_SET_VMA = 0x53564D41  # names of mappings, by libc
@@ -34,7 +36,7 @@ def policy(channel: int | None) -> Policy:
     """Give the policy of a process.
 
     Args:
-        channel: descriptor of its socket, if it has one.
+        channel: descriptor of its socket, if it runs kernels; None if it compiles only.
     """
 
     def conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
@@ -48,6 +50,9 @@ def policy(channel: int | None) -> Policy:
         if channel is not None:  # no address: what is connected goes where it goes
             own = only_if({0: (channel,), 4: (0,)}, denied)
             rules += [("sendto", own), ("recvfrom", own)]
+        else:
+            rules.append(("clone", if_bits(0, _CLONE_THREAD, denied)))
         return rules
 
-    return Policy(_ALLOWED, _QUIET, conditional)
+    threads = "" if channel is not None else "set_robust_list set_tid_address"
+    return Policy(f"{_ALLOWED} {threads}", _QUIET, conditional)

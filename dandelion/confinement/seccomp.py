@@ -105,6 +105,16 @@ def unless_bits(index: int, bits: int, denied: int) -> Program:
     ]
 
 
+def if_bits(index: int, bits: int, denied: int) -> Program:
+    """Allow if an argument has one of these bits, of its lower 32."""
+    return [
+        (_LOAD, 0, 0, _argument(index)),
+        (_HAS_BITS, 0, 1, bits),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, denied),
+    ]
+
+
 def only_if(wanted: Mapping[int, tuple[int, ...]], denied: int) -> Program:
     """Allow if each of these arguments is one of these 32-bit values."""
     code: Program = []
