@@ -34,6 +34,7 @@ from dandelion.backends.gpu.cudalike_driver import CudaLikeDriver
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 from dandelion.backends.hip import HipDriver
 
+from dandelion.confinement.lockdown import landlock_abi
 from dandelion.data import SetSpec
 from dandelion.errors import (
     BackendUnavailable,
@@ -401,19 +402,50 @@ def test_what_a_compiler_raises_is_typed(
     assert type(from_record(told.error)) is wanted
 
 
-def test_the_process_is_bounded() -> None:
-    text = (
-        "import resource as r\n"
-        "from dandelion.backends.gpu import compile_process as c\n"
-        "import os, tempfile\n"
-        "job = c.Job(os.getppid(), tempfile.mkdtemp(), 'cuda', 'sm_90', (), 7.5)\n"
-        "os.rmdir(job.folder), os.mkdir(job.folder, 0o700)\n"
-        "c._confine(job, [])\n"
-        "print([r.getrlimit(x) for x in (r.RLIMIT_DATA, r.RLIMIT_CPU, r.RLIMIT_CORE)])\n"
-        "try: bytearray(c.MEMORY_BYTES)\n"
-        "except MemoryError: print('refused')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    limits, refused = done.stdout.splitlines()
+_CONFINED = """
+import errno, os, resource as r, socket, sys, threading
+from dandelion.backends.gpu import compile_process as c
+folder, kept = sys.argv[1:]
+c._confine(c.Job(os.getppid(), folder, "cuda", "sm_90", (), 7.5), [kept])
+
+def told(what):
+    try:
+        what()
+        return "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    except MemoryError:
+        return "no memory"
+
+print([r.getrlimit(x) for x in (r.RLIMIT_DATA, r.RLIMIT_CPU, r.RLIMIT_CORE)])
+print(told(lambda: bytearray(c.MEMORY_BYTES)))
+print(told(lambda: open(kept + "/header.h")), told(lambda: open(folder + "/temporary", "w")))
+print(told(lambda: threading.Thread(target=int).start()))
+for what in (
+    lambda: open("/etc/passwd"), lambda: os.listdir("/"), lambda: open("/proc/self/environ"),
+    lambda: open(kept + "/new", "w"), lambda: socket.socket(), os.fork, lambda: os.kill(1, 0),
+    lambda: os.execv("/bin/true", ["true"]), lambda: os.memfd_create("x"),
+):
+    print(told(what))
+print(os.geteuid())
+"""
+
+
+def test_the_process_is_bounded_and_confined(tmp_path: Path) -> None:
+    if landlock_abi() < 2:
+        pytest.skip("this kernel has no Landlock")
+    folder, kept = tmp_path / "folder", tmp_path / "kept"
+    folder.mkdir()
+    kept.mkdir()
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(0o755)  # what keeps the process off must not be permissions
+    (kept / "header.h").write_text("")
+    command = [sys.executable, "-c", _CONFINED, str(folder), str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    limits, memory, files, thread, *denied, user = done.stdout.splitlines()
     assert limits == f"[({4 << 30}, {4 << 30}), (8, 8), (0, 0)]"
-    assert refused == "refused"
+    assert memory == "no memory"
+    assert files == "done done"
+    assert thread == "done"
+    assert denied == ["EACCES"] * 4 + ["EPERM"] * 5
+    assert user == str(os.geteuid() or 65534)

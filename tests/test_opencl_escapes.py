@@ -238,7 +238,7 @@ PRIVATE = (
     "/etc/passwd", "/etc/shadow", "/proc/self/mem", "/proc/self/maps", "/proc/self/environ",
     "/proc/self/fd/0", "/proc/1/environ", "/proc/1/mem", "/proc/{node}/mem", "/proc/{node}/environ",
     "/proc/{node}/fd/0", "/proc/{node}/cmdline", "/proc/kcore", "/dev/null", "/dev/zero",
-    "/dev/mem", "/dev/kmsg", "/dev/shm", "/sys/kernel/security", "/", "/proc", "/tmp", "/root", "/home",
+    "/dev/mem", "/dev/kmsg", "/dev/shm", "/sys/kernel/security", "/", "/proc", "/tmp", "/root",
 )  # fmt: skip
 
 

@@ -27,9 +27,9 @@ _ALLOWED = """
     rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getrusage
     sched_yield sched_getaffinity getcpu poll ppoll select pselect6
-    getpid getppid gettid getuid geteuid getgid getegid getrandom uname sysinfo exit exit_group
+    getpid getppid gettid getuid geteuid getgid getegid getrandom uname sysinfo exit exit_group rseq
 """
-_QUIET = {errno.ENOTTY: "ioctl", errno.ENOSYS: "clone3 membarrier rseq"}
+_QUIET = {errno.ENOTTY: "ioctl", errno.ENOSYS: "clone3 membarrier"}
 
 
 def policy(channel: int | None) -> Policy:

@@ -263,6 +263,8 @@ class HostProcess:
             return self._lied()
         if reply.fatal:
             self.well = False
+        if type(error).__name__ != record.type:
+            return self._lied()
         if isinstance(error, _ACCEPTED):
             if isinstance(error, BadOutput | TimedOut | Faulted):
                 error.function = call.function.spec.name
