@@ -32,6 +32,7 @@ from dandelion.memory.context import address_of
 
 from .gpu import pocl
 from .gpu.compiling import LOG_BYTES
+from .gpu.confined import ConfinedEngine
 from .gpu.device import Abilities, Device, Handle, Properties
 from .gpu.driver import GpuDriver
 from .gpu.host_memory import POOL_BYTES
@@ -49,6 +50,27 @@ _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 def driver() -> Driver:
     """Give this backend's driver."""
     return OpenClDriver()
+
+
+def enforcement() -> dict[str, str]:
+    """Tell what confines kernels that run on the host here; starts one of their processes.
+
+    Returns:
+        Words by subject; empty where kernels run on a device of their own.
+
+    Raises:
+        BackendUnavailable: they cannot be confined here.
+    """
+    made = OpenClDriver()
+    resource = made.probe()[0].name
+    if not made.runs_on_host(resource):
+        return {}
+    engine = made.engine(resource)
+    assert isinstance(engine, ConfinedEngine), "nothing was set"
+    try:
+        return engine.facts
+    finally:
+        engine.close()
 
 
 def _devices(cl: Any) -> dict[str, Any]:

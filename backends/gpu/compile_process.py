@@ -3,8 +3,8 @@
 A compiler is a large program that reads text which anybody may have written, so it runs neither in
 the node nor for longer, or with more memory, than is set here. The process reads one `Job` from its
 input, loads the compiler, gives up its rights, compiles, writes one `Answer`, and leaves. It keeps
-nothing: the node puts the binaries into the cache, so a compiler that was led astray answers for its
-own sources only. It needs no device, and dies with its parent.
+nothing: the node puts the binaries into the cache, so a compiler that was led astray answers for
+its own sources only. It needs no device, and dies with its parent.
 
 What it keeps of the file system is found out, not configured: the folders of the libraries that
 loading the compiler brought, with the toolkit around each, and the folders of headers that the
@@ -244,7 +244,7 @@ def _libraries() -> set[Path]:
 
 
 def _toolkit(folder: Path) -> str:
-    """Give the tree that a library's folder belongs to, or the folder where that is the system's."""
+    """Give the tree that a library's folder belongs to, or the folder if that is the system's."""
     if not folder.name.startswith("lib") or folder.parent in _SYSTEM:
         return str(folder)
     return str(folder.parent)

@@ -148,7 +148,7 @@ class HostProcess:
         return self._capacity
 
     def wait_confined(self, limit_s: float) -> bool:
-        """Wait until it can get code of users. False if that takes longer; raises as `wait_ready`."""
+        """Wait until it can get code of users. False if it takes longer; raises as `wait_ready`."""
         while not self.facts:
             reply = self._first(limit_s)
             if reply is None:
@@ -322,7 +322,7 @@ def default_command() -> tuple[str, ...]:
 
 
 def _environment() -> dict[str, str]:
-    """What the interpreter needs to find the engine, also from a checkout; nothing of the node's."""
+    """What the interpreter needs to find the engine, also from a checkout; nothing else."""
     root = str(Path(dandelion.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH", "")
     parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from .host_process import HostProcess
 
-PAUSE_S = 0.25
-LONGEST_S = 5.0
+PAUSE_S = 1.0
+LONGEST_S = 10.0
 
 
 class HostsAhead:

@@ -1,9 +1,10 @@
 """Link one x86-64 object file into a shared library, in this process.
 
-PoCL compiles a kernel to an object and starts the system's ``ld`` to make a library of it. A process
-that runs code of users must not start programs, so `link` does that step. It knows what LLVM writes
-for position-independent kernels and nothing more: one object, no thread-local variables, no
-constructors. Names that the object leaves open are found by the loader, as with ``ld -shared``.
+PoCL compiles a kernel to an object and starts the system's ``ld`` to make a library of it. A
+process that runs code of users must not start programs, so `link` does that step. It knows what
+LLVM writes for position-independent kernels and nothing more: one object, no thread-local
+variables, no constructors. Names that the object leaves open are found by the loader, as with
+``ld -shared``.
 
 The library has three segments: headers, tables and constants (read only), code with a jump for each
 function that the loader finds (executable), and variables with the table of addresses (writable).
@@ -43,6 +44,7 @@ _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA = 4, 5, 6, 7
 _DT_RELASZ, _DT_RELAENT, _DT_STRSZ, _DT_SYMENT = 8, 9, 10, 11
 
 _SEGMENTS = 5
+_ALIGNMENT_LIMIT = 1 << 16
 _JUMP_BYTES = 16
 
 
@@ -105,7 +107,7 @@ def link(data: bytes) -> bytes:
     """
     try:
         return _Linker(_read(data)).library()
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise LinkError(f"not a well-formed object file: {error}") from None
 
 
@@ -125,6 +127,8 @@ def _read(data: bytes) -> _Object:
         body = b"" if kind == _NOBITS else data[start : start + length]
         if kind != _NOBITS and len(body) != length:
             raise LinkError("a section lies beyond the end of the file")
+        if alignment > _ALIGNMENT_LIMIT:
+            raise LinkError(f"a section aligned to {alignment} bytes")
         sections.append(_Section(name, kind, flags, body, length, link_, info, max(alignment, 1)))
     linked = _Object(sections, [])
     for section in sections:

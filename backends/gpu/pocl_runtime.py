@@ -16,7 +16,7 @@ from .host_runtime import HostRuntime
 
 _PASSED = ("POCL_", "OCL_ICD_", "OPENCL_", "LD_LIBRARY_PATH")
 _FACTS = ("/proc/cpuinfo", "/sys/devices/system/cpu", "/sys/devices/system/node")
-_LATE = ("pyopencl.array", "pyopencl.cache", "pyopencl.invoker", "pyopencl.tools")
+_LATE = ("pyopencl.array", "pyopencl.cache", "pyopencl.invoker", "pyopencl.tools", "tempfile")
 """What pyopencl imports when it is first needed, and that could not be read any more by then."""
 _SHARE = ("share/pocl", "../share/pocl", "../../share/pocl")
 
@@ -63,7 +63,7 @@ class PoclRuntime(HostRuntime):
             raise BackendUnavailable(
                 "opencl",
                 "this PoCL does not start its linker in a way that can be replaced",
-                "pip install dandelion-engine[opencl]",
+                f"{pocl.REMEDY} on x86-64, or set opencl.unconfined=true",
             )
         return {"programs": "none; kernels are linked in the process"}
 

@@ -159,8 +159,9 @@ def _slots(base: int, dynamic: int, wanted: dict[bytes, int]) -> Iterator[tuple[
         dynamic += 16
     absolute: Callable[[int], int] = lambda at: at if at >= base else at + base  # noqa: E731
     symbols, names = absolute(tags[_DT_SYMTAB]), absolute(tags[_DT_STRTAB])
+    found = False
     for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
-        if table not in tags:
+        if table not in tags or found:  # the second is long, and only used without lazy binding
             continue
         whole = ctypes.string_at(absolute(tags[table]), tags[size])
         for place, info, _ in _RELOCATION.iter_unpack(whole):
@@ -169,6 +170,7 @@ def _slots(base: int, dynamic: int, wanted: dict[bytes, int]) -> Iterator[tuple[
             entry = ctypes.string_at(symbols + (info >> 32) * _SYMBOL.size, _SYMBOL.size)
             name = ctypes.string_at(names + _SYMBOL.unpack(entry)[0])
             if name in wanted:
+                found = True
                 yield name, base + place
 
 

@@ -1,9 +1,9 @@
 """What a source may not say: ways to read files of the machine, and machine code.
 
-This looks at the text alone, as a compiler's first phases see it, and refuses early and clearly. It
-is not the wall: what a compiler or a kernel can reach is limited by the process that it runs in, for
-whatever gets past here. Compilers differ in what they take for a trigraph or a continued line, so a
-text must pass in every reading.
+This looks at the text alone, as a compiler's first phases see it, and refuses early and clearly.
+It is not the wall: what a compiler or a kernel can reach is limited by the process that it runs in,
+for whatever gets past here. Compilers differ in what they take for a trigraph or a continued line,
+so a text must pass in every reading.
 
 Refused in every source: includes by path, by a macro or in an unusual spelling; other directives
 that name a file; assembler directives that read one. Refused in OpenCL C and portable sources:

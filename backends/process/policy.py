@@ -1,4 +1,4 @@
-"""The system calls that a sandbox may make: what a computing Python needs between inputs and reply."""
+"""The system calls that a sandbox may make: what computing needs between inputs and reply."""
 
 from __future__ import annotations
 

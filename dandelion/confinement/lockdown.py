@@ -116,7 +116,7 @@ def _allow(ruleset: int, path: str | Path, rights: int) -> None:
 def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
     """Put a file system in memory over a folder, seen by this process and its descendants alone.
 
-    It is gone with the last of them, and cannot grow beyond its size. This leaves the host's mounts;
+    It is gone with the last of them, and cannot grow beyond its size. The host's mounts are left;
     without privileges, in a user namespace that has the same user.
 
     Args:

@@ -3,9 +3,9 @@
 Data never travels here: sets name items by (offset, size) in the arena, which both sides map. The
 node sends `Open` and the process answers `Ready` when its engine is up. Then the node sends `Load`
 (once for each function) and `Run`, and the process answers each `Run` with `Done` or `Failed`, in
-order; one more `Run` may wait while another runs. `Begun` before an answer says that the call's time
-counts from then. `Forget` has no answer. The end of the stream is
-the order to leave, so an engine process never outlives its node.
+order; one more `Run` may wait while another runs. `Begun` before an answer says that the call's
+time counts from then. `Forget` has no answer. The end of the stream is the order to leave, so an
+engine process never outlives its node.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):
-    """A call begins only now: something that is not its own had to be waited for. May come again."""
+    """A call begins only now: it waited for what is not its own time. May come again."""
 
     call: int
 
