@@ -4,15 +4,14 @@ Where the device shares fine-grained memory with the host, as CPUs do, the pool 
 allocation: copies are memory copies, and arguments are addresses in it. Elsewhere the pool is one
 buffer, and arguments are sub-buffers at aligned offsets.
 
-Kernels run inside this process on a CPU, so a kernel with a wild pointer takes the process along;
-the node runs the engine in a process of its own.
+On a CPU kernels run as code of the process that has the device, so this device is only opened in a
+confined process there, see `.gpu.kernel_host`; or where it was said that code is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import linecache
 import warnings
 from collections.abc import Iterable, Iterator
@@ -32,13 +31,19 @@ from dandelion.errors import (
 from dandelion.memory.context import address_of
 
 from .gpu import pocl
+from .gpu.compiling import LOG_BYTES
+from .gpu.confined import ConfinedEngine
 from .gpu.device import Abilities, Device, Handle, Properties
 from .gpu.driver import GpuDriver
+from .gpu.host_memory import POOL_BYTES
+from .gpu.host_runtime import HostRuntime
 from .gpu.plan import Launch, Pointer, Zero
-from .gpu.source import CodeFormat, LoadedCode, checked_includes
+from .gpu.pocl_runtime import PoclRuntime
+from .gpu.source import CodeFormat, LoadedCode
+from .gpu.source_check import checked_source
 
-_REMEDY = "pip install 'dandelion-engine[opencl]'"
-_HOST_POOL_BYTES = 512 * 2**20
+_ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
+_OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
@@ -47,11 +52,25 @@ def driver() -> Driver:
     return OpenClDriver()
 
 
-def _binding() -> Any:  # pyopencl's names are only known once it is loaded
+def enforcement() -> dict[str, str]:
+    """Tell what confines kernels that run on the host here; starts one of their processes.
+
+    Returns:
+        Words by subject; empty where kernels run on a device of their own.
+
+    Raises:
+        BackendUnavailable: they cannot be confined here.
+    """
+    made = OpenClDriver()
+    resource = made.probe()[0].name
+    if not made.runs_on_host(resource):
+        return {}
+    engine = made.engine(resource)
+    assert isinstance(engine, ConfinedEngine), "nothing was set"
     try:
-        return importlib.import_module("pyopencl")
-    except ImportError as error:
-        raise BackendUnavailable("opencl", f"pyopencl: {error}", _REMEDY) from None
+        return engine.facts
+    finally:
+        engine.close()
 
 
 def _devices(cl: Any) -> dict[str, Any]:
@@ -59,9 +78,9 @@ def _devices(cl: Any) -> dict[str, Any]:
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
-        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", _REMEDY) from None
+        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", pocl.REMEDY) from None
     if not found:
-        raise BackendUnavailable("opencl", "no OpenCL device", _REMEDY)
+        raise BackendUnavailable("opencl", "no OpenCL device", pocl.REMEDY)
     kinds = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
     named: dict[str, Any] = {}
     for wanted in ("gpu", "cpu", "other"):
@@ -71,14 +90,25 @@ def _devices(cl: Any) -> dict[str, Any]:
 
 
 class OpenClDriver(GpuDriver):
-    """OpenCL devices. A further setting: ``threads``, how many threads PoCL uses."""
+    """OpenCL devices. Further settings: ``threads``, how many threads PoCL uses; ``processes``, how
+    many functions have a process at a time where kernels run on the host; ``unconfined``, to run
+    them in the engine's process instead, which is for code that one trusts."""
 
     name: ClassVar[str] = "opencl"
-    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "threads")
+    settings: ClassVar[tuple[str, ...]] = (
+        *GpuDriver.settings,
+        "threads",
+        "processes",
+        "unconfined",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on_host: dict[str, bool] = {}
 
     def probe(self) -> list[Resource]:
         pocl.prepare_environment(self._size("threads"))
-        cl = _binding()
+        cl = pocl.binding()
         return [
             Resource(
                 name,
@@ -88,6 +118,18 @@ class OpenClDriver(GpuDriver):
             )
             for name, device in _devices(cl).items()
         ]
+
+    def runs_on_host(self, resource: str) -> bool:
+        if resource not in self._on_host:
+            pocl.prepare_environment(self._size("threads"))
+            cl = pocl.binding()
+            for name, device in _devices(cl).items():
+                self._on_host[name] = bool(device.type & cl.device_type.CPU)
+            self._on_host.setdefault("", next(iter(self._on_host.values())))
+        return self._on_host.get(resource, True)
+
+    def host_runtime(self) -> HostRuntime:
+        return PoclRuntime(self._size("threads"))
 
     def device(self, resource: str) -> Device:
         return OpenClDevice(resource, threads=self._size("threads"))
@@ -142,7 +184,7 @@ class OpenClDevice(Device):
         if self._context is not None:
             return
         pocl.prepare_environment(self._threads)
-        self._cl = cl = _binding()
+        self._cl = cl = pocl.binding()
         devices = _devices(cl)
         wanted = next(iter(devices)) if self._resource in ("", "0") else self._resource
         if wanted not in devices:
@@ -152,7 +194,10 @@ class OpenClDevice(Device):
         pocl.repair_cpu(self._device.int_ptr, self._device.version)
         fine = getattr(self._device, "svm_capabilities", 0)
         self._shared = bool(self._shared and fine & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
-        self.abilities = Abilities(asynchronous=True, host_visible=self._shared)
+        on_host = bool(self._device.type & cl.device_type.CPU)
+        self.abilities = Abilities(
+            asynchronous=True, host_visible=self._shared, host_execution=on_host
+        )
         try:
             self._context = cl.Context([self._device])
             self._queue = cl.CommandQueue(self._context)
@@ -173,7 +218,7 @@ class OpenClDevice(Device):
         return Properties(
             f"{device.name.strip()} ({device.platform.name.strip()})",
             memory_bytes=largest,
-            pool_bytes=min(largest, _HOST_POOL_BYTES) if self._shared else largest // 10 * 9,
+            pool_bytes=min(largest, POOL_BYTES) if self._shared else largest // 10 * 9,
             compute_units=device.max_compute_units,
             block_threads=device.max_work_group_size,
             shared_bytes=device.local_mem_size,
@@ -263,19 +308,21 @@ class OpenClDevice(Device):
         cl = self._cl
         binary = code.format == CodeFormat.SPIRV
         if not binary:
-            checked_includes(code)
+            checked_source(code)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
                 program = cl.Program(self._context, code.data if binary else code.text)
-                program.build(["-cl-std=CL1.2"])
+                program.build(_OPTIONS)
             # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
             names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
             kernels = {name: cl.Kernel(program, name) for name in names if name}
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
         except cl.Error as error:
-            problem = Problem("compile", "it does not compile", code.name, excerpt=str(error))
+            problem = Problem(
+                "compile", "it does not compile", code.name, excerpt=str(error)[:LOG_BYTES]
+            )
             raise InvalidFunction((problem,)) from None
 
     def _unload(self, module: Handle) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from dandelion.backends.gpu.code_facts import CodeFacts, facts_of
 from dandelion.backends.gpu.compiling import CodeCache, default_folder
-from dandelion.backends.gpu.source import CodeFormat, LoadedCode, checked_includes, choose
+from dandelion.backends.gpu.source import CodeFormat, LoadedCode, choose
+from dandelion.backends.gpu.source_check import checked_source
 
 from dandelion.blueprint import Code, Module
 from dandelion.errors import InvalidBlueprint, InvalidFunction
@@ -122,7 +123,7 @@ def test_what_there_is_and_what_is_wanted_are_named() -> None:
     ],
 )
 def test_headers_of_the_compiler_may_be_included(text: str) -> None:
-    checked_includes(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
+    checked_source(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,57 @@ def test_headers_of_the_compiler_may_be_included(text: str) -> None:
 )
 def test_other_files_may_not(text: str) -> None:
     with pytest.raises(InvalidFunction, match="headers"):
-        checked_includes(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
+        checked_source(LoadedCode("k.cu", CodeFormat.CUDA, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+HIDDEN = [
+    'asm("nop");', '__asm__ volatile("nop");', '__asm("nop");', "a\\\nsm(0);", "a\\ \nsm(0);",
+    "a??/\nsm(0);", "// ??/\nasm(0);", "// x \\ \nasm(0);", "// x\rasm(0);", "/* */asm(0);",
+    "#define J as##m", "#define J __a ## sm__", "#define J as%:%:m", "#undef asm",
+    'char *s = "\\""; asm(0);', "int x = '\"'; asm(0); // \"",
+    '#pragma push_macro("asm")', '_Pragma("push_macro(\\"asm\\")")', '#pragma GCC dependency "x"',
+    "#pragma clang module import x", '#line 5 "/etc/passwd"', '# 5 "../x"', '#if __has_embed("x")',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+@pytest.mark.parametrize("kind", [CodeFormat.OPENCL, CodeFormat.PORTABLE])
+def test_machine_code_of_the_host_is_refused(text: str, kind: str) -> None:
+    source = f"{text}\nint rest;"
+    with pytest.raises(InvalidFunction):
+        checked_source(LoadedCode("k.cl", kind, source.encode(), "d"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int plasma, asmx; // no asm here",
+        "/* asm */ x.asmd = 1;",
+        'printf("asm");',
+        "#pragma unroll 4",
+        "#pragma OPENCL EXTENSION cl_khr_fp16 : enable",
+        '#line 5 "kernels.cl"',
+        "// it's fine\nint a;",
+    ],
+)
+def test_ordinary_sources_are_not(text: str) -> None:
+    checked_source(LoadedCode("k.cl", CodeFormat.OPENCL, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+READS = ['asm(".incbin \\"/etc/passwd\\"");', 'asm(".inc" "bin \\"x\\"");', 'asm("\\x2eincbin x");']
+
+
+@pytest.mark.parametrize("text", READS)
+@pytest.mark.parametrize("kind", [CodeFormat.HIP, CodeFormat.CUDA, CodeFormat.OPENCL])
+def test_assembler_directives_that_read_files_are_refused(text: str, kind: str) -> None:
+    with pytest.raises(InvalidFunction):
+        checked_source(LoadedCode("k", kind, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+def test_assembly_of_the_device_is_not() -> None:
+    text = 'asm("mov.u32 %0, %%laneid;" : "=r"(x));'
+    for kind in (CodeFormat.HIP, CodeFormat.CUDA):
+        checked_source(LoadedCode("k", kind, text.encode(), "d"))  # type: ignore[arg-type]
 
 
 # --- the cache ------------------------------------------------------------------------------

@@ -723,8 +723,7 @@ def test_settings(driver: GpuDriver) -> None:
     for bad in ({"pool_byte": "1"}, {"pool_bytes": "much"}, {"exact_stages": "perhaps"}):
         with pytest.raises(InvalidInput):
             load_driver("opencl").configure(bad)
-    engine = driver.engine("")
-    assert isinstance(engine, SequentialEngine)
+    engine = driver.sequential("")
     assert engine.pool.size_bytes == 2 << 20
     assert engine.exact_stages
     engine.close()

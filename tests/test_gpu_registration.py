@@ -21,12 +21,20 @@ from pathlib import Path
 import pytest
 from dandelion.backends.cuda import CudaDriver
 from dandelion.backends.gpu import compile_process
-from dandelion.backends.gpu.compile_process import Answer, Job, Source, answer, compile_apart
+from dandelion.backends.gpu.compile_process import (
+    Answer,
+    Job,
+    Source,
+    answer,
+    compile_apart,
+    prepared,
+)
 from dandelion.backends.gpu.compiling import LOG_BYTES
 from dandelion.backends.gpu.cudalike_driver import CudaLikeDriver
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 from dandelion.backends.hip import HipDriver
 
+from dandelion.confinement.lockdown import landlock_abi
 from dandelion.data import SetSpec
 from dandelion.errors import (
     BackendUnavailable,
@@ -124,6 +132,7 @@ def compiler(
 ) -> Iterator[Compiler]:
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setenv("FAKE_COMPILER", f"{sys.executable} -S {tmp_path / 'script.py'}")
+    monkeypatch.setenv("FAKE_COMPILER_AHEAD", "1")
     monkeypatch.setenv("LD_PRELOAD", libraries["cuda"])
     yield Compiler(tmp_path)
     places = tmp_path / "places"
@@ -297,11 +306,16 @@ def test_a_compiler_that_hangs_is_ended(
     assert not compiler.cache.exists()
 
 
-def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_so() -> None:
+def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_so(
+    tmp_path: Path,
+) -> None:
     text = (
-        "from dandelion.backends.gpu.compile_process import _confine\n_confine(0)\nwhile True: pass"
+        "import os, sys\n"
+        "from dandelion.backends.gpu.compile_process import Job, _confine\n"
+        "_confine(Job(os.getppid(), sys.argv[1], 'cuda', 'sm_90', (), 0), [])\n"
+        "while True: pass"
     )
-    spinning = subprocess.run([sys.executable, "-c", text], check=False)
+    spinning = subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=False)
     assert spinning.returncode == -signal.SIGXCPU
 
 
@@ -375,8 +389,10 @@ def test_a_process_that_says_nothing_is_our_bug(
 
 
 def test_what_backends_have_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(os.getpid(), "null", "sm_90", (Source("k.cu", "cuda-c", GOOD, "d"),), 1.0)
-    told = answer(job)
+    job = Job(os.getpid(), "", "null", "sm_90", (Source("k.cu", "cuda-c", GOOD, "d"),), 1.0)
+    compiler, readable = prepared(job)
+    assert not readable
+    told = answer(job, compiler)
     assert told.error is not None
     assert isinstance(from_record(told.error), BackendUnavailable)
     assert told.binaries == ()
@@ -392,22 +408,57 @@ def test_what_a_compiler_raises_is_typed(
         raise raised
 
     monkeypatch.setattr(compile_process, "compiled", fail)
-    told = answer(Job(os.getpid(), "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0))
+    job = Job(os.getpid(), "", "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0)
+    told = answer(job, CudaDriver().compiler())
     assert isinstance(told, Answer)
     assert told.error is not None
     assert type(from_record(told.error)) is wanted
 
 
-def test_the_process_is_bounded() -> None:
-    text = (
-        "import resource as r\n"
-        "from dandelion.backends.gpu import compile_process as c\n"
-        "c._confine(7.5)\n"
-        "print([r.getrlimit(x) for x in (r.RLIMIT_DATA, r.RLIMIT_CPU, r.RLIMIT_CORE)])\n"
-        "try: bytearray(c.MEMORY_BYTES)\n"
-        "except MemoryError: print('refused')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    limits, refused = done.stdout.splitlines()
+_CONFINED = """
+import errno, os, resource as r, socket, sys, threading
+from dandelion.backends.gpu import compile_process as c
+folder, kept = sys.argv[1:]
+c._confine(c.Job(os.getppid(), folder, "cuda", "sm_90", (), 7.5), [kept])
+
+def told(what):
+    try:
+        what()
+        return "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    except MemoryError:
+        return "no memory"
+
+print([r.getrlimit(x) for x in (r.RLIMIT_DATA, r.RLIMIT_CPU, r.RLIMIT_CORE)])
+print(told(lambda: bytearray(c.MEMORY_BYTES)))
+print(told(lambda: open(kept + "/header.h")), told(lambda: open(folder + "/temporary", "w")))
+print(told(lambda: threading.Thread(target=int).start()))
+for what in (
+    lambda: open("/etc/passwd"), lambda: os.listdir("/"), lambda: open("/proc/self/environ"),
+    lambda: open(kept + "/new", "w"), lambda: socket.socket(), os.fork, lambda: os.kill(1, 0),
+    lambda: os.execv("/bin/true", ["true"]), lambda: os.memfd_create("x"),
+):
+    print(told(what))
+print(os.geteuid())
+"""
+
+
+def test_the_process_is_bounded_and_confined(tmp_path: Path) -> None:
+    if landlock_abi() < 2:
+        pytest.skip("this kernel has no Landlock")
+    folder, kept = tmp_path / "folder", tmp_path / "kept"
+    folder.mkdir()
+    kept.mkdir()
+    for path in (tmp_path, *tmp_path.parents[:-2]):
+        path.chmod(0o755)  # what keeps the process off must not be permissions
+    (kept / "header.h").write_text("")
+    command = [sys.executable, "-c", _CONFINED, str(folder), str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    limits, memory, files, thread, *denied, user = done.stdout.splitlines()
     assert limits == f"[({4 << 30}, {4 << 30}), (8, 9), (0, 0)]"
-    assert refused == "refused"
+    assert memory == "no memory"
+    assert files == "done done"
+    assert thread == "done"
+    assert denied == ["EACCES"] * 4 + ["EPERM"] * 5
+    assert user == str(os.geteuid() or 65534)

@@ -568,14 +568,14 @@ def test_nodes_without_privileges_confine_too(options: list[str]) -> None:
 _LANDLOCK = """
 import os, sys
 from dandelion.confinement import lockdown
-abi = lockdown.restrict_files(reading=True)
+abi = lockdown.restrict_files(readable=["/"], scoped=False)
 open(__import__("os").__file__).close()
 for body in (lambda: open(sys.argv[1], "w"), lambda: os.execv("/bin/true", ["true"])):
     try:
         body()
     except PermissionError:
         print("kept off")
-lockdown.restrict_files(reading=False)
+lockdown.restrict_files()
 try:
     open(os.__file__)
 except PermissionError:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from dandelion.backends.process import wire
 from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.policy import CHANNEL_FD, POLICY
 
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import native
@@ -246,7 +247,7 @@ def f(x):
         return f"{error}; {birth.control.fileno()}"
 """
     gone = first(run(engine, function(source), b"")).text()
-    assert gone == f"mmap closed or invalid; {seccomp.CHANNEL_FD}"
+    assert gone == f"mmap closed or invalid; {CHANNEL_FD}"
 
 
 def test_nothing_of_the_node_is_visible(engine: ProcessEngine) -> None:
@@ -537,7 +538,7 @@ ALLOW, NOTIFY, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
 def test_the_filter_on_every_architecture(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     here = native()
-    program = seccomp.program(here, pid=77)
+    program = seccomp.program(here, POLICY, pid=77)
     assert len(program) // 8 < 4096
 
     def ask(name: str, *arguments: int) -> int:
@@ -559,4 +560,6 @@ def test_the_filter_on_every_architecture(machine: str, monkeypatch: pytest.Monk
     assert ask("tgkill", 77, 77, 9) == ask("tgkill", 78, 78, 6) == NOTIFY
     assert verdict(program, here.numbers["read"], here.audit ^ 1) == KILL
     assert verdict(program, here.highest + 1, here.audit) == KILL
-    assert verdict(seccomp.program(here, 77, KILL), here.numbers["openat"], here.audit) == KILL
+    assert (
+        verdict(seccomp.program(here, POLICY, 77, KILL), here.numbers["openat"], here.audit) == KILL
+    )

@@ -2,9 +2,13 @@
 
 A compiler is a large program that reads text which anybody may have written, so it runs neither in
 the node nor for longer, or with more memory, than is set here. The process reads one `Job` from its
-input, writes one `Answer`, and leaves. It keeps nothing: the node puts the binaries into the cache,
-so a compiler that was led astray answers for its own sources only. It needs no device, and dies
-with its parent.
+input, loads the compiler, gives up its rights, compiles, writes one `Answer`, and leaves. It keeps
+nothing: the node puts the binaries into the cache, so a compiler that was led astray answers for
+its own sources only. It needs no device, and dies with its parent.
+
+What it keeps of the file system is found out, not configured: the folders of the libraries that
+loading the compiler brought, with the toolkit around each, and the folders of headers that the
+compiler is told of. A folder in memory is its place for temporary files.
 
 It may die of a source, or not come to an end: both are that source's fault (`InvalidFunction`). A
 compiler that is missing or fails by itself is nobody's; then there are no binaries, and the first
@@ -13,7 +17,7 @@ call compiles as it does on a node whose engines came up later.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import resource
 import select
@@ -27,6 +31,8 @@ from pathlib import Path
 import msgspec
 
 import dandelion
+from dandelion.confinement import libc, lockdown, seccomp
+from dandelion.confinement.syscalls import native
 from dandelion.driver import load_driver
 from dandelion.errors import (
     BackendUnavailable,
@@ -40,16 +46,19 @@ from dandelion.errors import (
 )
 from dandelion.function import Digest
 
-from .compiling import compiled
+from .calls import Compiler
+from .compiling import compiled, loaded
 from .driver import GpuDriver
-from .source import LoadedCode
+from .host_folder import HostFolders
+from .host_policy import policy
+from .source import LoadedCode, header
 
 LIMIT_S = 30.0
 MEMORY_BYTES = 4 << 30
 _ANSWER_BYTES = 256 << 20
 _PROCESSES = threading.BoundedSemaphore(2)
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
+FOLDER_BYTES, FOLDER_FILES = 1 << 30, 16384
+_DESCRIPTORS = 256
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
@@ -66,12 +75,14 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         parent: id of the process that wants it.
+        folder: for temporary files; nobody else's.
         backend: whose compiler.
         arch: for which architecture.
         limit_s: bound on the processor's time, in seconds.
     """
 
     parent: int
+    folder: str
     backend: str
     arch: str
     sources: tuple[Source, ...]
@@ -107,10 +118,10 @@ def compile_apart(
         InternalError: the process failed.
     """
     wanted = tuple(Source(c.name, c.format, c.data, c.digest) for c in sources)
-    job = Job(os.getpid(), backend, arch, wanted, limit_s)
     try:
-        with _PROCESSES:
-            answer = _answer_to(job)
+        with _PROCESSES, contextlib.closing(HostFolders()) as folders:
+            folder = str(folders.make())
+            answer = _answer_to(Job(os.getpid(), folder, backend, arch, wanted, limit_s))
     except OSError:  # no further process, or no memory for it
         return ()
     if answer.error is not None:
@@ -187,14 +198,12 @@ def _environment() -> dict[str, str]:
 # --- the process --------------------------------------------------------------------------------
 
 
-def answer(job: Job) -> Answer:
+def answer(job: Job, compiler: Compiler | BackendUnavailable) -> Answer:
     """Compile the sources of a job, up to the first that cannot be."""
     done: list[bytes] = []
     try:
-        driver = load_driver(job.backend)
-        compiler = driver.compiler() if isinstance(driver, GpuDriver) else None
-        if compiler is None:
-            raise BackendUnavailable(job.backend, "a compiler")
+        if isinstance(compiler, BackendUnavailable):
+            raise compiler
         for source in job.sources:
             code = LoadedCode(source.name, source.format, source.data, Digest(source.digest))
             done.append(compiled(compiler, code, job.arch, None))
@@ -210,32 +219,84 @@ def answer(job: Job) -> Answer:
     return Answer(tuple(done))
 
 
-def _confine(limit_s: float) -> None:
-    """Bound what a compiler takes: memory, the processor's time, files; no cores, no privileges."""
-    seconds = int(limit_s) + 1
-    for limit, soft, hard in (
-        (resource.RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, seconds, seconds + 1),  # SIGXCPU, unlike SIGKILL, says why
-        (resource.RLIMIT_FSIZE, _ANSWER_BYTES, _ANSWER_BYTES),
-        (resource.RLIMIT_CORE, 0, 0),
+def prepared(job: Job) -> tuple[Compiler | BackendUnavailable, set[str]]:
+    """Load the compiler of a job; gives what must stay readable for it to work."""
+    before = _libraries()
+    try:
+        driver = load_driver(job.backend)
+        compiler = driver.compiler() if isinstance(driver, GpuDriver) else None
+        if compiler is None:
+            raise BackendUnavailable(job.backend, "a compiler")
+        loaded(compiler)
+        words = [os.fsdecode(word) for word in compiler.headers()]
+    except BackendUnavailable as error:
+        return error, set()
+    found = {_toolkit(path.parent) for path in _libraries() - before}
+    found |= {os.path.realpath(word[2:]) for word in words if word.startswith("-I")}
+    return compiler, found | {"/etc/ld.so.cache", "/dev/null", "/dev/urandom"}
+
+
+def _libraries() -> set[Path]:
+    """List the libraries that this process has loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {Path("/" + line.partition("/")[2]) for line in lines if "/" in line}
+    return {path for path in paths if ".so" in path.name}
+
+
+def _toolkit(folder: Path) -> str:
+    """Give the tree that a library's folder belongs to, or the folder if that is the system's."""
+    if not folder.name.startswith("lib") or folder.parent in _SYSTEM:
+        return str(folder)
+    return str(folder.parent)
+
+
+_SYSTEM = tuple(Path(p) for p in ("/", "/usr", "/usr/lib", "/usr/lib64", "/usr/local", "/opt"))
+
+
+def _confine(job: Job, readable: Iterable[str]) -> None:
+    """Give up what a compiler does not need; parts that a machine does not have are left out."""
+    folder = Path(job.folder)
+    lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
+    os.environ["TMPDIR"] = job.folder
+    os.chdir(folder)
+    was_root = os.geteuid() == 0
+    if was_root:
+        with contextlib.suppress(OSError):
+            os.chown(folder, lockdown.NOBODY, lockdown.NOBODY)
+    lockdown.leave_namespaces(user=not was_root)
+    lockdown.drop_identity()
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
+    if os.getppid() != job.parent:
+        raise ProcessLookupError("nobody waits for this any more")
+    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    lockdown.limit_resources()
+    for limit, value in (
+        (resource.RLIMIT_DATA, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _ANSWER_BYTES),
+        (resource.RLIMIT_NOFILE, _DESCRIPTORS),
     ):
-        most = resource.getrlimit(limit)[1]
-        most = hard if most == resource.RLIM_INFINITY else min(hard, most)
-        resource.setrlimit(limit, (min(soft, most), most))
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        lockdown.limit(limit, value)
+    seconds = int(job.limit_s) + 1
+    lockdown.limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, unlike SIGKILL, says why
+    lockdown.restrict_files(readable, [folder])
+    with contextlib.suppress(OSError, BackendUnavailable):
+        seccomp.install(native(job.backend), policy(None))
 
 
 def main() -> int:
     """Do the job on standard input; the answer goes to standard output."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
     if os.getppid() != job.parent:
         return 1
-    _confine(job.limit_s)
     with os.fdopen(os.dup(1), "wb") as output, open(os.devnull, "r+b") as nowhere:
         for descriptor in (0, 1, 2):  # what a compiler prints is no answer
             os.dup2(nowhere.fileno(), descriptor)
-        output.write(msgspec.msgpack.encode(answer(job)))
+        compiler, readable = prepared(job)
+        header()  # it is read from a file when it is first asked for
+        _confine(job, readable)
+        output.write(msgspec.msgpack.encode(answer(job, compiler)))
     return 0
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from dandelion.errors import BackendUnavailable, DeviceFault, InvalidFunction, Problem
 
 from .calls import Compiler
-from .source import CodeFormat, LoadedCode, checked_includes
+from .source import CodeFormat, LoadedCode
+from .source_check import checked_source
 
 _MAGIC = b"dandelion code 1\n"
 _DIGEST_BYTES = 32
@@ -112,7 +113,7 @@ def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache |
         InvalidFunction: it does not compile; the compiler's words are in it.
         BackendUnavailable: the compiler is missing.
     """
-    checked_includes(code)
+    checked_source(code)
     key = key_of(compiler, code, arch)
     found = cache.get(key) if cache is not None else None
     if found is None:
@@ -123,7 +124,7 @@ def compiled(compiler: Compiler, code: LoadedCode, arch: str, cache: CodeCache |
 
 
 def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -> bytes:
-    rtc = _loaded(compiler)
+    rtc = loaded(compiler)
     name = compiler.prefix
 
     def do(operation: str, *arguments: Any) -> Any:
@@ -151,7 +152,12 @@ def _compile(compiler: Compiler, code: LoadedCode, options: tuple[bytes, ...]) -
         getattr(rtc, name + "DestroyProgram")(compiler.reference(program))
 
 
-def _loaded(compiler: Compiler) -> Any:
+def loaded(compiler: Compiler) -> Any:
+    """Give a compiler's binding, with its library loaded.
+
+    Raises:
+        BackendUnavailable: the library is missing.
+    """
     rtc = compiler.load()
     try:
         getattr(rtc, compiler.prefix + "Version")()

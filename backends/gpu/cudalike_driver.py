@@ -16,7 +16,8 @@ from .compiling import SOURCES, CodeCache, default_folder, key_of
 from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
 from .program import make_program
-from .source import LoadedCode, checked_includes, choose
+from .source import LoadedCode, choose
+from .source_check import checked_source
 from .weights import WeightsLimit
 
 
@@ -88,7 +89,7 @@ class CudaLikeDriver(GpuDriver):
         missing: dict[str, LoadedCode] = {}
         for code in chosen:
             if code.format in SOURCES:
-                checked_includes(code)
+                checked_source(code)
                 key = key_of(self.compiler(), code, archs[0])
                 if cache.get(key) is None:
                     missing[key] = code

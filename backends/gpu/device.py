@@ -48,6 +48,7 @@ class Abilities:
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
         holds: there is memory beside the pool, and kernels obey its `Protection`.
+        host_execution: kernels run on the host's processors, as code of this process.
     """
 
     graphs: bool = False
@@ -55,6 +56,7 @@ class Abilities:
     registers: bool = False
     host_visible: bool = False
     holds: bool = False
+    host_execution: bool = False
 
 
 class Protection(enum.Enum):

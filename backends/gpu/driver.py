@@ -14,12 +14,16 @@ from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
 from .calls import Compiler
+from .confined import DEFAULT_PROCESSES, MAX_PROCESSES, ConfinedEngine
 from .device import Device
+from .host_runtime import HostRuntime
 from .launch_sizes import misfits
 from .layout import Slot
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, make_program, plan_call
 from .sequential import SequentialEngine
+from .source import sources
+from .source_check import checked_source
 from .weights import SMALL_BYTES, WeightsLimit, constant_slots
 
 MAX_WORKERS = 48  # clients that one MPS server takes
@@ -65,13 +69,18 @@ class GpuDriver(Driver):
         self._size("pool_bytes")
         self._flag("exact_stages")
         self._flag("spare")
+        self._flag("unconfined")
         self._workers()
+        self.processes()
 
     def attach(self, arena: ArenaMap) -> None:
         self._arena = arena
 
     def check(self, function: Function) -> None:
-        problems = misfits(make_program(function).config, function.files)
+        program = make_program(function)
+        for code in sources(program.config, function.files):
+            checked_source(code)
+        problems = misfits(program.config, function.files)
         if problems:
             raise InvalidBlueprint(tuple(problems))
 
@@ -98,6 +107,8 @@ class GpuDriver(Driver):
         return found
 
     def warm(self, resource: str) -> None:
+        if self.runs_on_host(resource) and not self._flag("unconfined"):
+            return  # its processes are their own
         device = self.device(resource)
         device.open()
         self._warm[resource] = device
@@ -115,13 +126,24 @@ class GpuDriver(Driver):
         return slots if size > SMALL_BYTES else None
 
     def engine(self, resource: str) -> Engine:
+        if self.runs_on_host(resource) and not self._flag("unconfined"):
+            engine: Engine = ConfinedEngine(self, resource, self._options)
+        else:
+            engine = self.sequential(resource)
+        if self._options.get("role", "") == "sequential":
+            engine.workers = self._workers()
+            engine.spare = self._flag("spare", self.default_spare)
+        return engine
+
+    def sequential(self, resource: str) -> SequentialEngine:
+        """Start the engine that runs kernels itself, in this process."""
         workers, role = self._workers(), self._options.get("role", "")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
         warm = self._warm.pop(resource) if resource in self._warm else None
         pool_bytes, weights = self._size("pool_bytes"), self.weights()
         if self._lost_bytes and not pool_bytes:
             pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)
-        engine = SequentialEngine(
+        return SequentialEngine(
             warm or self.device(resource),
             pool_bytes,
             self._arena,
@@ -130,10 +152,26 @@ class GpuDriver(Driver):
             weights,
             HURRIED_BYTES if self._lost_bytes else 0,
         )
-        if role == "sequential":
-            engine.workers = workers
-            engine.spare = self._flag("spare", self.default_spare)
-        return engine
+
+    def runs_on_host(self, resource: str) -> bool:
+        """Tell whether kernels run on the host's processors there; see `host_runtime`."""
+        return False
+
+    def host_runtime(self) -> HostRuntime | None:
+        """Give what confined processes of such a device need, where there are such devices."""
+        return None
+
+    def pool_bytes(self) -> int:
+        """Size of the pool as it was set; 0 leaves it to the device."""
+        return self._size("pool_bytes")
+
+    def processes(self) -> int:
+        """How many functions have a confined process at a time, where kernels run on the host."""
+        text = self._options.get("processes", str(DEFAULT_PROCESSES))
+        if not (text.isdecimal() and 1 <= int(text) <= MAX_PROCESSES):
+            where = f"{self.name}.processes"
+            raise InvalidInput(where, f"'{text}'", f"write 1 to {MAX_PROCESSES}")
+        return int(text)
 
     def weights(self) -> WeightsLimit:
         """How much device memory constants may take; nothing, unless a backend says otherwise."""

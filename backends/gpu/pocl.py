@@ -8,16 +8,32 @@ The name is a C string that the device's record points to, directly behind the t
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import importlib
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from dandelion.errors import BackendUnavailable
+
+REMEDY = "pip install 'dandelion-engine[opencl]'"
 
 _RECORD_WORDS = 256
 _TRIPLE = b"x86_64-"
 _UNKNOWN = b"generic\0"
+
+
+def binding() -> Any:  # pyopencl's names are only known once it is loaded
+    """Load pyopencl.
+
+    Raises:
+        BackendUnavailable: it is missing.
+    """
+    try:
+        return importlib.import_module("pyopencl")
+    except ImportError as error:
+        raise BackendUnavailable("opencl", f"pyopencl: {error}", REMEDY) from None
 
 
 def prepare_environment(threads: int = 0) -> None:
@@ -43,8 +59,7 @@ def repair_cpu(device_address: int, device_version: str) -> bool:
     """
     if not device_version.endswith("x86_64-unknown-linux-gnu-generic"):
         return False
-    with _own_memory() as memory:
-        field = _find_cpu_field(memory, device_address)
+    field = _find_cpu_field(device_address)
     if field is None:
         return False
     strdup = ctypes.CDLL(None).strdup
@@ -54,34 +69,41 @@ def repair_cpu(device_address: int, device_version: str) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _own_memory() -> Iterator[int]:
-    """Open this process's memory: reading there what is not mapped is an error, not a crash."""
-    fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+class _Range(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-def _find_cpu_field(memory: int, record: int) -> int | None:
-    words = struct.unpack(f"={_RECORD_WORDS}Q", os.pread(memory, _RECORD_WORDS * 8, record))
-    for index in range(_RECORD_WORDS - 1):
+def _own_memory(address: int, size: int) -> bytes:
+    """Read memory of this process; empty, and not a crash, if it is not mapped."""
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    buffer = ctypes.create_string_buffer(size)
+    here, there = _Range(ctypes.addressof(buffer), size), _Range(address, size)
+    count = read(
+        os.getpid(),
+        ctypes.byref(here),
+        ctypes.c_ulong(1),
+        ctypes.byref(there),
+        ctypes.c_ulong(1),
+        ctypes.c_ulong(0),
+    )
+    return buffer.raw[:count] if count > 0 else b""
+
+
+def _find_cpu_field(record: int) -> int | None:
+    whole = _own_memory(record, _RECORD_WORDS * 8)
+    words = struct.unpack(f"={len(whole) // 8}Q", whole[: len(whole) // 8 * 8])
+    for index in range(len(words) - 1):
         if (
-            _string(memory, words[index], len(_TRIPLE)) == _TRIPLE
-            and _string(memory, words[index + 1], len(_UNKNOWN)) == _UNKNOWN
+            _string(words[index], len(_TRIPLE)) == _TRIPLE
+            and _string(words[index + 1], len(_UNKNOWN)) == _UNKNOWN
         ):
             return record + 8 * (index + 1)
     return None
 
 
-def _string(memory: int, address: int, size: int) -> bytes:
-    if not 4096 <= address < 2**47:
-        return b""
-    try:
-        return os.pread(memory, size, address)
-    except OSError:
-        return b""
+def _string(address: int, size: int) -> bytes:
+    return _own_memory(address, size) if 4096 <= address < 2**47 else b""
 
 
 def _cpu_name() -> str:

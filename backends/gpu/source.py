@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dandelion.blueprint import Access, Code, GpuConfig, Kernel, Module
 from dandelion.blueprint.signatures import HEADER, is_portable, signatures
 from dandelion.data import Bytes
-from dandelion.errors import InvalidBlueprint, InvalidFunction, Problem
+from dandelion.errors import InvalidBlueprint, Problem
 from dandelion.function import Digest, digest_of
 
 
@@ -127,29 +127,6 @@ def choose(
     raise InvalidBlueprint((problem,))
 
 
-_DIRECTIVE = re.compile(
-    r"(?:#|%:|\?\?=)(?:\s|/\*.*?\*/)*(?:include|include_next|import|embed)\b|__has_(?:include|embed)",
-    re.S,
-)
-_HARMLESS = re.compile(r'#[ \t]*include[ \t]*(?:<(?:\w[\w.+-]*/)*\w[\w.+-]*>|"dandelion\.h")')
-
-
-def checked_includes(code: LoadedCode) -> None:
-    """Hold the includes of a source against what it may name: headers that come with a compiler.
-
-    A compiler would read any file of this machine for an include, and show it in its messages.
-
-    Raises:
-        InvalidFunction: it includes by path, by a macro, or in an unusual spelling.
-    """
-    text = re.sub(r"(?:\\|\?\?/)\r?\n", "", code.text)  # lines that are continued
-    for match in _DIRECTIVE.finditer(text):
-        if not _HARMLESS.match(text, match.start()):
-            line = text[match.start() :].partition("\n")[0]
-            message = "only headers of the compiler can be included, as #include <name.h>"
-            raise InvalidFunction((Problem("include", message, code.name, found=line[:80]),))
-
-
 @functools.cache
 def header() -> str:
     """Text of ``dandelion.h``."""
@@ -170,6 +147,18 @@ def with_header(text: str, name: str) -> str:
     safe = re.sub(r'["\\\n]', "_", name)
     rest = _INCLUDE.sub("\n", text[match.end() :])
     return f'{text[: match.start()]}{header()}\n#line {line} "{safe}"\n{rest}'
+
+
+def sources(config: GpuConfig, files: Mapping[str, Bytes]) -> list[LoadedCode]:
+    """Give all sources of a function's modules, as they were written."""
+    found: dict[str, LoadedCode] = {}
+    for module in config.modules:
+        for code in module.code:
+            data = files.get(code.path)
+            if data is None or (kind := format_of(code, data)) in _BINARY:
+                continue
+            found[code.path] = LoadedCode(code.path, kind, bytes(data), Digest(""))
+    return list(found.values())
 
 
 def with_access(config: GpuConfig, files: Mapping[str, Bytes]) -> GpuConfig:

@@ -60,7 +60,7 @@ def _prepare(settings: Settings) -> dict[str, str]:
         os.sched_setaffinity(0, {settings.core})
     lockdown.allow_descriptors()
     facts = {"namespaces": lockdown.leave_namespaces(), "user": lockdown.drop_identity()}
-    abi = lockdown.restrict_files(reading=False)
+    abi = lockdown.restrict_files()
     facts["landlock"] = f"ABI {abi}, no files at all" if abi else "none"
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     lockdown.limit_resources()

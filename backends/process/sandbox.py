@@ -39,6 +39,7 @@ from dandelion.data import Bytes, Item, ItemSet, Origin, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
 
 from . import modules, wire
+from .policy import CHANNEL_FD
 
 OUTPUT_FD = 4
 MODULE = "function"
@@ -149,9 +150,9 @@ def _be_born(birth: Birth) -> None:
     wire.send(birth.control, [_encoder.encode(wire.Born(pid))], rights)
     birth.births.close()
     channel = ours.detach()
-    os.close(seccomp.CHANNEL_FD)  # the control socket: nobody can reach the zygote from here on
-    place = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, seccomp.CHANNEL_FD)
-    assert place == seccomp.CHANNEL_FD
+    os.close(CHANNEL_FD)  # the control socket: nobody can reach the zygote from here on
+    place = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, CHANNEL_FD)
+    assert place == CHANNEL_FD
     for file in (*rights, channel, printed):
         if file != output:
             os.close(file)

@@ -38,7 +38,7 @@ import msgspec
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 
-from . import life, modules, sandbox, wire
+from . import life, modules, policy, sandbox, wire
 from .paths import HostPaths
 from .turnover import Turnover
 
@@ -71,7 +71,13 @@ def main(control_fd: int, settings: wire.Settings) -> None:
         return
     births = mmap.mmap(-1, mmap.PAGESIZE)
     zygote = Zygote(
-        sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), ready.mapped_bytes, births),
+        sandbox.Birth(
+            os.getpid(),
+            control,
+            seccomp.Filter(native(), policy.POLICY),
+            ready.mapped_bytes,
+            births,
+        ),
         settings.ahead,
     )
     try:
@@ -89,7 +95,7 @@ class _Unfit(Exception):
 
 def _control(control_fd: int, life_fd: int) -> socket.socket:
     """Move the connection to where sandboxes have their channel, so that they can use it first."""
-    place = seccomp.CHANNEL_FD
+    place = policy.CHANNEL_FD
     fcntl.fcntl(life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
     os.dup2(control_fd, place, inheritable=False)
     for file in {control_fd, life_fd} - {place}:
@@ -102,7 +108,7 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     lockdown.allow_descriptors()
     lockdown.yield_to_others(True)
     os.nice(settings.niceness)
-    abi = lockdown.restrict_files(reading=True)
+    abi = lockdown.restrict_files(readable=["/"], scoped=False)
     host = HostPaths()
     try:
         modules.load(settings.imports)
@@ -117,7 +123,7 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     facts["namespaces"] = lockdown.leave_namespaces()
     facts["user"] = lockdown.drop_identity()
     if abi:
-        lockdown.restrict_files(reading=False)
+        lockdown.restrict_files()
         facts["landlock"] = f"ABI {abi}, no files at all"
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)

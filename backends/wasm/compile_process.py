@@ -74,7 +74,7 @@ def _prepare() -> wasmtime.Engine:
     os.nice(NICENESS)
     lockdown.leave_namespaces()
     lockdown.drop_identity()
-    lockdown.restrict_files(reading=False)
+    lockdown.restrict_files()
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()

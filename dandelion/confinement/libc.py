@@ -11,6 +11,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 _LIBC.unshare.argtypes = [ctypes.c_int]
 
+_LIBC.mount.argtypes = [*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_char_p]
+
 _HELD = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock during a call
 _HELD.syscall.restype = ctypes.c_long
 _HELD.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -63,6 +65,16 @@ def unshare(flags: int) -> None:
         OSError: it is not allowed, or there are no such namespaces.
     """
     _checked(int(_LIBC.unshare(flags)))
+
+
+def mount(target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount a file system that has no device, or change how one propagates.
+
+    Raises:
+        OSError: it is not allowed.
+    """
+    words = (b"none", os.fsencode(target), kind.encode())
+    _checked(int(_LIBC.mount(*words, flags, options.encode())))
 
 
 def fork() -> int:

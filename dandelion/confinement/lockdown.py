@@ -1,12 +1,11 @@
-"""Giving up rights, step by step, each for ever and inherited by forks.
+"""Giving up rights, step by step, each for ever and inherited by threads and forks.
 
-A zygote does most of it once, for all sandboxes that it will fork: it first loses the right to
-change anything (`restrict_files(reading=True)`), then imports what was declared, then loses the
-file system, the network, its user and its capabilities. Each step that a kernel or a container does
-not allow is left out and reported; the system call filter (`seccomp`) alone is required, and
-suffices to keep a sandbox from files, sockets and other processes.
+Each step that a kernel or a container does not allow is left out and reported; the caller decides
+which of them it requires. Most rights belong to a thread, not to a process: a process confines
+itself while it has one thread, and starts others afterwards.
 
-Source: ``landlock(7)``, ``credentials(7)``, ``capabilities(7)``, ``linux/landlock.h``.
+Source: ``landlock(7)``, ``credentials(7)``, ``capabilities(7)``, ``mount_namespaces(7)``,
+``linux/landlock.h``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ import ctypes
 import math
 import os
 import resource
+import stat
 import struct
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
 from dandelion.confinement import libc
 
@@ -25,12 +27,29 @@ NOBODY = 65534
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
-_READ_FILE_AND_DIRECTORY = 1 << 2 | 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIRECTORY, _REMOVE_FILE = 1 << 4, 1 << 5
+_MAKE_DIRECTORY, _MAKE_FILE = 1 << 7, 1 << 8
+_RENAME_ELSEWHERE, _TRUNCATE = 1 << 13, 1 << 14
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_READING = _READ_FILE | _READ_DIRECTORY
+_WRITING = (
+    _READING
+    | _WRITE_FILE
+    | _REMOVE_DIRECTORY
+    | _REMOVE_FILE
+    | _MAKE_DIRECTORY
+    | _MAKE_FILE
+    | _RENAME_ELSEWHERE
+    | _TRUNCATE
+)
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _CPU_GRACE_S = 2
 
 _NEW_USER, _NEW_UTS, _NEW_IPC, _NEW_NET = 0x10000000, 0x04000000, 0x08000000, 0x40000000
+_NEW_MOUNTS = 0x00020000
+_NO_SUID, _NO_DEVICES, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 14, 1 << 18
 
 
 def landlock_abi() -> int:
@@ -41,11 +60,17 @@ def landlock_abi() -> int:
         return 0
 
 
-def restrict_files(*, reading: bool) -> int:
-    """Give up the file system, TCP and, where the kernel knows them, signals to others.
+def restrict_files(
+    readable: Iterable[str | Path] = (), writable: Iterable[str | Path] = (), *, scoped: bool = True
+) -> int:
+    """Give up the file system but for some paths, and TCP; nothing can be executed any more.
 
     Args:
-        reading: keep the right to read files and list directories.
+        readable: files, and folders with all that is below, that may be read and listed. What is
+            not there is left out.
+        writable: folders below which regular files and folders may be made, read, written, renamed
+            (from folder to folder since version 2), and removed.
+        scoped: give up abstract sockets and signals to others, too, where the kernel knows that.
 
     Returns:
         Version of the interface that enforces it; 0 if there is none.
@@ -55,13 +80,15 @@ def restrict_files(*, reading: bool) -> int:
         return 0
     files = (1 << _file_rights(abi)) - 1
     network = 0b11 if abi >= 4 else 0
-    scopes = 0b11 if abi >= 6 and not reading else 0
+    scopes = 0b11 if abi >= 6 and scoped else 0
     attributes = ctypes.create_string_buffer(struct.pack("<QQQ", files, network, scopes), 24)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = libc.syscall(_CREATE_RULESET, attributes, size, 0)
     try:
-        if reading:
-            _allow_reading(ruleset)
+        for path in readable:
+            _allow(ruleset, path, _READING)
+        for path in writable:
+            _allow(ruleset, path, _WRITING & files)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
         libc.syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
@@ -75,25 +102,64 @@ def _file_rights(abi: int) -> int:
     return {1: 13, 2: 14}.get(abi, 15)
 
 
-def _allow_reading(ruleset: int) -> None:
-    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+def _allow(ruleset: int, path: str | Path, rights: int) -> None:
     try:
-        rule = ctypes.create_string_buffer(struct.pack("<Qi", _READ_FILE_AND_DIRECTORY, root), 12)
+        below = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(below).st_mode):
+            rights &= _OF_FILES
+        rule = ctypes.create_string_buffer(struct.pack("<Qi", rights, below), 12)
         libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
     finally:
-        os.close(root)
+        os.close(below)
 
 
-def leave_namespaces() -> str:
+def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
+    """Put a file system in memory over a folder, seen by this process and its descendants alone.
+
+    It is gone with the last of them, and cannot grow beyond its size. The host's mounts are left;
+    without privileges, in a user namespace that has the same user.
+
+    Args:
+        folder: an absolute path; what lies there is hidden.
+        size_bytes, files: how much and how many it can hold.
+
+    Returns:
+        Whether it was allowed. If not, the folder is as it was.
+    """
+    user, group = os.geteuid(), os.getegid()
+    owner = (NOBODY, NOBODY) if user == 0 else (user, group)
+    try:
+        if user == 0:
+            libc.unshare(_NEW_MOUNTS)
+        else:
+            libc.unshare(_NEW_USER | _NEW_MOUNTS)
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        libc.mount("/", "none", _RECURSIVE | _PRIVATE)
+        options = f"size={size_bytes},nr_inodes={files},mode=0700,uid={owner[0]},gid={owner[1]}"
+        libc.mount(folder, "tmpfs", _NO_SUID | _NO_DEVICES, options)
+    except OSError:
+        return False
+    return True
+
+
+def leave_namespaces(*, user: bool = True) -> str:
     """Leave the host's network, IPC and host name; without privileges, in a user namespace.
+
+    Args:
+        user: whether it may be a user namespace, in which there is no user to change to.
 
     Returns:
         Names of the namespaces that were left, ``none`` if it is not allowed.
     """
-    for flags, names in (
-        (_NEW_NET | _NEW_IPC | _NEW_UTS, "net, ipc, uts"),
-        (_NEW_USER | _NEW_NET | _NEW_IPC | _NEW_UTS, "user, net, ipc, uts"),
-    ):
+    ways = [(_NEW_NET | _NEW_IPC | _NEW_UTS, "net, ipc, uts")]
+    if user:
+        ways.append((_NEW_USER | _NEW_NET | _NEW_IPC | _NEW_UTS, "user, net, ipc, uts"))
+    for flags, names in ways:
         try:
             libc.unshare(flags)
         except OSError:
@@ -159,6 +225,14 @@ def yield_to_others(batch: bool) -> None:
     """
     policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
     os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+def limit(what: int, soft: int, hard: int | None = None) -> None:
+    """Set a resource limit, or what is allowed of it; without `hard` both are `soft`."""
+    hard = soft if hard is None else hard
+    _, most = resource.getrlimit(what)
+    hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
+    resource.setrlimit(what, (min(soft, hard), hard))
 
 
 def limit_call(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:

@@ -1,13 +1,13 @@
-"""The system call filter of a sandbox, and what happens to a call that it denies.
+"""System call filters, and what happens to a call that one denies.
 
-The filter is an allow-list: what a computing Python needs between its inputs and its reply. Every
-other call ends in one of three ways:
+A filter is an allow-list, a `Policy`. Every call that it does not allow ends in one of four ways:
 
 quiet     it fails with an error number, as on a machine where there is nothing to see: looking up
           files, asking about terminals and processors. Libraries probe for these and cope.
-notified  it fails, and the engine learns of it through a listener that the kernel gives us: that is
-          how an error can name the call. The instance is lost, whatever its code makes of it.
-killed    a foreign call interface, or all denied calls on kernels without notification.
+failed    it fails with EPERM: for programs that may go on without it.
+notified  it fails, and who started the process learns of it through a listener that the kernel
+          gives: that is how an error can name the call.
+killed    a foreign call interface; and all denied calls where the filter says so.
 
 The program is classic BPF over ``struct seccomp_data``: number at byte 0, architecture at 4,
 arguments from 16, 8 bytes each, low word first on both architectures that we know.
@@ -20,78 +20,73 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dandelion.confinement import libc
 from dandelion.confinement.syscalls import Architecture
 
-CHANNEL_FD = 3
-"""The one socket of a sandbox."""
-
-_ALLOWED = """
-    read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close ftruncate
-    fstat brk munmap mremap madvise futex
-    rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
-    clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getrusage
-    getitimer setitimer sched_yield getcpu poll ppoll select pselect6
-    getpid getppid gettid getuid geteuid getgid getegid getrandom exit exit_group
-"""
-
-_QUIET = {
-    errno.EACCES: """
-        stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd
-    """,
-    errno.EPERM: "uname sysinfo sched_getaffinity sched_setaffinity getgroups",
-    errno.ENOTTY: "ioctl",
-    errno.ENOSYS: "membarrier rseq set_robust_list",
-}
-
-_KILL = 0x80000000
+KILL = 0x80000000
 _ERRNO = 0x00050000
-_NOTIFY = 0x7FC00000
+FAIL = _ERRNO | errno.EPERM
+NOTIFY = 0x7FC00000
 _ALLOW = 0x7FFF0000
 
 _LOAD, _EQUAL, _GREATER, _HAS_BITS, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 
 _SET_FILTER, _GET_ACTION_AVAILABLE = 1, 2
-_NEW_LISTENER = 1 << 3
+_ALL_THREADS, _NEW_LISTENER = 1 << 0, 1 << 3
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")
 _RESPONSE = struct.Struct("<QqiI")
 _PID = struct.Struct("<I")
-_SIGABRT = 6
 _ANY_PID = 0x5AFEB0C5  # no process has it, nor does any other operand look like it
-_F_DUPFD_CLOEXEC = 1030
 
 Program = list[tuple[int, int, int, int]]
 """Instructions: code, jump if true, jump if false, operand."""
 
 
-def program(architecture: Architecture, pid: int, denied: int = _NOTIFY) -> bytes:
-    """Write the filter of the sandbox with process id `pid`.
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a filter allows. Calls are named; names that an architecture lacks are left out.
+
+    Attributes:
+        allowed: calls that are allowed whatever their arguments, as words of a text.
+        quiet: calls that fail with an error number, by that number, likewise.
+        conditional: makes the calls that are allowed for some arguments, with a program each. It
+            gets the process id that the filter is for, and what becomes of denied calls.
+    """
+
+    allowed: str
+    quiet: Mapping[int, str]
+    conditional: Callable[[int, int], list[tuple[str, Program]]]
+
+
+def program(architecture: Architecture, policy: Policy, pid: int, denied: int = NOTIFY) -> bytes:
+    """Write the filter of the process with id `pid`.
 
     Args:
         architecture: numbers of the calls.
-        pid: the sandbox itself; it may abort itself and signal nobody else.
-        denied: what becomes of calls that are not listed.
+        policy: what is allowed.
+        pid: the process itself, for conditions.
+        denied: what becomes of calls that are not listed: `NOTIFY`, `FAIL` or `KILL`.
     """
     numbers = architecture.numbers
     code: Program = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, architecture.audit),
-        (_RETURN, 0, 0, _KILL),
+        (_RETURN, 0, 0, KILL),
         (_LOAD, 0, 0, 0),
         (_GREATER, 0, 1, architecture.highest),
-        (_RETURN, 0, 0, _KILL),
+        (_RETURN, 0, 0, KILL),
     ]
     rules: list[tuple[str, Program]] = [
-        (name, [(_RETURN, 0, 0, _ALLOW)]) for name in _ALLOWED.split()
+        (name, [(_RETURN, 0, 0, _ALLOW)]) for name in policy.allowed.split()
     ]
-    rules += _conditional(pid, denied)
-    for error, names in _QUIET.items():
+    rules += policy.conditional(pid, denied)
+    for error, names in policy.quiet.items():
         rules += [(name, [(_RETURN, 0, 0, _ERRNO | error)]) for name in names.split()]
     for name, body in rules:
         if name in numbers:  # the newer architecture lacks some of the older calls
@@ -100,25 +95,27 @@ def program(architecture: Architecture, pid: int, denied: int = _NOTIFY) -> byte
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def _conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
-    no_code: Program = [
-        (_LOAD, 0, 0, _argument(2)),
-        (_HAS_BITS, 1, 0, mmap.PROT_EXEC),
+def unless_bits(index: int, bits: int, denied: int) -> Program:
+    """Allow if an argument has none of these bits, of its lower 32."""
+    return [
+        (_LOAD, 0, 0, _argument(index)),
+        (_HAS_BITS, 1, 0, bits),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, denied),
     ]
-    channel = _only_if({0: (CHANNEL_FD,)}, denied)
+
+
+def if_bits(index: int, bits: int, denied: int) -> Program:
+    """Allow if an argument has one of these bits, of its lower 32."""
     return [
-        ("mmap", no_code),
-        ("mprotect", no_code),
-        *((name, channel) for name in ("sendmsg", "sendto", "recvmsg", "recvfrom")),
-        ("prlimit64", _only_if({0: (0,)}, denied)),
-        ("fcntl", _only_if({1: (_F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_GETFL)}, denied)),
-        ("tgkill", _only_if({0: (pid,), 2: (_SIGABRT,)}, denied)),
+        (_LOAD, 0, 0, _argument(index)),
+        (_HAS_BITS, 0, 1, bits),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, denied),
     ]
 
 
-def _only_if(wanted: dict[int, tuple[int, ...]], denied: int) -> Program:
+def only_if(wanted: Mapping[int, tuple[int, ...]], denied: int) -> Program:
     """Allow if each of these arguments is one of these 32-bit values."""
     code: Program = []
     for index, values in wanted.items():
@@ -139,7 +136,7 @@ def notification_available(architecture: Architecture) -> bool:
     Raises:
         OSError: with ENOSYS or EINVAL, the kernel has no filters at all.
     """
-    action = ctypes.create_string_buffer(struct.pack("<I", _NOTIFY), 4)
+    action = ctypes.create_string_buffer(struct.pack("<I", NOTIFY), 4)
     try:
         libc.syscall(architecture.numbers["seccomp"], _GET_ACTION_AVAILABLE, 0, action)
     except OSError as error:
@@ -149,16 +146,33 @@ def notification_available(architecture: Architecture) -> bool:
     return True
 
 
+def install(architecture: Architecture, policy: Policy, denied: int = FAIL) -> None:
+    """Filter the calls of all threads of this process from here on, for ever.
+
+    Raises:
+        OSError: no filter could be installed, or not for all threads.
+    """
+    code = program(architecture, policy, os.getpid(), denied)
+    kept = ctypes.create_string_buffer(code, len(code))
+    head = struct.pack("@HP", len(code) // 8, ctypes.addressof(kept))
+    number = architecture.numbers["seccomp"]
+    thread = libc.syscall(number, _SET_FILTER, _ALL_THREADS, ctypes.create_string_buffer(head))
+    if thread:
+        raise OSError(errno.EBUSY, f"thread {thread} has another filter")
+
+
 class Filter:
-    """The filter of this machine, written once for all sandboxes that a zygote will fork.
+    """A filter of this machine, written once for all sandboxes that a zygote will fork.
 
     All that a sandbox does to it is to write its process id, in place: see `libc.prepared`.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, policy: Policy) -> None:
         number = architecture.numbers["seccomp"]
-        self._notify = _Prepared(number, program(architecture, _ANY_PID), _NEW_LISTENER)
-        self._kill = _Prepared(number, program(architecture, _ANY_PID, denied=_KILL), 0)
+        code = program(architecture, policy, _ANY_PID)
+        self._notify = _Prepared(number, code, _NEW_LISTENER)
+        code = program(architecture, policy, _ANY_PID, denied=KILL)
+        self._kill = _Prepared(number, code, 0)
 
     def install(self) -> int | None:
         """Filter this process's calls from here on, for ever.

@@ -3,8 +3,9 @@
 Data never travels here: sets name items by (offset, size) in the arena, which both sides map. The
 node sends `Open` and the process answers `Ready` when its engine is up. Then the node sends `Load`
 (once for each function) and `Run`, and the process answers each `Run` with `Done` or `Failed`, in
-order; one more `Run` may wait while another runs. `Forget` has no answer. The end of the stream is
-the order to leave, so an engine process never outlives its node.
+order; one more `Run` may wait while another runs. `Begun` before an answer says that the call's
+time counts from then. `Forget` has no answer. The end of the stream is the order to leave, so an
+engine process never outlives its node.
 """
 
 from __future__ import annotations
@@ -132,6 +133,12 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     spare: bool = False
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):
+    """A call begins only now: it waited for what is not its own time. May come again."""
+
+    call: int
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """A call gave its outputs; `stages` are durations in nanoseconds."""
 
@@ -149,11 +156,11 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     fatal: bool = False
 
 
-Reply: TypeAlias = Ready | Done | Failed
+Reply: TypeAlias = Ready | Begun | Done | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Open | Load | Forget | Run)
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Done | Failed)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Begun | Done | Failed)
 _Message = TypeVar("_Message")
 
 
@@ -170,11 +177,18 @@ class Channel(Generic[_Message]):
     Args:
         peer: a stream socket; it becomes non-blocking. The channel closes it.
         decoder: of what comes in.
+        limit_bytes: of a message that comes in; a longer one is the end.
     """
 
-    def __init__(self, peer: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
+    def __init__(
+        self,
+        peer: socket.socket,
+        decoder: msgspec.msgpack.Decoder[_Message],
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+    ) -> None:
         peer.setblocking(False)
         self.peer = peer
+        self._limit_bytes = limit_bytes
         self._decoder = decoder
         self._out = bytearray(_HEADER.size)
         self._in = bytearray(_BUFFER_BYTES)
@@ -240,7 +254,7 @@ class Channel(Generic[_Message]):
             size = _HEADER.size
             if self._held >= size:
                 size += _HEADER.unpack_from(self._in)[0]
-                if size > MESSAGE_LIMIT_BYTES:
+                if size > self._limit_bytes:
                     raise Ended("a message beyond all limits")
                 if self._held >= size:
                     return self._cut(size)
@@ -280,7 +294,7 @@ class Channel(Generic[_Message]):
     def _cut(self, size: int) -> _Message:
         try:
             message = self._decoder.decode(self._view[_HEADER.size : size])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Ended(f"a message that cannot be read: {error}") from None
         rest = self._held - size
         if rest:
@@ -317,9 +331,9 @@ def request_channel(peer: socket.socket) -> Channel[Request]:
     return Channel(peer, _REQUESTS)
 
 
-def reply_channel(peer: socket.socket) -> Channel[Reply]:
+def reply_channel(peer: socket.socket, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> Channel[Reply]:
     """Make the node's end."""
-    return Channel(peer, _REPLIES)
+    return Channel(peer, _REPLIES, limit_bytes)
 
 
 def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:

@@ -32,6 +32,7 @@ from dandelion.driver import (
     InstanceSets,
 )
 from dandelion.engine_process.messages import (
+    Begun,
     Channel,
     Done,
     Ended,
@@ -325,6 +326,12 @@ class RemoteEngine(Engine):
             reply = channel.take()
         except Ended:
             return Answer.CARE
+        while isinstance(reply, Begun):
+            call.begins(time.monotonic_ns())
+            try:
+                reply = channel.take()
+            except Ended:
+                return Answer.CARE
         if reply is None:
             return Answer.NOT_YET
         out.reply = reply
@@ -395,10 +402,10 @@ class RemoteEngine(Engine):
                     with self._sending:
                         channel.push(out.unsent, call.left_s() + GRACE_S)
                     out.unsent = b""
-                reply = _received(channel, call.left_s() + GRACE_S, 1000 * self._spin_us)
+                reply = _received(channel, call, 1000 * self._spin_us)
             except OSError:
                 reply = None
-        if isinstance(reply, Ready) or reply is None:
+        if isinstance(reply, Ready | Begun) or reply is None:
             raise self._lost(call)
         if reply.call != call.id:
             self._end()
@@ -474,9 +481,14 @@ class RemoteEngine(Engine):
         self._processes.close()
 
 
-def _received(channel: Channel[Reply], limit_s: float, spin_ns: int = 0) -> Reply | None:
+def _received(channel: Channel[Reply], call: Call, spin_ns: int = 0) -> Reply | None:
+    """Wait for the answer of a call until its deadline, which may move away meanwhile."""
     try:
-        return channel.receive(limit_s, spin_ns)
+        while True:
+            reply = channel.receive(call.left_s() + GRACE_S, spin_ns)
+            if not isinstance(reply, Begun):
+                return reply
+            call.begins(time.monotonic_ns())
     except Ended:
         return None
 

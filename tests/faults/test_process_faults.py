@@ -117,13 +117,13 @@ def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
 _BIRTHS = """
 import mmap, os, socket, sys
 import msgspec
-from dandelion.backends.process import sandbox, wire, zygote
+from dandelion.backends.process import policy, sandbox, wire, zygote
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import native
 
 node, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 births = mmap.mmap(-1, mmap.PAGESIZE)
-birth = sandbox.Birth(os.getpid(), control, seccomp.Filter(native()), 0, births)
+birth = sandbox.Birth(os.getpid(), control, seccomp.Filter(native(), policy.POLICY), 0, births)
 
 def end(birth):
     birth.births[birth.place] = announced

@@ -60,7 +60,10 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
         load_driver(request.param).probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    options = {request.param: {"workers": "2", "pool_bytes": "2M"}}
+    settings = {"workers": "2", "pool_bytes": "2M"}
+    if request.param == "opencl":  # confined, no two tenants share a process
+        settings["unconfined"] = "true"
+    options = {request.param: settings}
     with Node(Settings(backends=(request.param,), options=options)) as node:
         stray = gpu_function(
             "stray", STRAY, inputs=["a"], outputs=["a"], files={"tenant.c": SOURCE}

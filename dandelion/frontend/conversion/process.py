@@ -71,7 +71,7 @@ def main() -> int:
     for format_ in MEDIA_TYPES:  # loads the grammar, while files can be read
         draw_text(_TEXT, "c", format_)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-    restrict_files(reading=False)
+    restrict_files()
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         while True:

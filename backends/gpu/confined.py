@@ -1,0 +1,330 @@
+"""The engine of a device whose kernels run on the host: a broker that runs none of them itself.
+
+Kernels of users are native code there, so whatever such a process has is theirs. The broker keeps a
+number of processes, **kernel hosts** (`.kernel_host`), each for one function alone, and carries the
+calls of that function there and back: inputs are copied into a file of memory that the two share,
+outputs from there to where the call wants them. So code and data of two functions never meet in a
+process, and the arena is mapped in none of them.
+
+A host is believed nothing. What a call needs and gives is planned here, so of an answer only one
+is right, and is compared; errors are taken if they are of a kind that a function can cause. A host
+that lies, dies or overruns costs its own call an error and is replaced.
+
+When all places are taken, the host goes whose function was not called for longest. One more host,
+with the device open and the compiler warm, waits for the next function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dandelion.confinement import lockdown
+from dandelion.data import Item, ItemSet
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.engine_process.messages import WireItem, WireSet
+from dandelion.errors import (
+    BackendUnavailable,
+    DeviceFull,
+    EngineDied,
+    Faulted,
+    TimedOut,
+)
+from dandelion.function import Function
+
+from .host_folder import HostFolders
+from .host_memory import POOL_BYTES, HostMemory, Place
+from .host_process import START_LIMIT_S, HostEnded, HostProcess
+from .hosts_ahead import HostsAhead
+from .layout import aligned
+from .plan_cache import PlanCache
+from .program import Program, ProgramCache, Signature, plan_call
+
+if TYPE_CHECKING:
+    from .driver import GpuDriver
+
+DEFAULT_PROCESSES = 8
+MAX_PROCESSES = 256
+_KNOWN_CALLS = 256
+_END_LIMIT_S = 5.0
+_LOOK_S = 0.1  # shorter than the node waits beyond a deadline
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is planned for the calls of one function with the same sizes.
+
+    Attributes:
+        results: for each output its name, offset in the result, and size.
+        context_bytes: size of the result.
+    """
+
+    program: Program
+    results: tuple[tuple[str, int, int], ...]
+    context_bytes: int
+
+
+class ConfinedEngine(Engine):
+    """Runs each function's kernels in a confined process of its own.
+
+    Args:
+        driver: of the device.
+        resource: which device.
+        options: of the driver, for the processes.
+        command: how a process is started, for tests.
+
+    Raises:
+        BackendUnavailable: the device cannot be used, or this machine cannot confine a process.
+    """
+
+    def __init__(
+        self,
+        driver: GpuDriver,
+        resource: str,
+        options: Mapping[str, str],
+        command: tuple[str, ...] = (),
+    ) -> None:
+        if not lockdown.landlock_abi():
+            raise BackendUnavailable(
+                driver.name,
+                "Landlock, to confine kernels that run on the host",
+                f"use Linux 5.19 or newer with Landlock, or set {driver.name}.unconfined=true",
+            )
+        runtime = driver.host_runtime()
+        assert runtime is not None, "a device that runs kernels on the host has one"
+        self.name = f"{driver.name}:{resource or '0'}"
+        self._driver = driver
+        self._resource = resource
+        self._options = options
+        self._command = command
+        self._runtime = runtime
+        self._programs = ProgramCache()
+        self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
+        self._hosts: OrderedDict[str, HostProcess] = OrderedDict()
+        self._ending: list[HostProcess] = []
+        self._used: HostProcess | None = None
+        self._closed = False
+        self._folders = HostFolders()
+        self._ahead = HostsAhead(self._started, self._end)
+        try:
+            first = self._ahead.peek()
+            assert first is not None, "it was started just now"
+            self.capacity = first.wait_ready(START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
+        self._plans = PlanCache(limit_bytes=self.capacity.device_bytes)
+
+    # a call
+
+    def _run(self, call: Call) -> InstanceSets:
+        if self._closed:
+            raise EngineDied(self.name, "it was closed")
+        known = self._find(call)
+        try:
+            return self._attempt(known, call)
+        except HostEnded as ended:
+            if not ended.killed:
+                raise self._error(ended, call) from None
+        try:  # the system killed it, perhaps for memory that somebody else took
+            return self._attempt(known, call)
+        except HostEnded as ended:
+            raise self._error(ended, call) from None
+
+    def _attempt(self, known: _Known, call: Call) -> InstanceSets:
+        host = self._host(call)
+        try:
+            return self._exchange(host, known, call)
+        finally:
+            if not host.well:
+                self._drop(call.function.identity)
+
+    def _exchange(self, host: HostProcess, known: _Known, call: Call) -> InstanceSets:
+        clock = time.perf_counter_ns
+        started = clock()
+        host.load(call)
+        self._used = host
+        place = host.memory.place_call(call, known.context_bytes)
+        name, key = known.program.name_of_outputs(call.inputs)
+        placed = clock()
+        expected = tuple(
+            WireSet(
+                output,
+                (
+                    WireItem(
+                        output if name is None else name,
+                        key,
+                        size and place.result_offset + at,
+                        size,
+                    ),
+                ),
+            )
+            for output, at, size in known.results
+        )
+        stages = host.run(call, place, expected)
+        answered = clock()
+        outputs = self._outputs(expected, place, call, host.memory)
+        call.stages.update(stages)
+        call.stages.update(to_host=placed - started, from_host=clock() - answered)
+        return outputs
+
+    def _outputs(
+        self, expected: tuple[WireSet, ...], place: Place, call: Call, memory: HostMemory
+    ) -> InstanceSets:
+        """Copy the outputs to a context of the call."""
+        if not expected:
+            return ()
+        context = call.domain.acquire(place.result_bytes)
+        sets = []
+        for wire in expected:
+            (item,) = wire.items
+            part = context.view[:0]
+            if item.size:
+                start = item.offset - place.result_offset
+                part = context.view[start : start + item.size]
+                memory.copy_out(item.offset, part)
+            sets.append(ItemSet(wire.name, (Item(item.name, item.key, part.toreadonly()),)))
+        return tuple(sets)
+
+    def _error(self, ended: HostEnded, call: Call) -> TimedOut | Faulted:
+        name = call.function.spec.name
+        if ended.late:
+            return TimedOut(name, "wall", call.limit_s)
+        return Faulted(name, ended.words)
+
+    def _find(self, call: Call) -> _Known:
+        program = self._programs.get(call.function)
+        key = (program.identity, program.signature(call.inputs))
+        known = self._known.get(key)
+        if known is None:
+            plan = plan_call(self._plans, program, program.items(call.inputs))
+            if plan.used_bytes > self.capacity.device_bytes:
+                raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
+            results, end = [], 0
+            for name in program.outputs:
+                size = plan.outputs[name].size_bytes
+                results.append((name, end, size))
+                end += aligned(size)
+            known = self._known[key] = _Known(program, tuple(results), end)
+            if len(self._known) > _KNOWN_CALLS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known
+
+    # hosts
+
+    def _host(self, call: Call) -> HostProcess:
+        """Give the host of a call's function, or make one of it.
+
+        Raises:
+            BackendUnavailable, EngineDied, InternalError: no host can be had.
+        """
+        identity = call.function.identity
+        host = self._hosts.get(identity)
+        if host is not None and host.is_quiet():
+            self._hosts.move_to_end(identity)
+            return host
+        self._drop(identity)
+        while len(self._hosts) >= self._driver.processes():
+            self._drop(next(iter(self._hosts)))
+        try:
+            host = self._ahead.take()
+        except OSError as error:
+            raise EngineDied(self.name, f"no further process: {error}") from None
+        try:
+            self._wait(host, call)
+        except BaseException:
+            self._end(host)
+            raise
+        self._hosts[identity] = host
+        return host
+
+    def _wait(self, host: HostProcess, call: Call) -> None:
+        """Wait until a host is confined. That is no time of the call, as long as somebody waits.
+
+        Raises:
+            TimedOut: the call's invocation has ended.
+            BackendUnavailable, EngineDied, InternalError: the host cannot be used.
+        """
+        end_s = time.monotonic() + START_LIMIT_S
+        while not host.wait_confined(_LOOK_S):
+            call.begins(time.monotonic_ns())
+            if call.left_s() <= 0:
+                raise TimedOut(call.function.spec.name, "wall", call.limit_s)
+            if time.monotonic() > end_s:
+                raise EngineDied(self.name, "a kernel host does not start")
+        call.begins(time.monotonic_ns())
+
+    def _started(self) -> HostProcess:
+        return HostProcess(
+            self.name,
+            self._runtime,
+            self._folders.make(),
+            self._driver.name,
+            self._resource,
+            self._options,
+            self._driver.pool_bytes() or POOL_BYTES,
+            self._command,
+        )
+
+    def _drop(self, identity: str) -> None:
+        """End the host of a function, if there is one."""
+        host = self._hosts.pop(identity, None)
+        if host is not None:
+            self._end(host)
+
+    def _end(self, host: HostProcess) -> None:
+        if self._used is host:
+            self._used = None
+        host.kill()
+        self._ending.append(host)
+
+    def _reap(self, limit_s: float = 0.0) -> None:
+        for host in tuple(self._ending):
+            if host.is_gone(limit_s):
+                self._folders.remove(host.folder)
+                self._ending.remove(host)
+
+    def hosts(self) -> dict[str, int]:
+        """Process ids of the hosts that have a function, by its identity."""
+        return {identity: host.child.pid for identity, host in self._hosts.items()}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is enforced, by subject; waits until a host knows it."""
+        host = self._ahead.take()
+        try:
+            host.wait_confined(START_LIMIT_S)
+            return host.facts
+        finally:
+            self._end(host)
+
+    # between calls
+
+    def settle(self) -> None:
+        """Zero what the last call left in the memory of its host."""
+        self._ahead.called()
+        used, self._used = self._used, None
+        if used is not None:
+            used.memory.clean()
+        if self._ending:
+            self._reap()
+
+    def forget(self, function: Function) -> None:
+        """End the host of a function that is no longer registered."""
+        self._drop(function.identity)
+        self._programs.forget(function.identity)
+        for key in [k for k in self._known if k[0] == function.identity]:
+            del self._known[key]
+
+    def close(self) -> None:
+        """End all hosts and remove their folders. May be called twice."""
+        self._closed = True
+        self._ahead.close()
+        for identity in tuple(self._hosts):
+            self._drop(identity)
+        self._reap(_END_LIMIT_S)
+        self._folders.close()

@@ -1,0 +1,66 @@
+"""Folders for kernel hosts: one for each, below one for their broker.
+
+The broker removes a host's folder when the host is gone, and its own when it ends. A broker that is
+killed leaves its own behind; the next one that starts removes it. Whether a broker lives is told by
+a lock on its folder, which the system takes back from the dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+_PREFIX = "dandelion-kernels-"
+
+
+class HostFolders:
+    """The folders of one broker, in the system's folder for temporary files."""
+
+    def __init__(self) -> None:
+        sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._folder.chmod(0o711)  # hosts run as another user, and know the name of their own
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._count = 0
+
+    def make(self) -> Path:
+        """Make a folder for a host."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def remove(self, folder: Path) -> None:
+        """Remove the folder of a host that is gone."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove everything; all hosts are gone. May be called twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep() -> None:
+    """Remove what brokers of this user left that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                _remove_if_left(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)

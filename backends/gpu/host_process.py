@@ -1,0 +1,346 @@
+"""The broker's side of one kernel host: its process, its memory, and what it may answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+import dandelion
+from dandelion.driver import Call, Capacity
+from dandelion.engine_process.messages import Done, Ended, Failed, Load, Ready, Run, WireSets
+from dandelion.errors import (
+    BadOutput,
+    DandelionError,
+    DeviceFull,
+    EngineDied,
+    ErrorRecord,
+    Faulted,
+    InternalError,
+    InvalidBlueprint,
+    InvalidFunction,
+    InvalidInput,
+    TimedOut,
+    from_record,
+)
+
+from .host_memory import ROOM_BYTES, HostMemory, Place
+from .host_messages import Confined, HostReply, HostSettings, host_channel
+from .host_runtime import HostRuntime
+
+START_LIMIT_S = 60.0
+GRACE_S = 0.05
+"""How long after a call's deadline its host may still answer."""
+_CODE_LIMIT_S = 1.0
+_LONGEST_NS = 10**15
+_STAGES = frozenset({"plan", "copy_in", "kernels", "copy_out"})
+_ACCEPTED = (
+    InvalidBlueprint,
+    InvalidFunction,
+    InvalidInput,
+    BadOutput,
+    DeviceFull,
+    TimedOut,
+    Faulted,
+    InternalError,
+)
+_LIES = "its process broke the protocol"
+
+
+class HostEnded(Exception):
+    """A host that cannot be used any more.
+
+    Attributes:
+        words: what happened, for people.
+        late: it did not answer in time.
+        killed: something else than the broker or its own fault ended it.
+    """
+
+    def __init__(self, words: str, late: bool = False, killed: bool = False) -> None:
+        super().__init__(words)
+        self.words = words
+        self.late = late
+        self.killed = killed
+
+
+class HostProcess:
+    """A kernel host. Used by one thread, which also started it.
+
+    Args:
+        name: of the engine, for errors.
+        settings: of the process, but for what it inherits.
+        runtime: gives its environment.
+        command: how it is started.
+
+    Attributes:
+        function: identity of the function that it has; empty for none yet.
+        facts: what is enforced, once it is confined.
+        well: it can be used for a further call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: HostRuntime,
+        folder: Path,
+        backend: str,
+        resource: str,
+        options: Mapping[str, str],
+        memory_bytes: int,
+        command: tuple[str, ...] = (),
+    ) -> None:
+        self._name = name
+        self.folder = folder
+        self.function = ""
+        self.facts: dict[str, str] = {}
+        self.well = True
+        self._capacity: Capacity | None = None
+        self._calls = 0
+        self.memory = HostMemory(name, memory_bytes + ROOM_BYTES)
+        ours, theirs = socket.socketpair()
+        self._channel = host_channel(ours)
+        files = (theirs.fileno(), self.memory.map.fd)
+        settings = HostSettings(
+            *files,
+            self.memory.size_bytes,
+            os.getpid(),
+            str(folder),
+            backend,
+            resource,
+            dict(options),
+        )
+        try:
+            with theirs:
+                self.child = subprocess.Popen(
+                    [*(command or default_command()), msgspec.json.encode(settings).decode()],
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_environment() | runtime.environment(folder),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError:
+            self._channel.close()
+            self.memory.close()
+            raise
+
+    # its start
+
+    def wait_ready(self, limit_s: float) -> Capacity:
+        """Wait until its device is open; gives what it has.
+
+        Raises:
+            BackendUnavailable, EngineDied, InternalError: it cannot work, or not in time.
+        """
+        if self._capacity is None:
+            reply = self._first(limit_s)
+            if not isinstance(reply, Ready):
+                raise EngineDied(self._name, "a kernel host did not say that it is ready")
+            self._capacity = reply.capacity
+        return self._capacity
+
+    def wait_confined(self, limit_s: float) -> bool:
+        """Wait until it can get code of users. False if it takes longer; raises as `wait_ready`."""
+        while not self.facts:
+            reply = self._first(limit_s)
+            if reply is None:
+                return False
+            if isinstance(reply, Ready) and self._capacity is None:
+                self._capacity = reply.capacity
+            elif isinstance(reply, Confined):
+                self.facts = dict(reply.facts)
+            else:
+                raise EngineDied(self._name, "a kernel host did not say that it is confined")
+        return True
+
+    def _first(self, limit_s: float) -> HostReply | None:
+        """Take one of the messages before any code of users was there; None if it is late."""
+        try:
+            reply = self._channel.receive(limit_s)
+        except Ended:
+            self.well = False
+            ended = self._death().words
+            raise EngineDied(self._name, f"a kernel host, as it started: {ended}") from None
+        if isinstance(reply, Failed):
+            raise from_record(reply.error)
+        return reply
+
+    # calls; nothing that comes from here on can be believed
+
+    def load(self, call: Call) -> None:
+        """Give it the function of a call, if it has not got it.
+
+        Raises:
+            HostEnded: it is gone, or does not read.
+            DeviceFull: the function's constants are too large.
+        """
+        function = call.function
+        if self.function == function.identity:
+            return
+        assert not self.function, "a host has one function"
+        static = self.memory.place_static(function)
+        files = {name: bytes(data) for name, data in function.files.items()}
+        main = bytes(function.main)
+        self.function = function.identity
+        self._send(Load(function.identity, function.spec, function.code, main, files, static), call)
+
+    def run(self, call: Call, place: Place, expected: WireSets) -> dict[str, int]:
+        """Run a call; its inputs lie in the memory, and so do its outputs afterwards.
+
+        Args:
+            expected: the only answer of a call that succeeds.
+
+        Returns:
+            How long its stages took, as the host says.
+
+        Raises:
+            HostEnded: it died, does not answer, or answers what cannot be.
+            DandelionError: the call failed.
+        """
+        self._calls += 1
+        latest_ns = call.deadline_ns
+        self._send(
+            Run(
+                self._calls,
+                self.function,
+                place.inputs,
+                place.result_offset,
+                place.result_bytes,
+                latest_ns,
+                call.left_s(),
+            ),
+            call,
+        )
+        try:
+            reply = self._channel.receive(call.left_s() + GRACE_S)
+        except Ended as ended:
+            raise self._lost(str(ended)) from None
+        if reply is None:
+            self.well = False
+            raise HostEnded("it did not answer in time", late=True)
+        if not isinstance(reply, Done | Failed) or reply.call != self._calls:
+            raise self._lied()
+        if isinstance(reply, Failed):
+            raise self._failure(reply, call)
+        if _bare(reply.outputs) != _bare(expected):
+            raise self._lied()
+        return _stages(reply.stages)
+
+    def is_quiet(self) -> bool:
+        """Tell whether it is there and says nothing that it was not asked for."""
+        try:
+            message = self._channel.take()
+        except Ended:
+            self.well = False
+            return False
+        self.well = self.well and message is None
+        return self.well
+
+    def _send(self, message: msgspec.Struct, call: Call) -> None:
+        try:
+            self._channel.send(message, call.left_s() + GRACE_S)
+        except TimeoutError:
+            self.well = False
+            raise HostEnded("it does not read", late=True) from None
+        except OSError as error:
+            raise self._lost(str(error)) from None
+
+    def _failure(self, reply: Failed, call: Call) -> DandelionError | HostEnded:
+        """Give an error that was told, if it is one that a function can cause."""
+        record = ErrorRecord(reply.error.type, reply.error.message, reply.error.fields)
+        try:
+            error = from_record(record)
+            str(error), error.record()
+        except Exception:  # fields that are not what they should be
+            return self._lied()
+        if reply.fatal:
+            self.well = False
+        if type(error).__name__ != record.type:
+            return self._lied()
+        if isinstance(error, _ACCEPTED):
+            if isinstance(error, BadOutput | TimedOut | Faulted):
+                error.function = call.function.spec.name
+            return error
+        self.well = False
+        return Faulted(call.function.spec.name, str(error))
+
+    def _lied(self) -> HostEnded:
+        self.well = False
+        return HostEnded(_LIES)
+
+    def _lost(self, words: str) -> HostEnded:
+        """Tell why the conversation ended: the process did, or it said what nobody understands."""
+        self.well = False
+        try:
+            self.child.wait(_CODE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return HostEnded(f"{_LIES}: {words}")
+        return self._death()
+
+    def _death(self) -> HostEnded:
+        try:
+            code = self.child.wait(_CODE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return HostEnded("did not answer")
+        if code >= 0:
+            return HostEnded(f"its process exited with code {code}")
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return HostEnded(f"its process ended by {name}", killed=code == -signal.SIGKILL)
+
+    # its end
+
+    def kill(self) -> None:
+        """Have it end, without waiting."""
+        self.well = False
+        self._channel.close()
+        self.child.kill()
+
+    def is_gone(self, limit_s: float = 0.0) -> bool:
+        """Reap the process after `kill`, and let go of its memory. False if it is still there."""
+        try:
+            self.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self.memory.close()
+        return True
+
+
+def default_command() -> tuple[str, ...]:
+    """How a kernel host is started."""
+    return (sys.executable, "-P", "-m", "dandelion.backends.gpu.kernel_host")
+
+
+def _environment() -> dict[str, str]:
+    """What the interpreter needs to find the engine, also from a checkout; nothing else."""
+    root = str(Path(dandelion.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
+    return {
+        "PYTHONPATH": os.pathsep.join(parts),
+        "LC_ALL": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",  # rights are given up while there is one thread
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _bare(sets: WireSets) -> list[tuple[str, list[tuple[str, int, int, int]]] | None]:
+    """What of an answer can be right or wrong: not its types, which are the declaration's."""
+    return [
+        None if s is None else (s.name, [(i.name, i.key, i.offset, i.size) for i in s.items])
+        for s in sets
+    ]
+
+
+def _stages(told: Mapping[str, int]) -> dict[str, int]:
+    return {n: min(max(told[n], 0), _LONGEST_NS) for n in _STAGES & told.keys()}

@@ -1,0 +1,46 @@
+"""What a device that runs kernels on the host's processors must know of its libraries.
+
+Kernels are code of users. Where the device is a processor of the host, they run as code of a
+process, so that process is confined (`.kernel_host`): it keeps what its `HostRuntime` names, and
+loses everything else, before it gets the first kernel.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class HostRuntime(abc.ABC):
+    """The libraries of such a device, from the side of the process that is to be confined."""
+
+    @abc.abstractmethod
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Give the whole environment of the process.
+
+        Args:
+            folder: the only place where it may write.
+        """
+
+    @abc.abstractmethod
+    def load(self, folder: Path) -> tuple[str, ...]:
+        """Load the libraries, without starting a thread.
+
+        Returns:
+            Files and folders that must stay readable for the device to work.
+
+        Raises:
+            BackendUnavailable: they are missing.
+        """
+
+    @abc.abstractmethod
+    def opened(self) -> Mapping[str, str]:
+        """Make the libraries work without starting programs; the device is open.
+
+        Returns:
+            What was done, by subject, for ``dandelion doctor``.
+
+        Raises:
+            BackendUnavailable: these libraries cannot work so.
+        """

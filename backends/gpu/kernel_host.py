@@ -1,0 +1,204 @@
+"""A kernel host: ``python -m dandelion.backends.gpu.kernel_host``, the process that runs kernels.
+
+It serves an ordinary engine to its broker (`.confined`), in a file of memory that belongs to the
+two, and has nothing else. It loads what it needs, then gives up its rights in this order:
+
+1. libraries are loaded, there is one thread;
+2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
+   capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
+   writable. Threads that start after this have no more;
+3. the device is opened (`Ready`), the linker replaced, a kernel of our own compiled and run: what
+   is loaded late is loaded by then;
+4. the system call filter is installed for all threads, and it says `Confined`.
+
+Only then does the broker send a function. What comes after may run any code that a user wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from dandelion.confinement import libc, lockdown, seccomp
+from dandelion.confinement.syscalls import native
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.driver import Call, InstanceSets, load_driver
+from dandelion.engine_process.messages import Ended, Failed, Ready, request_channel
+from dandelion.engine_process.serving import EngineProcess
+from dandelion.errors import BackendUnavailable, DandelionError, InternalError
+from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.memory import ArenaMap, HeapDomain
+
+from .driver import GpuDriver
+from .host_messages import Confined, HostSettings
+from .host_policy import policy
+from .host_runtime import HostRuntime
+from .sequential import SequentialEngine
+from .source import header
+
+FOLDER_BYTES = 256 << 20
+"""How much the compiler may keep at a time, where the folder lies in memory."""
+FOLDER_FILES = 16384
+FILE_BYTES = 64 << 20
+DATA_BYTES = 2 << 30
+"""Memory for the compiler and for what kernels allocate, beyond the pool."""
+_DESCRIPTORS = 64
+_LEAST_LANDLOCK = 2  # a file can be renamed into another folder
+
+
+def main(arguments: list[str]) -> int:
+    """Be a kernel host, to the end of the process."""
+    settings = msgspec.json.decode(arguments[0], type=HostSettings)
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=settings.socket_fd) as peer:
+        broker = request_channel(peer)
+        try:
+            driver = load_driver(settings.backend)
+            assert isinstance(driver, GpuDriver)
+            driver.configure(settings.options)
+            runtime = driver.host_runtime()
+            assert runtime is not None
+            driver.demand(*rehearsal())  # what reading and planning import
+            header()
+            facts = give_up_rights(runtime, settings)
+            engine = driver.sequential(settings.resource)
+            broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
+            facts |= runtime.opened()
+            rehearse(engine)
+            lock(settings, engine)
+            facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
+            broker.send(Confined(facts))
+        except DandelionError as error:
+            broker.send(Failed(-1, error.record()))
+            return 1
+        except (Ended, OSError) as error:
+            broker.send(Failed(-1, InternalError(f"a kernel host: {error}").record()))
+            return 1
+        memory = ArenaMap(settings.memory_fd, settings.memory_bytes)
+        EngineProcess(broker, memory, 0).serve(engine)
+    return 0
+
+
+def give_up_rights(runtime: HostRuntime, settings: HostSettings) -> dict[str, str]:
+    """Load libraries, and give up everything but system calls; gives what is enforced.
+
+    Raises:
+        BackendUnavailable: something that is required cannot be had here.
+    """
+    folder = Path(settings.folder)
+    facts = {"memory": "a file of its own for each function; the arena is not mapped"}
+    in_memory = lockdown.mount_memory(str(folder), FOLDER_BYTES, FOLDER_FILES)
+    where = f"in memory, {FOLDER_BYTES >> 20} MiB" if in_memory else "on disk, without a bound"
+    readable = runtime.load(folder)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise BackendUnavailable(settings.backend, "its library starts threads when it is loaded")
+    os.chdir(folder)
+    was_root = os.geteuid() == 0
+    if was_root:
+        own(folder)
+    facts["namespaces"] = lockdown.leave_namespaces(user=not was_root)
+    facts["user"] = lockdown.drop_identity()
+    if os.geteuid() == 0 and is_really_root():
+        raise BackendUnavailable(
+            settings.backend,
+            "the process of kernels cannot leave the user root",
+            "run the node as another user, or allow CAP_SETUID",
+        )
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
+    if os.getppid() != settings.parent:
+        raise Ended("the broker is gone")
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    lockdown.limit_resources()
+    lockdown.limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+    lockdown.limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
+    abi = lockdown.restrict_files(readable, [folder])
+    if abi < _LEAST_LANDLOCK:
+        raise BackendUnavailable(
+            settings.backend,
+            f"Landlock {_LEAST_LANDLOCK} (this kernel has {abi or 'none'})",
+            f"use Linux 5.19 or newer with Landlock, or set {settings.backend}.unconfined=true",
+        )
+    facts["landlock"] = f"ABI {abi}; readable: the compiler's files; writable: a folder {where}"
+    return facts
+
+
+def own(folder: Path) -> None:
+    """Give a folder and what is in it to nobody, as which this process goes on."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, lockdown.NOBODY, lockdown.NOBODY)
+
+
+def is_really_root() -> bool:
+    """Tell whether root here is root of the machine, and not of a user namespace."""
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+
+
+def lock(settings: HostSettings, engine: SequentialEngine) -> None:
+    """Bound memory and threads to what there is and what compiling may take, and filter calls.
+
+    Raises:
+        BackendUnavailable: this kernel has no filters.
+    """
+    lockdown.limit(resource.RLIMIT_DATA, engine.capacity.device_bytes + DATA_BYTES)
+    lockdown.limit_processes()
+    try:
+        seccomp.install(native(settings.backend), policy(settings.socket_fd))
+    except OSError as error:
+        raise BackendUnavailable(
+            settings.backend,
+            f"no system call filters: {error.strerror}",
+            f"use Linux 4.14 or newer, or set {settings.backend}.unconfined=true",
+        ) from None
+
+
+# --- rehearsal ----------------------------------------------------------------------------------
+
+_SOURCE = b"""#include "dandelion.h"
+KERNEL void rehearse(GLOBAL f32 *a)
+{
+    a[GLOBAL_ID(0)] = 2.0f * a[GLOBAL_ID(0)];
+}
+"""
+_BLUEPRINT = """{
+  "modules": {"rehearse": "rehearse.c"}, "kernels": {"rehearse": "rehearse"},
+  "blueprint": {"inputs": ["a"], "buffers": {}, "outputs": ["a"],
+    "control_flow": [{"ExecKernel": ["rehearse", [{"Ptr": "a"}], {}]}]}
+}"""
+
+
+def rehearse(engine: SequentialEngine) -> None:
+    """Make a call, so that nothing is loaded or started later.
+
+    Raises:
+        BackendUnavailable: a kernel of our own does not run.
+    """
+    function, inputs = rehearsal()
+    end_ns = time.monotonic_ns() + 60 * 10**9
+    try:
+        engine.run(Call(0, function, inputs, HeapDomain(1 << 20), end_ns))
+    except DandelionError as error:
+        name = engine.name.partition(":")[0]
+        raise BackendUnavailable(name, f"no kernel runs: {error}") from error
+    engine.settle()
+    engine.forget(function)
+
+
+def rehearsal() -> tuple[Function, InstanceSets]:
+    """Give a function of our own, and inputs for it."""
+    main = _BLUEPRINT.encode()
+    code = CodeObject("blueprint", digest_of(main), {"rehearse.c": digest_of(_SOURCE)})
+    spec = FunctionSpec("rehearse", (SetSpec("a"),), (SetSpec("a"),), code=(code,))
+    function = Function(spec, code, main, {"rehearse.c": _SOURCE})
+    return function, (ItemSet("a", (Item("a", 0, bytes(4096)),)),)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

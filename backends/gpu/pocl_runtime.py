@@ -1,0 +1,101 @@
+"""PoCL in a confined process: what it reads, where it writes, and how it links."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dandelion.errors import BackendUnavailable
+
+from . import pocl, pocl_spawn
+from .host_runtime import HostRuntime
+
+_PASSED = ("POCL_", "OCL_ICD_", "OPENCL_", "LD_LIBRARY_PATH")
+_FACTS = ("/proc/cpuinfo", "/sys/devices/system/cpu", "/sys/devices/system/node")
+_LATE = ("pyopencl.array", "pyopencl.cache", "pyopencl.invoker", "pyopencl.tools", "tempfile")
+"""What pyopencl imports when it is first needed, and that could not be read any more by then."""
+_SHARE = ("share/pocl", "../share/pocl", "../../share/pocl")
+
+
+class PoclRuntime(HostRuntime):
+    """PoCL, from a wheel or from the system."""
+
+    def __init__(self, threads: int = 0) -> None:
+        self._threads = threads
+        self._linker: pocl_spawn.Linker | None = None
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        passed = {n: v for n, v in os.environ.items() if n.startswith(_PASSED)}
+        return passed | {"POCL_CACHE_DIR": str(folder / "cache"), "PATH": str(folder / "bin")}
+
+    def load(self, folder: Path) -> tuple[str, ...]:
+        pocl.prepare_environment(self._threads)
+        programs = folder / "bin"
+        programs.mkdir()
+        (folder / "cache").mkdir()
+        (programs / "ld").touch(mode=0o700)  # looked for, and never started
+        cl = pocl.binding()
+        for name in _LATE:
+            importlib.import_module(name)
+        try:
+            cl.get_platforms()
+        except cl.Error as error:
+            raise BackendUnavailable("opencl", f"no OpenCL platform ({error})") from None
+        _describe_machine(folder / "machine.xml")
+        found = {str(path.parent) for path in _libraries() if _is_pocl(path)}
+        shared = {
+            os.path.normpath(path.parent / share) for path in _libraries() for share in _SHARE
+        }
+        spec = importlib.util.find_spec("pyopencl")
+        headers = [f"{place}/cl" for place in (spec and spec.submodule_search_locations) or ()]
+        return (
+            tuple(sorted(found | {path for path in shared if os.path.isdir(path)}) + headers)
+            + _FACTS
+        )
+
+    def opened(self) -> Mapping[str, str]:
+        self._linker = pocl_spawn.replace_linker()
+        if self._linker is None:
+            raise BackendUnavailable(
+                "opencl",
+                "this PoCL does not start its linker in a way that can be replaced",
+                f"{pocl.REMEDY} on x86-64, or set opencl.unconfined=true",
+            )
+        return {"programs": "none; kernels are linked in the process"}
+
+
+def _describe_machine(file: Path) -> None:
+    """Have the library that PoCL asks about processors and memory read them from a file.
+
+    By itself it begins at the root of the file system, which is not to be read later.
+
+    Source: hwloc's documentation, "Importing and exporting topologies from/to XML files".
+    """
+    for path in _libraries():
+        if path.name.startswith("libhwloc"):
+            hwloc = ctypes.CDLL(str(path))
+            topology = ctypes.c_void_p()
+            hwloc.hwloc_topology_init(ctypes.byref(topology))
+            hwloc.hwloc_topology_load(topology)
+            failed = hwloc.hwloc_topology_export_xml(topology, os.fsencode(file), ctypes.c_ulong(0))
+            hwloc.hwloc_topology_destroy(topology)
+            if not failed:
+                os.environ.update(HWLOC_XMLFILE=str(file), HWLOC_THISSYSTEM="1")
+
+
+def _libraries() -> set[Path]:
+    """List the libraries that this process has loaded."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if ".so" in os.path.basename(path):
+            found.add(Path("/" + path))
+    return found
+
+
+def _is_pocl(path: Path) -> bool:
+    return any(part in path.name for part in ("libpocl", "libLLVM", "libclang", "libhwloc"))
