@@ -306,6 +306,11 @@ def test_a_compiler_that_hangs_is_ended(
     assert not compiler.cache.exists()
 
 
+def _open_to_all(folder: Path) -> None:
+    for path in (folder, *folder.parents[:-2]):
+        path.chmod(0o755)
+
+
 def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_so(
     tmp_path: Path,
 ) -> None:
@@ -315,6 +320,7 @@ def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_s
         "_confine(Job(os.getppid(), sys.argv[1], 'cuda', 'sm_90', (), 0), [])\n"
         "while True: pass"
     )
+    _open_to_all(tmp_path)
     spinning = subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=False)
     assert spinning.returncode == -signal.SIGXCPU
 
@@ -450,8 +456,7 @@ def test_the_process_is_bounded_and_confined(tmp_path: Path) -> None:
     folder, kept = tmp_path / "folder", tmp_path / "kept"
     folder.mkdir()
     kept.mkdir()
-    for path in (tmp_path, *tmp_path.parents[:-2]):
-        path.chmod(0o755)  # what keeps the process off must not be permissions
+    _open_to_all(tmp_path)  # what keeps the process off must not be permissions
     (kept / "header.h").write_text("")
     command = [sys.executable, "-c", _CONFINED, str(folder), str(kept)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
