@@ -28,11 +28,13 @@ from dandelion.frontend.problem import Stalled, closing_answer
 
 log = logging.getLogger("dandelion.frontend")
 
-BATCH = 256
-"""So many connections are taken, or looked at, in one turn; more would keep requests waiting."""
+BATCH = 512
+"""So many connections are taken in one turn; more would keep requests waiting."""
+LOOK_BATCH = 256
+"""So many are looked at in one turn, and may get a protocol."""
 LOOK_BYTES = 4096
 """A head that is not over by then is left to the parser."""
-LOOKS = 8
+LOOKS = 32
 """A head that is not over after so many pieces is left to the parser."""
 _PAUSE_S = 0.1
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
@@ -161,7 +163,7 @@ class Acceptor:
             newcomer.surplus = not self.table.admit(newcomer, now)
 
     def _look_at_all(self) -> None:
-        for number, events in self._poll.poll(0, BATCH):
+        for number, events in self._poll.poll(0, LOOK_BATCH):
             newcomer = self._newcomers.get(number)
             if newcomer is not None:
                 self._look(newcomer, is_all=bool(events & _ENDED))

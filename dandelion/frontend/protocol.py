@@ -185,6 +185,9 @@ class Protocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         """End the connection at once, and drop what is not yet sent, also in the kernel."""
+        if self._waits_for() is Wait.IDLE and not self.transport.get_write_buffer_size():
+            self.transport.close()  # its client has done no harm, and may not have read its reply
+            return
         kernel = self.transport.get_extra_info("socket")
         if kernel is not None:
             reset(kernel)

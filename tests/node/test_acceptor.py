@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from dandelion.frontend.acceptor import BATCH, LOOK_BYTES, Acceptor, Newcomer
+from dandelion.frontend.acceptor import LOOK_BATCH, LOOK_BYTES, Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 
 WAITING = 600
@@ -89,7 +89,7 @@ def test_newcomers_come_in_many_at_a_turn() -> None:
     with waiting(WAITING) as listener:
         turns = uvloop.run(turns_until_all_are_in(listener))
     assert turns < WAITING / 10
-    assert turns >= WAITING // BATCH  # but not all in one, which would keep requests waiting
+    assert turns >= WAITING // LOOK_BATCH  # but not all in one, which would keep requests waiting
 
 
 def test_a_lack_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:
