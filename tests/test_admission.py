@@ -154,6 +154,18 @@ def test_one_peer_takes_no_places_of_others() -> None:
     assert table.count == 4
 
 
+def test_a_place_is_handed_on() -> None:
+    table = ConnectionTable(LIMITS)
+    old, new = admitted(table), Made()
+    table.enter(old, None, 1.0)
+    table.replace(old, new, 2.0)
+    assert (new.wait, new.since, table.count) == (Wait.HEAD, 2.0, 1)
+    table.forget(old)
+    assert table.count == 1
+    table.forget(new)
+    assert table.count == 0
+
+
 def test_addresses_of_one_network_are_one_peer() -> None:
     table = ConnectionTable(LIMITS)
     mine = [admitted(table, f"2001:db8::{number:x}") for number in range(4)]

@@ -1,8 +1,13 @@
-"""Takes new connections from the listening socket, many in one turn of the loop.
+"""Takes new connections, and looks at what they send first.
 
-libuv, below uvloop, takes one connection a turn. A turn with thousands of busy connections takes
-tenths of a second, so newcomers would wait for minutes behind each other while those who are in are
-served again and again.
+libuv, below uvloop, takes one connection in a turn of the loop. A turn with thousands of busy
+connections takes tenths of a second, so newcomers would wait for minutes behind each other while
+those who are in are served again and again. Here many are taken in a turn.
+
+A transport and a protocol cost several times what a system call does. So a connection is a socket
+and nothing more until its first head is there, or until a head turns out to be long or to come in
+many pieces: the bytes are looked at, and stay in the kernel. Thousands of silent connections, or
+half heads, then hardly delay those who come behind them.
 
 Running out of descriptors or memory is no end: the acceptor pauses and tries again. The connections
 wait in the kernel meanwhile.
@@ -11,17 +16,96 @@ wait in the kernel meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+import select
 import socket
 from collections.abc import Callable
 
+from dandelion.frontend.admission import ConnectionTable, Peer, Wait, reset
+from dandelion.frontend.problem import Stalled, closing_answer
+
 log = logging.getLogger("dandelion.frontend")
 
-BATCH = 128
+BATCH = 512
 """So many connections are taken in one turn; more would keep requests waiting."""
+LOOK_BATCH = 256
+"""So many are looked at in one turn, and may get a protocol."""
+LOOK_BYTES = 4096
+"""A head that is not over by then is left to the parser."""
+LOOKS = 32
+"""A head that is not over after so many pieces is left to the parser."""
 _PAUSE_S = 0.1
+_EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Newcomer:
+    """A connection whose first head is not there.
+
+    Attributes:
+        socket: of the connection.
+        surplus: whether there is no place for it, see `ConnectionTable.admit`.
+        looks: how often its bytes were looked at.
+        has_begun: whether there was the beginning of a head in them.
+    """
+
+    __slots__ = (
+        "_acceptor",
+        "address",
+        "has_begun",
+        "looks",
+        "mark",
+        "peer",
+        "since",
+        "socket",
+        "surplus",
+        "wait",
+    )
+
+    def __init__(self, acceptor: Acceptor, connection: socket.socket, address: str) -> None:
+        self._acceptor = acceptor
+        self.socket = connection
+        self.surplus = False
+        self.looks = 0
+        self.has_begun = False
+        # Of the table:
+        self.address = address
+        self.wait: Wait | None = None
+        self.since = 0.0
+        self.mark = 0
+        self.peer: Peer | None = None
+
+    @property
+    def table(self) -> ConnectionTable:
+        """Where it is counted."""
+        return self._acceptor.table
+
+    def moved(self) -> int:
+        """Nothing is counted."""
+        return 0
+
+    def blocked(self) -> bool:
+        """It can always move."""
+        return False
+
+    def expire(self) -> None:
+        """Say that no head came, if one has begun, and close it."""
+        if self.has_begun:
+            error = Stalled("head", self.table.limits.head_s)
+            with contextlib.suppress(OSError):
+                while self.socket.recv(LOOK_BYTES, socket.MSG_DONTWAIT):
+                    pass  # what is not read would reset the connection
+            with contextlib.suppress(OSError):
+                self.socket.send(closing_answer(error), socket.MSG_DONTWAIT)
+        self._acceptor.drop(self)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        reset(self.socket)
+        self._acceptor.drop(self)
 
 
 class Acceptor:
@@ -30,22 +114,28 @@ class Acceptor:
     Args:
         loop: the running loop.
         listener: a listening socket; it is neither copied nor closed here.
-        factory: makes the protocol of a connection.
+        table: where connections are counted.
+        factory: makes the protocol of a connection, which takes the newcomer's place.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         listener: socket.socket,
-        factory: Callable[[], asyncio.Protocol],
+        table: ConnectionTable,
+        factory: Callable[[Newcomer], asyncio.Protocol],
     ) -> None:
+        self.table = table
         self._loop = loop
         self._listener = listener
         self._factory = factory
-        self._opening: set[asyncio.Task[object]] = set()
+        self._newcomers: dict[int, Newcomer] = {}
+        self._poll = select.epoll()
+        self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
-        self.is_open = True
+        self._is_open = True
         listener.setblocking(False)
+        loop.add_reader(self._poll, self._look_at_all)
         self._resume()
 
     def _resume(self) -> None:
@@ -53,9 +143,10 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
+        now = self._loop.time()
         for _ in range(BATCH):
             try:
-                connection, _ = self._listener.accept()
+                connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -66,25 +157,74 @@ class Acceptor:
                     return
                 continue  # that connection is gone already
             connection.setblocking(False)
-            opening = self._loop.create_task(self._open(connection))
+            newcomer = Newcomer(self, connection, peer[0])
+            self._newcomers[connection.fileno()] = newcomer
+            self._poll.register(connection.fileno(), _EVENTS)
+            newcomer.surplus = not self.table.admit(newcomer, now)
+
+    def _look_at_all(self) -> None:
+        for number, events in self._poll.poll(0, LOOK_BATCH):
+            newcomer = self._newcomers.get(number)
+            if newcomer is not None:
+                self._look(newcomer, is_all=bool(events & _ENDED))
+
+    def _look(self, newcomer: Newcomer, *, is_all: bool) -> None:
+        try:
+            begun = newcomer.socket.recv(LOOK_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            begun = b""
+        if not begun:
+            self.drop(newcomer)
+            return
+        newcomer.looks += 1
+        head = begun.lstrip(b"\r\n")  # which may come before a request, and is none
+        newcomer.has_begun = bool(head)
+        if is_all or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES or _is_over(head):
+            number = newcomer.socket.fileno()
+            self._poll.unregister(number)
+            del self._newcomers[number]
+            self.table.enter(newcomer, None, 0.0)  # until its protocol takes its place
+            opening = self._loop.create_task(self._open(newcomer))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _open(self, newcomer: Newcomer) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._factory, connection)
+            await self._loop.connect_accepted_socket(
+                lambda: self._factory(newcomer), newcomer.socket
+            )
         except OSError:
-            connection.close()
+            self.table.forget(newcomer)
+            newcomer.socket.close()
+
+    def drop(self, newcomer: Newcomer) -> None:
+        """Close a connection that has not got a protocol."""
+        self.table.forget(newcomer)
+        self._newcomers.pop(newcomer.socket.fileno(), None)
+        newcomer.socket.close()  # which also takes it out of the poll
 
     def close(self) -> None:
-        """Take no more connections. May be called twice."""
-        if self._pause is not None:
-            self._pause.cancel()
-        if self.is_open:
-            self.is_open = False
+        """Take no more connections, and close those that have not asked. May be called twice."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._pause is None:
             self._loop.remove_reader(self._listener)
+        else:
+            self._pause.cancel()
+        self._loop.remove_reader(self._poll)
+        for newcomer in list(self._newcomers.values()):
+            self.drop(newcomer)
+        self._poll.close()
 
     async def wait_closed(self) -> None:
         """Wait for the connections that are being opened."""
         if self._opening:
             await asyncio.wait(self._opening)
+
+
+def _is_over(head: bytes) -> bool:
+    """Tell whether the parser can say what this is: a whole head, or none at all."""
+    return b"\r\n\r\n" in head or b"\n\n" in head or not (head[:1] or b"A").isupper()

@@ -22,10 +22,13 @@ Each step costs the same however many connections there are.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import ipaddress
 import itertools
 import logging
+import socket
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -39,6 +42,7 @@ SWEEP_LIMIT = 256
 _LOOKS = 16
 _SLOW_AFTER_S = 1.0
 _REPORT_S = 10.0
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Wait(enum.IntEnum):
@@ -170,6 +174,12 @@ class ConnectionTable:
         if wait in _MOVING:
             connection.mark = connection.moved()
 
+    def replace(self, old: Held, new: Held, now: float) -> None:
+        """Give one connection's place to another, which is waited for from now on."""
+        self.enter(old, None, now)
+        new.peer, old.peer = old.peer, None
+        self.enter(new, Wait.HEAD, now)
+
     def forget(self, connection: Held) -> None:
         """Count a connection no longer. May be called twice."""
         peer = connection.peer
@@ -227,6 +237,12 @@ class ConnectionTable:
     def _moves(self, connection: Held, now: float) -> bool:
         needed = self.limits.rate_bytes * (now - connection.since)
         return connection.blocked() or connection.moved() - connection.mark >= max(1, needed)
+
+
+def reset(connection: socket.socket) -> None:
+    """Let the kernel drop, when a connection is closed, what is not yet sent."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 def _peer_key(address: str) -> str:

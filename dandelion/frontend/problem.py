@@ -9,6 +9,7 @@ Source: RFC 9457, Problem Details for HTTP APIs.
 
 from __future__ import annotations
 
+import http
 from dataclasses import dataclass
 
 import msgspec
@@ -252,6 +253,18 @@ def problem_reply(error: DandelionError, instance: str = "") -> Reply:
         headers.append((b"allow", ", ".join(root.allowed).encode()))
     body = encode_problem(problem_of(error, instance))
     return Reply([body], MEDIA_TYPE.encode(), root.status, headers)
+
+
+def closing_answer(error: DandelionError) -> bytes:
+    """Write a whole answer of HTTP/1.1 that ends its connection."""
+    reply = problem_reply(error)
+    body = b"".join(reply.chunks)
+    status = http.HTTPStatus(reply.status)
+    head = (
+        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def encode_problem(problem: ProblemDocument) -> bytes:

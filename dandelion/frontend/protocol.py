@@ -20,105 +20,29 @@ It reaches into uvicorn: `_start_asgi_task` and the cycle's attributes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-import struct
-from collections.abc import Coroutine, Generator
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dandelion.errors import DandelionError, InvalidInput
+from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
-from dandelion.frontend.admission import ConnectionTable, Peer, Wait
+from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.asgi import TASK, WHOLE_REPLY, Message, Receive, Scope, Send
-from dandelion.frontend.problem import Crowded, HeadTooLong, Stalled, problem_reply
+from dandelion.frontend.cycle import Cycle, finish
+from dandelion.frontend.problem import (
+    Crowded,
+    HeadTooLong,
+    Stalled,
+    closing_answer,
+    problem_reply,
+)
 
 HEAD_LIMIT_BYTES = 64 * 1024
 """So long a head may be; see `Protocol`."""
 LINGER_BYTES = 1024 * 1024 * 1024
 """So much of what a client sends after its last reply is thrown away before it is cut off."""
 _PIECE_BYTES = 64 * 1024
-_NO_LINGER = struct.pack("ii", 1, 0)
-JOIN_BYTES = 16 * 1024
-"""Up to this size a body is joined to its head; above, the chunks are handed over as they are."""
-
-
-class Cycle(RequestResponseCycle):
-    """One request and its reply; also takes messages of the type `WHOLE_REPLY`.
-
-    Attributes:
-        protocol: of its connection.
-    """
-
-    protocol: Protocol
-
-    async def send(self, message: Any) -> None:
-        """Send one ASGI message, or a whole reply."""
-        if self.protocol.lingers:
-            self.disconnected = True
-        if message["type"] != WHOLE_REPLY:
-            await super().send(message)
-            return
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected or self.transport.is_closing():
-            self.disconnected = True
-            return
-        self.response_started = True
-        if self.more_body and (message["close"] or self.waiting_for_100_continue):
-            self.keep_alive = False  # nobody knows where the next request would begin
-        head = [STATUS_LINE[message["status"]]]
-        for name, value in message["headers"]:
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._write(head, message["chunks"], message["size"])
-        self._complete()
-
-    def _write(self, head: list[bytes], chunks: list[Any], size: int) -> None:
-        if self.scope["method"] == "HEAD":
-            self.transport.write(b"".join(head))
-        elif size <= JOIN_BYTES:
-            self.transport.write(b"".join([*head, *chunks]))
-        else:
-            self.transport.writelines([b"".join(head), *chunks])
-
-    def _complete(self) -> None:
-        self.waiting_for_100_continue = False
-        self.response_complete = True
-        self.message_event.set()
-        if not self.keep_alive:
-            self.protocol.close(linger=self.more_body)
-        self.on_response()
-
-
-class _Rest:
-    """The rest of a coroutine whose first step was taken outside of a task."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
-        self._coroutine = coroutine
-        self._awaited = awaited
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        awaited = self._awaited
-        while True:
-            try:
-                try:
-                    value = yield awaited
-                except BaseException as error:
-                    awaited = self._coroutine.throw(error)
-                else:
-                    awaited = self._coroutine.send(value)
-            except StopIteration:
-                return
-
-
-async def _finish(coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
-    await _Rest(coroutine, awaited)
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +70,7 @@ class Protocol(HttpToolsProtocol):
     that there are too many connections.
 
     Args:
-        table: of the server.
+        newcomer: whose place in its table this connection takes.
     """
 
     # Dictionaries of attributes share their keys up to thirty of them; uvicorn has as many.
@@ -157,6 +81,7 @@ class Protocol(HttpToolsProtocol):
         "_head_bytes",
         "_in_body",
         "_in_head",
+        "_newcomer",
         "_received_bytes",
         "_served",
         "_surplus",
@@ -169,9 +94,10 @@ class Protocol(HttpToolsProtocol):
         "wait",
     )
 
-    def __init__(self, *arguments: Any, table: ConnectionTable, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, newcomer: Newcomer, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._table = table
+        self._newcomer: Newcomer | None = newcomer
+        self._table = newcomer.table
         self._beginning = False
         self._begun: list[tuple[RequestResponseCycle, Any]] = []
         self._served = False
@@ -180,10 +106,10 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._answered = False
-        self._surplus = False
+        self._surplus = newcomer.surplus
         self.lingers = False
         # Of the table:
-        self.address = ""
+        self.address = newcomer.address
         self.wait: Wait | None = None
         self.since = 0.0
         self.mark = 0
@@ -192,10 +118,11 @@ class Protocol(HttpToolsProtocol):
     # --- the connection -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Take a place in the table."""
+        """Take the newcomer's place in the table."""
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
-        self._surplus = not self._table.admit(self, self.loop.time())
+        if self._newcomer is not None:
+            self._table.replace(self._newcomer, self, self.loop.time())
+            self._newcomer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
@@ -258,10 +185,12 @@ class Protocol(HttpToolsProtocol):
 
     def abort(self) -> None:
         """End the connection at once, and drop what is not yet sent, also in the kernel."""
+        if self._waits_for() is Wait.IDLE and not self.transport.get_write_buffer_size():
+            self.transport.close()  # its client has done no harm, and may not have read its reply
+            return
         kernel = self.transport.get_extra_info("socket")
         if kernel is not None:
-            with contextlib.suppress(OSError):
-                kernel.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            reset(kernel)
         self.transport.abort()
 
     def close(self, *, linger: bool = False) -> None:
@@ -285,7 +214,7 @@ class Protocol(HttpToolsProtocol):
             cycle.waiting_for_100_continue = False
             cycle.message_event.set()
         if not (started or self.transport.is_closing() or self.lingers):
-            self.transport.write(_closing(error))
+            self.transport.write(closing_answer(error))
         self.close(linger=not started)
 
     # --- what comes -----------------------------------------------------------------------------
@@ -389,7 +318,7 @@ class Protocol(HttpToolsProtocol):
         running = cycle.run_asgi(app)
         if not cycle.more_body:  # without its body a request waits at once
             try:
-                running = _finish(running, running.send(None))
+                running = finish(running, running.send(None))
             except StopIteration:
                 return
         rest = self.loop.create_task(running)
@@ -397,15 +326,3 @@ class Protocol(HttpToolsProtocol):
         scope[TASK] = rest
         rest.add_done_callback(self.tasks.discard)
         self.tasks.add(rest)
-
-
-def _closing(error: DandelionError) -> bytes:
-    """Write a whole reply that ends its connection."""
-    reply = problem_reply(error)
-    body = b"".join(reply.chunks)
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-        STATUS_LINE[reply.status],
-        reply.media_type,
-        len(body),
-        body,
-    )

@@ -14,14 +14,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
-from functools import partial
 from types import TracebackType
 
 import uvicorn
 import uvloop
 
 from dandelion.errors import InvalidInput
-from dandelion.frontend.acceptor import Acceptor
+from dandelion.frontend.acceptor import Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
@@ -62,11 +61,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
-        protocol = partial(
-            Protocol, self.config, self.server_state, self.lifespan.state, table=self._table
-        )
+
+        def protocol(newcomer: Newcomer) -> Protocol:
+            state = self.lifespan.state
+            return Protocol(self.config, self.server_state, state, newcomer=newcomer)
+
         # uvicorn closes its servers, and waits for that, which is all that an acceptor has to know
-        self.servers = [Acceptor(loop, listener, protocol) for listener in sockets or ()]  # type: ignore[misc]
+        self.servers = [
+            Acceptor(loop, listener, self._table, protocol)  # type: ignore[misc]
+            for listener in sockets or ()
+        ]
         self.started = True
         self._ready()
 

@@ -150,6 +150,20 @@ def test_half_a_head_is_answered_and_closed(quick: Served) -> None:
     assert {problem_on(connection) for connection in half} == {(408, "Stalled")}
 
 
+@pytest.mark.parametrize("rubbish", [b"\x16\x03\x01\x02", b"GET / HTTP/1.1\n\n", b"get / HTTP"])
+def test_what_cannot_be_a_head_is_refused_at_once(patient: Served, rubbish: bytes) -> None:
+    connection = patient.connect()
+    connection.sendall(rubbish)
+    assert problem_on(connection) == (400, "InvalidInput")
+
+
+def test_half_a_head_and_no_more_is_the_end(patient: Served) -> None:
+    connection = patient.connect()
+    connection.sendall(b"GET /heal")
+    connection.shutdown(socket.SHUT_WR)
+    assert ended(connection)
+
+
 def test_a_dripping_head_is_not_heard_out(quick: Served) -> None:
     connection = quick.connect()
     drip(connection, HEAD % b"echo" + b"x: y\r\n" * 10_000)

@@ -11,9 +11,15 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from dandelion.frontend.acceptor import BATCH, Acceptor
+from dandelion.frontend.acceptor import LOOK_BATCH, LOOK_BYTES, Acceptor, Newcomer
+from dandelion.frontend.admission import ConnectionTable, Limits
 
-WAITING = 300
+WAITING = 600
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def table() -> ConnectionTable:
+    return ConnectionTable(Limits(1000, 1000, 10.0, 75.0, 10.0, 1))
 
 
 class Counted(asyncio.Protocol):
@@ -22,6 +28,10 @@ class Counted(asyncio.Protocol):
     def __init__(self, awaited: int) -> None:
         self.left = awaited
         self.all = asyncio.Event()
+
+    def __call__(self, newcomer: Newcomer) -> asyncio.Protocol:
+        newcomer.table.forget(newcomer)
+        return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.left -= 1
@@ -56,14 +66,15 @@ def waiting(count: int) -> Iterator[socket.socket]:
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=count))
         for _ in range(count):
-            opened.enter_context(socket.create_connection(listener.getsockname(), 20))
+            client = opened.enter_context(socket.create_connection(listener.getsockname(), 20))
+            client.sendall(REQUEST)
         yield listener
 
 
 async def turns_until_all_are_in(listener: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     protocol = Counted(WAITING)
-    acceptor = Acceptor(loop, listener, lambda: protocol)
+    acceptor = Acceptor(loop, listener, table(), protocol)
     turns = 0
     while not protocol.all.is_set():
         turns += 1
@@ -78,13 +89,13 @@ def test_newcomers_come_in_many_at_a_turn() -> None:
     with waiting(WAITING) as listener:
         turns = uvloop.run(turns_until_all_are_in(listener))
     assert turns < WAITING / 10
-    assert turns >= WAITING // BATCH  # but not all in one, which would keep requests waiting
+    assert turns >= WAITING // LOOK_BATCH  # but not all in one, which would keep requests waiting
 
 
 def test_a_lack_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -> None:
     async def accept_all(listener: Exhausted) -> None:
         protocol = Counted(WAITING)
-        acceptor = Acceptor(asyncio.get_running_loop(), listener, lambda: protocol)  # type: ignore[arg-type]  # it has what is used
+        acceptor = Acceptor(asyncio.get_running_loop(), listener, table(), protocol)  # type: ignore[arg-type]  # it has what is used
         await asyncio.wait_for(protocol.all.wait(), 20)
         acceptor.close()
 
@@ -97,7 +108,7 @@ def test_a_lack_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -
 
 def test_an_acceptor_that_pauses_can_be_closed() -> None:
     async def close_while_it_pauses(listener: Exhausted) -> None:
-        made = Acceptor(asyncio.get_running_loop(), listener, lambda: Counted(1))  # type: ignore[arg-type]  # it has what is used
+        made = Acceptor(asyncio.get_running_loop(), listener, table(), Counted(1))  # type: ignore[arg-type]  # it has what is used
         while listener.failures == 5:
             await asyncio.sleep(0)
         made.close()
@@ -105,3 +116,29 @@ def test_an_acceptor_that_pauses_can_be_closed() -> None:
 
     with waiting(1) as listener:
         uvloop.run(close_while_it_pauses(Exhausted(listener, failures=5)))
+
+
+def test_silence_and_half_a_head_make_no_protocol() -> None:
+    async def accept_all(listener: socket.socket) -> None:
+        made = Counted(1)
+        places = table()
+        acceptor = Acceptor(asyncio.get_running_loop(), listener, places, made)
+        address = listener.getsockname()
+        with contextlib.ExitStack() as opened:
+            clients = [opened.enter_context(socket.create_connection(address, 20)) for _ in "1234"]
+            half, left, long, _silent = clients
+            half.sendall(REQUEST[:9])
+            while places.count < 4:
+                await asyncio.sleep(0)
+            left.close()
+            while places.count > 3:
+                await asyncio.sleep(0)
+            assert made.left == 1
+            long.sendall(REQUEST[:-2] + b"x: " + b"y" * LOOK_BYTES)  # that is the parser's matter
+            await asyncio.wait_for(made.all.wait(), 20)
+            assert places.count == 2
+            acceptor.close()
+            assert places.count == 0
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uvloop.run(accept_all(listener))
