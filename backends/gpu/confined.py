@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 DEFAULT_PROCESSES = 8
 MAX_PROCESSES = 256
 _KNOWN_CALLS = 256
-_END_LIMIT_S = 5.0
+_END_LIMIT_S = 30.0
 _LOOK_S = 0.1  # shorter than the node waits beyond a deadline
 
 
@@ -234,6 +234,7 @@ class ConfinedEngine(Engine):
             host = self._ahead.take()
         except OSError as error:
             raise EngineDied(self.name, f"no further process: {error}") from None
+        host.hurry()
         try:
             self._wait(host, call)
         except BaseException:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from .host_process import HostProcess
 
-PAUSE_S = 1.0
+PAUSE_S = 3.0
 LONGEST_S = 10.0
 
 

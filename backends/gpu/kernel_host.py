@@ -7,8 +7,8 @@ two, and has nothing else. It loads what it needs, then gives up its rights in t
 2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
    capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
    writable. Threads that start after this have no more;
-3. the device is opened (`Ready`), the linker replaced, a kernel of our own compiled and run: what
-   is loaded late is loaded by then;
+3. the device is opened (`Ready`), the linker replaced, and, if nobody wants it yet (`Open`), a
+   kernel of our own compiled and run, which makes the first of a user cheaper;
 4. the system call filter is installed for all threads, and it says `Confined`.
 
 Only then does the broker send a function. What comes after may run any code that a user wrote.
@@ -50,6 +50,7 @@ FILE_BYTES = 64 << 20
 DATA_BYTES = 2 << 30
 """Memory for the compiler and for what kernels allocate, beyond the pool."""
 _DESCRIPTORS = 64
+_IDLE_S = 1.0
 _LEAST_LANDLOCK = 2  # a file can be renamed into another folder
 
 
@@ -72,7 +73,8 @@ def main(arguments: list[str]) -> int:
             engine = driver.sequential(settings.resource)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
-            rehearse(engine)
+            if broker.receive(_IDLE_S) is None:  # else it is wanted at once
+                rehearse(engine)
             lock(settings, engine)
             facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
             broker.send(Confined(facts))
@@ -175,7 +177,7 @@ _BLUEPRINT = """{
 
 
 def rehearse(engine: SequentialEngine) -> None:
-    """Make a call, so that nothing is loaded or started later.
+    """Make a call, which warms the compiler up.
 
     Raises:
         BackendUnavailable: a kernel of our own does not run.
