@@ -167,8 +167,9 @@ class ConfinedEngine(Engine):
         stages = host.run(call, place, expected)
         answered = clock()
         outputs = self._outputs(expected, place, call, host.memory)
+        stages["copy_in"] = stages.get("copy_in", 0) + placed - started
+        stages["copy_out"] = stages.get("copy_out", 0) + clock() - answered
         call.stages.update(stages)
-        call.stages.update(to_host=placed - started, from_host=clock() - answered)
         return outputs
 
     def _outputs(

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from dandelion.backends.gpu.driver import GpuDriver
-from dandelion.backends.gpu.sequential import SequentialEngine
 
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet
@@ -61,12 +60,10 @@ class LocalEngine(Closing):
             assert isinstance(driver, GpuDriver)
             driver.configure(_OPTIONS.get(backend, _SMALL))
             driver.attach(self.domain.map)
-            engine = driver.engine("0")
+            self.engine = driver.sequential("0")
         except BaseException:
             self.domain.close()
             raise
-        assert isinstance(engine, SequentialEngine)
-        self.engine: SequentialEngine = engine
         self._number = 0
 
     def held(self, document: FunctionDocument, given: Mapping[str, bytes]) -> HeldCall:
