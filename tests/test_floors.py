@@ -21,6 +21,7 @@ FLOORS = [
     ["documents"],
     ["registration"],
     ["dispatcher"],
+    ["scheduler"],
     ["settings", "engine_process"],
     ["node"],
     ["frontend"],
