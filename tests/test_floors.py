@@ -22,6 +22,7 @@ FLOORS = [
     ["documents"],
     ["registration"],
     ["dispatcher"],
+    ["scheduler"],
     ["settings", "engine_process"],
     ["node"],
     ["frontend"],

@@ -1,0 +1,94 @@
+"""What the scheduler wants done. Executors carry actions out and answer with events.
+
+=============  ===================================================  ============================
+action         what an executor does                                answers with
+=============  ===================================================  ============================
+`Fetch`        load code and constants into the node's memory       `fetched`, `fetch_failed`
+`Discard`      drop them from the node's memory                     -
+`Look`         look for a kept result of a call                     `found`, `missed`
+`Plan`         find out what a call needs of a device               `planned`, `failed`
+`Send`         run a call on an engine                              `done`, `failed`
+`Stop`         stop a call that was sent, as soon as that is        `done`, `failed`
+               possible; its result is not wanted
+`Start`        start an engine, or replace a lost one               `engine_up`, `engine_failed`
+`Check`        the engine may be broken, since one that shares its  `engine_up`, `engine_lost`
+               faults was lost: replace it if it is idle
+`End`          give the result to the caller                        -
+=============  ===================================================  ============================
+
+An executor may answer at once or later, from the thread of the scheduler.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from dandelion.scheduler.records import CallState, EngineState, Flow, InvocationState
+
+
+class Fetch(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Load the code and constants of a function."""
+
+    flow: Flow
+
+
+class Discard(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Drop the code and constants of a function; no call uses them."""
+
+    flow: Flow
+
+
+class Look(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Look for a kept result."""
+
+    call: CallState
+
+
+class Plan(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Find out what a call needs; `engine` runs its function and can tell."""
+
+    call: CallState
+    engine: EngineState
+
+
+class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Run a call.
+
+    Attributes:
+        call: its `engine` is where.
+        evict: flows whose constants the device drops before.
+        keep: the device keeps the constants of this call's flow.
+    """
+
+    call: CallState
+    evict: tuple[Flow, ...] = ()
+    keep: bool = False
+
+
+class Stop(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Stop a call that was sent."""
+
+    call: CallState
+
+
+class Start(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Start an engine."""
+
+    engine: EngineState
+
+
+class Check(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Find out whether an idle engine still works."""
+
+    engine: EngineState
+
+
+class End(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """An invocation has its outputs or its error."""
+
+    invocation: InvocationState
+
+
+Action: TypeAlias = Fetch | Discard | Look | Plan | Send | Stop | Start | Check | End

@@ -1,0 +1,353 @@
+"""The life of calls, from the moment a walk wants one to its end. See the package's text.
+
+Events of executors about functions and calls come here. Whatever becomes of a call is told to the
+scheduler, which steps its walk; that may want further calls or cancel others at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from dandelion.dispatcher import Run
+from dandelion.driver import Demand, InstanceSets
+from dandelion.errors import ContextFull, DandelionError, DeviceFull, NoEngine
+from dandelion.function import FunctionSpec
+from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
+from dandelion.scheduler.lines import Lines
+from dandelion.scheduler.placement import Engines, Needs, best_free
+from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.records import (
+    CallState,
+    EnginePhase,
+    EngineState,
+    Flow,
+    InvocationState,
+    Lane,
+    Phase,
+    Presence,
+    Tenant,
+)
+from dandelion.scheduler.residency import Residency
+from dandelion.scheduler.retries import blamed, may_run_again
+
+Sizes = Callable[[FunctionSpec], tuple[int, int]]
+"""Tells the bytes of a function's code and constants in the node's memory, and the part of them
+that a device would keep."""
+
+
+class Walks(Protocol):
+    """What is told of the end of a call that is still wanted."""
+
+    def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        """It gave its outputs."""
+
+    def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
+        """It failed for good."""
+
+
+class Calls:
+    """All calls of a node.
+
+    Args:
+        policy: orders calls that wait.
+        memory_bytes: the node's memory for code and constants of functions.
+        sizes: of functions.
+        actions: takes what executors are to do.
+        walks: is told of ends.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        memory_bytes: int,
+        sizes: Sizes,
+        actions: Callable[[Action], None],
+        walks: Walks,
+    ) -> None:
+        self.engines = Engines()
+        self.lines = Lines(policy)
+        self.residency = Residency(memory_bytes, actions)
+        self.flows: dict[tuple[str, str, int], Flow] = {}
+        self._policy = policy
+        self._sizes = sizes
+        self._act = actions
+        self._walks = walks
+        self._number = 0
+        self._making_room = False
+
+    # --- the scheduler's side -----------------------------------------------------------------
+
+    def want(self, invocation: InvocationState, run: Run, now_ns: int) -> None:
+        """A walk wants an instance: make its call."""
+        self._number += 1
+        flow = self._flow(invocation.tenant, run.function)
+        call = CallState(self._number, invocation, run, flow)
+        invocation.calls[run.instance] = call
+        if run.function.cache:
+            call.phase = Phase.LOOKING
+            self._act(Look(call))
+        else:
+            self._need(call, now_ns)
+
+    def cancel(self, call: CallState, now_ns: int) -> None:
+        """The result of a call is not wanted any more."""
+        del call.invocation.calls[call.run.instance]
+        call.cancelled = True
+        if call.phase is Phase.SENT:
+            self._act(Stop(call))
+            return
+        if call.queue is not None:
+            self.lines.remove(call)
+        elif call.phase is Phase.BLOCKED:
+            call.flow.blocked.pop(call, None)
+        self._leave(call, now_ns)
+
+    def removed(self, tenant: Tenant, name: str, version: int) -> None:
+        """A function is no longer registered; calls under way end as they would."""
+        flow = self.flows.pop((tenant.name, name, version), None)
+        if flow is not None:
+            self.residency.forget(flow)
+
+    def unpark(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant may have more calls on engines."""
+        if tenant.parked and tenant.calls < tenant.quota.calls:
+            for lane in self.lines.unpark(tenant):
+                self._feed_lane(lane, now_ns)
+
+    def engines_changed(self, now_ns: int) -> None:
+        """Engines came, went or changed: form the lanes anew, with all calls that wait."""
+        waiting = self.lines.drain(self.engines.changed())
+        for call in waiting:
+            if not call.cancelled:  # the failure of another one may have cancelled it
+                self._plan(call, now_ns)
+        for engine in list(self.engines.all.values()):
+            self._feed(engine, now_ns)
+
+    # --- events of executors --------------------------------------------------------------------
+
+    def fetched(self, flow: Flow, now_ns: int) -> None:
+        """A function's code and constants are in memory."""
+        self.residency.fetched(flow)
+        self._room(now_ns)
+
+    def fetch_failed(self, flow: Flow, error: DandelionError, now_ns: int) -> None:
+        """They could not be loaded: calls that wait for them fail."""
+        for call in self.residency.fetch_failed(flow):
+            if call.phase is Phase.BLOCKED:
+                self._fail(call, replace(error), now_ns)
+        self._room(now_ns)
+
+    def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        """A kept result of a call was found."""
+        if call.phase is Phase.LOOKING:
+            self._finish(call, outputs, now_ns)
+
+    def missed(self, call: CallState, now_ns: int) -> None:
+        """There is no kept result of a call."""
+        if call.phase is Phase.LOOKING:
+            self._need(call, now_ns)
+
+    def planned(self, call: CallState, demand: Demand, now_ns: int) -> None:
+        """It is known what a call needs of a device."""
+        if call.phase is Phase.PLANNING:
+            call.demand = demand
+            self._queue(call, now_ns)
+
+    def done(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        """A call that was sent gave its outputs."""
+        engine = self._off(call, now_ns)
+        self._finish(call, outputs, now_ns)
+        self._after(call, engine, now_ns)
+
+    def failed(
+        self, call: CallState, error: DandelionError, now_ns: int, begun: bool = True
+    ) -> None:
+        """A call failed, where it was sent or while it was planned.
+
+        Args:
+            call: which one.
+            error: why.
+            now_ns: now.
+            begun: its engine may have begun with it.
+        """
+        if call.phase is Phase.PLANNING:
+            self._fail(call, error, now_ns)
+        if call.phase is not Phase.SENT:
+            return
+        engine = self._off(call, now_ns)
+        engine.failures += 1
+        if not call.cancelled and may_run_again(call, engine, error, begun):
+            self._again(call, engine, begun, now_ns)
+        else:
+            self._fail(call, blamed(call, error), now_ns)
+        self._after(call, engine, now_ns)
+
+    # --- inside: nothing below is an event ------------------------------------------------------
+
+    def _flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
+        key = (tenant.name, spec.name, spec.version)
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = Flow(tenant, spec)
+            flow.size_bytes, flow.constants_bytes = self._sizes(spec)
+            if not flow.size_bytes:
+                flow.presence = Presence.PRESENT
+        return flow
+
+    def _need(self, call: CallState, now_ns: int) -> None:
+        """Go on with a call as soon as its function is in memory."""
+        if self.residency.pin(call):
+            self._plan(call, now_ns)
+        elif not self._making_room:
+            self._room(now_ns)
+
+    def _plan(self, call: CallState, now_ns: int) -> None:
+        """Go on with a call whose function is in memory."""
+        if call.demand is None:
+            planner = self.engines.planner(call.run.application.formats)
+            if planner is not None:
+                call.phase = Phase.PLANNING
+                self._act(Plan(call, planner))
+                return
+        self._queue(call, now_ns)
+
+    def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
+        """Send a call, or have it wait for an engine."""
+        lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
+        flow = call.flow
+        if not lane.engines:
+            needs = Needs(call.run.application.formats, call.demand, call.alone)
+            if not self.engines.possible(needs):
+                self._fail(call, self._no_engine(needs, call.run.function.name), now_ns)
+                return
+        if not flow.queues:
+            self._policy.waits(flow, bool(self.lines.waiting))
+        call.phase = Phase.QUEUED
+        call.queued_ns = call.queued_ns or now_ns
+        if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:
+            engine = best_free(lane, flow)
+            if engine is not None:
+                self._send(call, engine, now_ns)
+                return
+        self.lines.add(call, lane, front)
+        if lane.heap:
+            self._feed_lane(lane, now_ns)
+
+    def _feed_lane(self, lane: Lane, now_ns: int) -> None:
+        for engine in lane.engines:
+            self._feed(engine, now_ns)
+
+    def _feed(self, engine: EngineState, now_ns: int) -> None:
+        """Give an engine what waits for it."""
+        while engine.free > 0:
+            call = self.lines.next_for(engine)
+            if call is None:
+                return
+            self._send(call, engine, now_ns)
+
+    def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
+        flow = call.flow
+        tenant = flow.tenant
+        needed = (call.demand.output_bytes or 0) if call.demand is not None else 0
+        if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
+            left = max(0, tenant.quota.arena_bytes - tenant.arena_bytes)
+            self._fail(call, ContextFull(f"tenant '{tenant.name}'", needed, left), now_ns)
+            return
+        call.phase = Phase.SENT
+        call.engine = engine
+        call.sent_ns = now_ns
+        engine.sent[call.id] = call
+        engine.last = flow
+        tenant.calls += 1
+        self._policy.sent(call)
+        keep, evict = self.residency.keep_on_device(engine, flow)
+        self._act(Send(call, evict, keep))
+
+    def _off(self, call: CallState, now_ns: int) -> EngineState:
+        """Take a call off its engine."""
+        engine = call.engine
+        assert engine is not None, "it was sent"
+        del engine.sent[call.id]
+        call.flow.tenant.calls -= 1
+        duration_ns = max(0, now_ns - (call.started_ns or call.sent_ns))
+        engine.measured(duration_ns)
+        call.flow.measured(duration_ns)
+        self._policy.ended(call, duration_ns)
+        self.lines.reorder(call.flow)
+        return engine
+
+    def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
+        """A call is off its engine: others go on."""
+        self.unpark(call.flow.tenant, now_ns)
+        self._feed(engine, now_ns)
+
+    def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
+        """Run a call once more: behind all others, and alone, if it may have done the harm."""
+        call.started_ns = call.queued_ns = 0
+        call.engine = None
+        if begun:
+            call.attempt += 1
+            call.alone = call.alone or engine.shared_fault_domain
+            self._number += 1
+            call.id = self._number
+        self._queue(call, now_ns, front=not begun)
+
+    def _finish(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        self._leave(call, now_ns)
+        if not call.cancelled:
+            self._walks.finished(call, outputs, now_ns)
+
+    def _fail(self, call: CallState, error: DandelionError, now_ns: int) -> None:
+        self._leave(call, now_ns)
+        if not call.cancelled:
+            self._walks.gave_up(call, error, now_ns)
+
+    def _leave(self, call: CallState, now_ns: int) -> None:
+        """A call ends, whatever comes of it."""
+        call.phase = Phase.ENDED
+        calls = call.invocation.calls
+        if calls.get(call.run.instance) is call:
+            del calls[call.run.instance]
+        self.residency.unpin(call)
+        if self.residency.line and not call.flow.pins:
+            self._room(now_ns)
+
+    def _room(self, now_ns: int) -> None:
+        """Fetch functions that wait for memory, and go on with calls whose functions are there."""
+        if self._making_room:
+            return  # the loop below looks again
+        self._making_room = True
+        try:
+            while (step := self.residency.step()) is not None:
+                calls, error = step
+                for call in calls:
+                    if call.phase is not Phase.BLOCKED:
+                        continue  # the failure of another one cancelled it
+                    if error is not None:
+                        self._fail(call, replace(error), now_ns)
+                    else:
+                        self._need(call, now_ns)
+        finally:
+            self._making_room = False
+
+    def _no_engine(self, needs: Needs, function: str) -> DandelionError:
+        """Say why nothing here runs a call: it is too large, or the reason of an engine."""
+        there = [e for name in needs.formats for e in self.engines.running(name)]
+        rooms = [e for e in there if e.capacity.device_bytes]
+        if rooms and needs.demand is not None:
+            best = max(rooms, key=lambda engine: engine.capacity.device_bytes)
+            if needs.demand.device_bytes > best.capacity.device_bytes:
+                room = best.capacity.device_bytes
+                return DeviceFull(best.name, needs.demand.device_bytes, room)
+        for engine in there:
+            if engine.error is not None:
+                return replace(engine.error)
+        ready = {
+            name
+            for engine in self.engines.all.values()
+            if engine.phase is EnginePhase.READY
+            for name in engine.formats
+        }
+        return NoEngine(function, needs.formats, tuple(sorted(ready)))

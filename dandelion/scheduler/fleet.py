@@ -1,0 +1,117 @@
+"""Engines: when they are started, what follows when one is lost or comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dandelion.driver import Capacity
+from dandelion.errors import DandelionError, EngineDied
+from dandelion.scheduler.actions import Action, Check, Start
+from dandelion.scheduler.calls import Calls
+from dandelion.scheduler.records import EnginePhase, EngineState
+from dandelion.scheduler.residency import Place
+from dandelion.scheduler.retries import restart_delay_ns
+
+
+class Fleet:
+    """All engines of a node.
+
+    Args:
+        calls: which they run.
+        actions: takes what executors are to do.
+    """
+
+    def __init__(self, calls: Calls, actions: Callable[[Action], None]) -> None:
+        self._calls = calls
+        self._engines = calls.engines
+        self._residency = calls.residency
+        self._act = actions
+
+    def added(self, engine: EngineState) -> None:
+        """There is a further engine; it is to be started."""
+        self._engines.all[engine.id] = engine
+        self._act(Start(engine))
+
+    def up(
+        self,
+        engine: EngineState,
+        name: str,
+        capacity: Capacity,
+        now_ns: int,
+        constants_bytes: int = 0,
+    ) -> None:
+        """An engine takes calls.
+
+        Args:
+            engine: it was added.
+            name: for people.
+            capacity: what it has for one call.
+            now_ns: now.
+            constants_bytes: what its device has for constants that stay.
+        """
+        engine.name = name
+        engine.capacity = capacity
+        engine.phase = EnginePhase.READY
+        engine.error = None
+        engine.failed_starts = engine.retry_ns = 0
+        if constants_bytes:
+            self._residency.devices[engine] = Place(constants_bytes)
+        self._calls.engines_changed(now_ns)
+
+    def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
+        """An engine could not be started."""
+        engine.error = error
+        if not engine.name:
+            engine.phase = EnginePhase.UNAVAILABLE
+        else:
+            engine.failed_starts += 1
+            delay_ns, unavailable = restart_delay_ns(engine.failed_starts)
+            engine.phase = EnginePhase.UNAVAILABLE if unavailable else EnginePhase.STARTING
+            engine.retry_ns = now_ns + delay_ns
+        self._calls.engines_changed(now_ns)
+
+    def lost(
+        self, engine: EngineState, error: EngineDied, begun: frozenset[int], now_ns: int
+    ) -> None:
+        """An engine that was up is gone, with all calls that it had.
+
+        Args:
+            engine: which one.
+            error: how it ended.
+            begun: ids of its calls that it may have begun; the others did nothing.
+            now_ns: now.
+        """
+        engine.phase = EnginePhase.STARTING
+        engine.error = error
+        engine.last = None
+        engine.mean_ns = 0.0
+        self._residency.devices.pop(engine, None)
+        lost = list(engine.sent.values())
+        self._act(Start(engine))
+        if engine.shared_fault_domain:
+            for other in self._engines.siblings(engine):
+                if other.phase is EnginePhase.READY and not other.sent:
+                    self._act(Check(other))
+        self._calls.engines_changed(now_ns)
+        for call in lost:
+            self._calls.failed(call, replace(error), now_ns, begun=call.id in begun)
+
+    def closed(self, engine: EngineState, now_ns: int) -> None:
+        """An engine was stopped for good; it has no calls."""
+        assert not engine.sent, "its calls ended before"
+        engine.phase = EnginePhase.CLOSED
+        self._residency.devices.pop(engine, None)
+        del self._engines.all[engine.id]
+        self._calls.engines_changed(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Start engines whose pause is over."""
+        for engine in self._engines.all.values():
+            if engine.retry_ns and engine.retry_ns <= now_ns:
+                engine.retry_ns = 0
+                self._act(Start(engine))
+
+    def ticks_ns(self) -> list[int]:
+        """When engines are to be started again."""
+        return [e.retry_ns for e in self._engines.all.values() if e.retry_ns]

@@ -1,0 +1,129 @@
+"""What holds after every event. Used by tests and simulations; it costs too much for a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dandelion.scheduler.records import CallState, EnginePhase, Phase, Presence
+from dandelion.scheduler.scheduler import Scheduler
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Hold the scheduler's records against each other.
+
+    Raises:
+        AssertionError: with what does not hold.
+    """
+    calls = _check_calls(scheduler)
+    _check_engines(scheduler)
+    _check_tenants(scheduler, calls)
+    _check_lines(scheduler)
+    _check_memory(scheduler, calls)
+
+
+def _check_calls(scheduler: Scheduler) -> list[CallState]:
+    """Every call of an invocation under way is in exactly one place, which its phase names."""
+    wanted = [c for i in scheduler.invocations.values() for c in i.calls.values()]
+    sent = {c.id for e in scheduler.calls.engines.all.values() for c in e.sent.values()}
+    for call in wanted:
+        name = f"call {call.id} of {call.invocation.id}"
+        assert not call.cancelled, f"{name} is cancelled and still wanted"
+        assert call.phase is not Phase.ENDED, f"{name} has ended and is still wanted"
+        places = {
+            Phase.QUEUED: call.queue is not None and call in call.queue.calls,
+            Phase.BLOCKED: call in call.flow.blocked,
+            Phase.SENT: call.id in sent,
+        }
+        for phase, there in places.items():
+            assert there == (call.phase is phase), f"{name} is {call.phase}, {phase}: {there}"
+    for invocation in scheduler.invocations.values():
+        assert not invocation.ended, f"invocation {invocation.id} has ended and is kept"
+        waits = invocation.calls or invocation.resuming
+        assert waits, f"invocation {invocation.id} waits for nothing"
+    return wanted
+
+
+def _check_engines(scheduler: Scheduler) -> None:
+    """Engines have no more calls than places, and none idles while a call that it suits waits."""
+    for engine in scheduler.calls.engines.all.values():
+        for call in engine.sent.values():
+            assert call.phase is Phase.SENT, f"call {call.id} on {engine.id} is {call.phase}"
+            assert call.engine is engine, f"call {call.id} thinks that it is elsewhere"
+        if engine.places:
+            assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
+        if engine.phase is not EnginePhase.READY:
+            assert engine.phase is EnginePhase.STARTING or not engine.sent
+        if engine.free > 0:
+            for lane in engine.lanes:
+                for queue in lane.queues.values():
+                    tenant = queue.flow.tenant
+                    assert tenant.calls >= tenant.quota.calls, (
+                        f"engine {engine.id} is free while {queue.flow.name} waits"
+                    )
+
+
+def _check_tenants(scheduler: Scheduler, wanted: list[CallState]) -> None:
+    """Counts are right and within quotas."""
+    on_engines = Counter(
+        c.flow.tenant for e in scheduler.calls.engines.all.values() for c in e.sent.values()
+    )
+    invocations = Counter(i.tenant for i in scheduler.invocations.values())
+    arena: Counter[object] = Counter()
+    for invocation in scheduler.invocations.values():
+        arena[invocation.tenant] += invocation.arena_bytes
+    for tenant in scheduler.tenants.values():
+        assert tenant.calls == on_engines[tenant], f"{tenant.name}: {tenant.calls} calls"
+        assert tenant.invocations == invocations[tenant], f"{tenant.name}: invocations"
+        assert tenant.arena_bytes == arena[tenant], f"{tenant.name}: arena"
+        for queue in tenant.parked:
+            assert queue.parked, f"{tenant.name}: a parked queue does not know it"
+            assert queue.calls, f"{tenant.name}: an empty queue is parked"
+            assert tenant.calls >= tenant.quota.calls, f"{tenant.name} is parked without reason"
+
+
+def _check_lines(scheduler: Scheduler) -> None:
+    """Every queue with calls is parked or has one valid entry in its lane's heap."""
+    count = 0
+    for lane in scheduler.calls.engines.lanes.values():
+        entries = {entry for _, entry, _ in lane.heap}
+        for flow, queue in lane.queues.items():
+            count += len(queue.calls)
+            assert queue.calls, f"an empty queue of {flow.name} is kept"
+            assert flow.queues[lane] is queue, f"{flow.name} does not know its queue"
+            assert queue.parked or queue.entry in entries, f"a queue of {flow.name} is lost"
+            for call in queue.calls:
+                assert call.queue is queue, f"call {call.id} is in another queue"
+    assert count == scheduler.calls.lines.waiting, f"{count} calls wait"
+
+
+def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
+    """Memory is never over-committed; what calls need is there; what waits is in line."""
+    residency = scheduler.calls.residency
+    for place in (residency.node, *residency.devices.values()):
+        sizes = [place.size_of(flow) for flow in place.flows]
+        assert place.used_bytes == sum(sizes), "used bytes do not add up"
+        assert place.used_bytes <= place.capacity_bytes, "memory is over-committed"
+        assert sum(place.by_tenant.values()) == place.used_bytes, "tenants' bytes do not add up"
+    for tenant, size in residency.node.by_tenant.items():
+        assert size <= tenant.quota.arena_bytes, f"{tenant.name} has too much memory"
+    sent = [c for e in scheduler.calls.engines.all.values() for c in e.sent.values()]
+    pins = Counter(c.flow for c in {*wanted, *sent} if c.pinned)
+    for flow in {*scheduler.calls.flows.values(), *pins}:
+        expected = pins[flow] + (flow.presence is Presence.FETCHING)
+        assert flow.pins == expected, f"{flow.name}: {flow.pins} pins, not {expected}"
+        if pins[flow] and flow.size_bytes:
+            assert flow.presence is Presence.PRESENT, f"{flow.name} is needed and not there"
+        if flow.size_bytes and flow.presence in (Presence.PRESENT, Presence.FETCHING):
+            assert flow in residency.node, f"{flow.name} takes memory that is not counted"
+        in_line = flow in residency.line
+        assert in_line == (flow.presence is Presence.WAITING), f"{flow.name}: line"
+        if flow.blocked and flow.presence is Presence.PRESENT:
+            assert flow in residency.leaving, f"calls of {flow.name} wait for nothing"
+        if flow.presence is Presence.ABSENT:
+            assert not flow.blocked, f"calls of {flow.name} wait and it is not fetched"
+    if residency.line:
+        first = next(iter(residency.line))
+        room = residency.node.victims(first, first.size_bytes, first.tenant.quota.arena_bytes)
+        assert room is None, f"there is room for {first.name}, which waits for it"
+    else:
+        assert not residency.leaving, "flows leave for no reason"

@@ -1,0 +1,143 @@
+"""Calls that wait for an engine: lanes of flows, in the order of a policy.
+
+Calls that the same engines suit share a lane. In a lane each flow has one queue, and a heap orders
+the queues by the policy's key. Entries of the heap are numbered; only the last number of a queue is
+valid, so a queue is moved by pushing it again.
+
+A queue whose tenant has as many calls on engines as its quota allows is *parked*: it is in no heap
+until one of these calls ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from dandelion.scheduler.policy import Policy, engine_stays
+from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Tenant
+
+
+class Lines:
+    """All calls that wait for an engine.
+
+    Args:
+        policy: orders them.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._entry = 0
+        self.waiting = 0
+
+    def add(self, call: CallState, lane: Lane, front: bool = False) -> None:
+        """Have a call wait in a lane, behind the others of its flow or before them."""
+        flow = call.flow
+        queue = lane.queues.get(flow)
+        if queue is None:
+            queue = lane.queues[flow] = flow.queues[lane] = CallQueue(flow, lane)
+        if front:
+            queue.calls.appendleft(call)
+        else:
+            queue.calls.append(call)
+        call.queue = queue
+        self.waiting += 1
+        if not queue.parked and (front or len(queue.calls) == 1):
+            self._push(queue)
+
+    def _push(self, queue: CallQueue) -> None:
+        self._entry += 1
+        queue.entry = self._entry
+        heapq.heappush(queue.lane.heap, (self._policy.key(queue), self._entry, queue))
+
+    def next_for(self, engine: EngineState) -> CallState | None:
+        """Take the call that an engine should run next."""
+        best: CallQueue | None = None
+        best_key = (0.0, 0)
+        for lane in engine.lanes:
+            queue = self._top(lane)
+            if queue is not None:
+                key = (self._policy.key(queue), queue.calls[0].id)
+                if best is None or key < best_key:
+                    best, best_key = queue, key
+        if best is None:
+            return None
+        queue = engine_stays(self._policy, engine, best)
+        call = queue.calls[0]
+        self.remove(call)
+        return call
+
+    def _top(self, lane: Lane) -> CallQueue | None:
+        """Give the queue whose turn it is in a lane; park those that may not send on the way."""
+        heap = lane.heap
+        while heap:
+            key, entry, queue = heap[0]
+            if entry != queue.entry:
+                heapq.heappop(heap)
+                continue
+            tenant = queue.flow.tenant
+            if tenant.calls >= tenant.quota.calls:
+                heapq.heappop(heap)
+                queue.entry = 0
+                queue.parked = True
+                tenant.parked.append(queue)
+                continue
+            if self._policy.key(queue) > key:
+                heapq.heappop(heap)
+                self._push(queue)
+                continue
+            return queue
+        return None
+
+    def remove(self, call: CallState) -> None:
+        """Take a call out of its queue."""
+        queue = call.queue
+        assert queue is not None, "it waits"
+        call.queue = None
+        self.waiting -= 1
+        head = queue.calls[0] is call
+        if head:
+            queue.calls.popleft()
+        else:
+            queue.calls.remove(call)
+        if not queue.calls:
+            self._forget(queue)
+        elif head and not queue.parked:
+            self._push(queue)
+
+    def _forget(self, queue: CallQueue) -> None:
+        queue.entry = 0
+        if queue.parked:
+            queue.flow.tenant.parked.remove(queue)
+            queue.parked = False
+        del queue.lane.queues[queue.flow]
+        del queue.flow.queues[queue.lane]
+        if not queue.lane.queues:
+            queue.lane.heap.clear()
+
+    def reorder(self, flow: Flow) -> None:
+        """The policy's key of a flow became smaller."""
+        for queue in flow.queues.values():
+            if not queue.parked:
+                self._push(queue)
+
+    def unpark(self, tenant: Tenant) -> list[Lane]:
+        """A tenant may send calls again; gives the lanes of those that it has."""
+        queues, tenant.parked = tenant.parked, []
+        for queue in queues:
+            queue.parked = False
+            self._push(queue)
+        return [queue.lane for queue in queues]
+
+    def drain(self, lanes: Iterable[Lane]) -> list[CallState]:
+        """Take all calls out of lanes that are given up; in the order in which they came."""
+        calls: list[CallState] = []
+        for lane in lanes:
+            for queue in list(lane.queues.values()):
+                for call in list(queue.calls):
+                    self.remove(call)
+                    calls.append(call)
+        return sorted(calls, key=lambda call: call.id)
+
+    def of(self, lane: Lane) -> Iterator[CallState]:
+        """All calls that wait in a lane."""
+        return (call for queue in lane.queues.values() for call in queue.calls)

@@ -1,0 +1,175 @@
+"""Which engines suit a call.
+
+Where a device has both an engine of its own (sequential) and workers that share it (concurrent),
+the rules are those of the thesis on GPU engines for Dandelion, section 5.5:
+
+* a call that needs more device memory than an engine has never goes there;
+* a call that fills the device alone runs on the sequential engine: one with a launch of so many
+  blocks that no compute unit could hold another one (by threads; local memory is not counted);
+* every other call runs on a worker.
+
+While an engine of the kind that a call should have is not up, the other kind takes it. An idle
+sequential engine does not help out: it would take turns with the workers and slow all of them down
+(measured with MPS: two workers gave 1.14 times the throughput of none, where they give twice as
+much alone). Workers that share their faults are up together: if one was lost to a fault, the others
+are about to notice that they were, too.
+
+Engines that suit a call equally form a **lane**; calls of one lane stand in one line. A function
+may
+have code in several formats: the first one for which an engine is there decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dandelion.driver import Demand
+from dandelion.scheduler.records import EnginePhase, EngineState, Flow, Lane
+
+_KNOWN_NEEDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a call needs of an engine.
+
+    Attributes:
+        formats: formats of its function's code objects, best first.
+        demand: what it needs of a device; None if engines do not differ.
+        alone: it may not run where others share its faults.
+    """
+
+    formats: tuple[str, ...]
+    demand: Demand | None = None
+    alone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Engines:
+    """All engines of a node, and the lanes that follow from what they are."""
+
+    all: dict[int, EngineState] = field(default_factory=dict)
+    lanes: dict[tuple[int, ...], Lane] = field(default_factory=dict)
+    _of_needs: dict[Needs, Lane] = field(default_factory=dict)
+    _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
+
+    def changed(self) -> list[Lane]:
+        """Engines came, went, or changed; gives the lanes that were, whose calls need new ones."""
+        old = list(self.lanes.values())
+        self.lanes = {}
+        self._of_needs.clear()
+        self._of_formats.clear()
+        for engine in self.all.values():
+            engine.lanes = []
+        return old
+
+    def lane(self, formats: tuple[str, ...], demand: Demand | None, alone: bool) -> Lane:
+        """Give the lane of calls with these needs. It has no engines if none is up that suits."""
+        if demand is None and not alone:
+            found = self._of_formats.get(formats)
+            if found is None:
+                found = self._of_formats[formats] = self._lane_for(Needs(formats))
+            return found
+        needs = Needs(formats, demand, alone)
+        found = self._of_needs.get(needs)
+        if found is None:
+            if len(self._of_needs) >= _KNOWN_NEEDS:
+                self._of_needs.clear()
+            found = self._of_needs[needs] = self._lane_for(needs)
+        return found
+
+    def _lane_for(self, needs: Needs) -> Lane:
+        engines = self._suitable(needs)
+        key = tuple(engine.id for engine in engines)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(tuple(engines))
+            for engine in engines:
+                engine.lanes.append(lane)
+        return lane
+
+    def _suitable(self, needs: Needs) -> list[EngineState]:
+        for name in needs.formats:
+            there = self.running(name)
+            up = [e for e in there if e.phase is EnginePhase.READY and admits(e, needs)]
+            standing = _without_suspects(up, there)
+            preferred = [e for e in standing if _prefers(e, needs)]
+            served = {e.device for e in preferred}
+            preferred += [e for e in standing if e not in preferred and e.device not in served]
+            if preferred:
+                return preferred
+        return []
+
+    def running(self, format_name: str) -> list[EngineState]:
+        """Engines that run a format, up or not."""
+        return [e for e in self.all.values() if format_name in e.formats]
+
+    def planner(self, formats: Sequence[str]) -> EngineState | None:
+        """Give an engine that tells what a call needs, if engines for these formats differ."""
+        for name in formats:
+            for engine in self.running(name):
+                if engine.planner and engine.phase is EnginePhase.READY:
+                    return engine
+        return None
+
+    def possible(self, needs: Needs) -> bool:
+        """Tell whether any engine runs such a call now, or may once it is up."""
+        there = [e for name in needs.formats for e in self.running(name)]
+        return any(_may_run(engine, needs) for engine in there)
+
+    def siblings(self, engine: EngineState) -> list[EngineState]:
+        """Other engines that a fault of this one ends, too."""
+        return [
+            other
+            for other in self.all.values()
+            if other is not engine and other.shared_fault_domain and other.device == engine.device
+        ]
+
+
+def _may_run(engine: EngineState, needs: Needs) -> bool:
+    if engine.phase in (EnginePhase.UNAVAILABLE, EnginePhase.CLOSED):
+        return False
+    never_up = engine.phase is EnginePhase.STARTING and not engine.name
+    return never_up or admits(engine, needs)
+
+
+def admits(engine: EngineState, needs: Needs) -> bool:
+    """Tell whether an engine is able to run a call at all."""
+    if needs.alone and engine.shared_fault_domain:
+        return False
+    room = engine.capacity.device_bytes
+    return needs.demand is None or not room or needs.demand.device_bytes <= room
+
+
+def _prefers(engine: EngineState, needs: Needs) -> bool:
+    """Tell whether an engine is of the kind, worker or sequential, that a call should have."""
+    if needs.demand is None:
+        return True
+    return engine.worker != engine.capacity.filled_by(needs.demand)
+
+
+def _without_suspects(
+    engines: list[EngineState], among: Iterable[EngineState]
+) -> list[EngineState]:
+    """Leave out engines that share their faults with one that is not up."""
+    lost = {e.device for e in among if e.shared_fault_domain and e.phase is EnginePhase.STARTING}
+    if not lost:
+        return engines
+    return [e for e in engines if not e.shared_fault_domain or e.device not in lost]
+
+
+def best_free(lane: Lane, flow: Flow) -> EngineState | None:
+    """Choose among the free engines of a lane: idle ones first, then the one that ran the flow."""
+    engines = lane.engines
+    if len(engines) == 1:
+        return engines[0] if engines[0].free > 0 else None
+    best: EngineState | None = None
+    best_rank = (False, 0, 0)
+    for engine in engines:
+        free = engine.free
+        if free > 0:
+            rank = (not engine.sent, 2 if engine.last is flow else 0, free)
+            if best is None or rank > best_rank:
+                best, best_rank = engine, rank
+    return best

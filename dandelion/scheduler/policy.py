@@ -1,0 +1,118 @@
+"""In which order calls that wait are sent: policies, each a small pure class.
+
+A policy orders **flows** (the calls of one function of one tenant). Within a flow, calls go in the
+order of their arrival. A policy is asked for the key of a flow's queue; the smallest key is next.
+Third parties add one by an entry point of the group ``dandelion.policies``.
+
+``fifo``
+    By arrival of the call at the head.
+``fair``
+    Start-time fair queueing over engine time: each flow has a virtual time, its tag, which grows by
+    what its calls take on engines divided by its weight; the flow with the smallest tag is next. A
+    flow that was idle begins at the virtual time of the scheduler, so idleness earns no credit. An
+    engine stays with the flow whose code and constants it used last as long as that flow is at most
+    `STICKY_NS` of virtual time ahead of the others: so over any interval in which two flows of
+    the same weight always wait, their shares differ by `STICKY_NS` and a call an engine at most.
+
+Source: start-time fair queueing, Goyal, Vin, Cheng (1996); MQFQ-Sticky, arXiv 2507.08954.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from dandelion.errors import InvalidInput, nearest
+from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow
+
+STICKY_NS = 20_000_000.0
+FIRST_CALL_NS = 1_000_000.0
+"""What a call is assumed to take before one of its flow has been measured."""
+
+
+class Policy(abc.ABC):
+    """The order of flows. It keeps numbers in `Flow.tag` and nothing about calls."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def key(self, queue: CallQueue) -> float:
+        """Give the key of a queue that has calls."""
+
+    def waits(self, flow: Flow, others_wait: bool) -> None:
+        """A flow that had no call waiting or on an engine has one now."""
+
+    def sent(self, call: CallState) -> None:
+        """A call was given to its engine; `expected_ns` may be set."""
+
+    def ended(self, call: CallState, duration_ns: int) -> None:
+        """A call is off its engine, where it was for so long."""
+
+    def stays(self, queue: CallQueue, best_key: float) -> bool:
+        """Tell whether an engine takes from the queue of its last flow, not from the best."""
+        return False
+
+
+class Fifo(Policy):
+    """First in, first out."""
+
+    name = "fifo"
+
+    def key(self, queue: CallQueue) -> float:
+        return queue.calls[0].id
+
+
+class Fair(Policy):
+    """Start-time fair queueing; see the module's text."""
+
+    name = "fair"
+
+    def __init__(self) -> None:
+        self._virtual_ns = 0.0
+
+    def key(self, queue: CallQueue) -> float:
+        return queue.flow.tag
+
+    def waits(self, flow: Flow, others_wait: bool) -> None:
+        flow.tag = max(flow.tag, self._virtual_ns)
+
+    def sent(self, call: CallState) -> None:
+        flow = call.flow
+        self._virtual_ns = max(self._virtual_ns, flow.tag)
+        call.expected_ns = (flow.mean_ns or FIRST_CALL_NS) / flow.tenant.weight
+        flow.tag += call.expected_ns
+
+    def ended(self, call: CallState, duration_ns: int) -> None:
+        call.flow.tag += duration_ns / call.flow.tenant.weight - call.expected_ns
+
+    def stays(self, queue: CallQueue, best_key: float) -> bool:
+        return queue.flow.tag <= best_key + STICKY_NS
+
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Fifo, Fair)}
+
+
+def policy_of(name: str) -> Policy:
+    """Make the policy of a name.
+
+    Raises:
+        InvalidInput: there is none; the nearest name is in the hint.
+    """
+    found = POLICIES.get(name)
+    if found is None:
+        close = nearest(name, POLICIES)
+        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(POLICIES)}"
+        raise InvalidInput("policy", f"no policy '{name}'", hint)
+    return found()
+
+
+def engine_stays(policy: Policy, engine: EngineState, best: CallQueue) -> CallQueue:
+    """Choose between the best queue and the one of the flow that an engine ran last."""
+    last = engine.last
+    if last is None or last is best.flow:
+        return best
+    for lane in engine.lanes:
+        queue = lane.queues.get(last)
+        if queue is not None and queue.calls and not queue.parked:
+            return queue if policy.stays(queue, policy.key(best)) else best
+    return best

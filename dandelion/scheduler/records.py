@@ -1,0 +1,287 @@
+"""What the scheduler knows: tenants, flows, calls, invocations, engines.
+
+There is one record for a call, from the moment its walk wants it until its trace is written. Wire
+messages, spans and metrics are made from it. Only the scheduler changes these records, except for
+the fields that are marked as written by executors: those describe what happened on the engine.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dandelion.data import ItemSet
+from dandelion.dispatcher import DirectWalk, Run, Walk
+from dandelion.driver import Capacity, Demand, InstanceSets
+from dandelion.errors import DandelionError
+from dandelion.function import FunctionSpec
+
+SHORT_CALL_NS = 5_000_000
+"""An engine whose calls are shorter on average gets its next call while one runs."""
+DEFAULT_TENANT = "default"
+_MEAN_WEIGHT = 0.2
+
+
+class Quota(NamedTuple):
+    """What one tenant may use at once.
+
+    Attributes:
+        invocations: admitted and not yet ended; more are refused.
+        calls: on engines at the same time; more wait.
+        arena_bytes: inputs and results of its invocations in the arena; calls beyond it wait.
+        device_bytes: constants that stay on each device; more are copied with each call.
+    """
+
+    invocations: int = 4096
+    calls: int = 1 << 30
+    arena_bytes: int = 1 << 62
+    device_bytes: int = 1 << 62
+
+
+NO_QUOTA = Quota()
+UNKNOWN_CAPACITY = Capacity()
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Whose functions and invocations these are.
+
+    Attributes:
+        name: of the tenant, the first part of ``tenant/function``.
+        weight: its share relative to others, where the policy has shares.
+        invocations: admitted and not ended.
+        calls: on engines now.
+        arena_bytes: in the arena for its invocations now.
+        parked: its queues that have calls, but may send none until others of its calls end.
+    """
+
+    name: str
+    quota: Quota = NO_QUOTA
+    weight: float = 1.0
+    invocations: int = 0
+    calls: int = 0
+    arena_bytes: int = 0
+    parked: list[CallQueue] = field(default_factory=list)
+
+
+class Presence(enum.Enum):
+    """Whether the node has a function's code and constants in memory."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"  # for room
+    FETCHING = "fetching"
+    PRESENT = "present"
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One function of one tenant: what is queued, ordered and accounted for together.
+
+    Attributes:
+        spec: the function.
+        presence: of its code and constants in the node's memory.
+        size_bytes: what these take there, known when they were fetched.
+        constants_bytes: the part that a device would keep.
+        pins: calls that need it to stay; it is not evicted meanwhile.
+        blocked: calls that wait until it is present.
+        queues: calls that wait for an engine, by lane.
+        mean_ns: how long a call is on its engine, on average; 0 before the first.
+        tag: of the policy, see `Policy`.
+    """
+
+    tenant: Tenant
+    spec: FunctionSpec
+    presence: Presence = Presence.ABSENT
+    size_bytes: int = 0
+    constants_bytes: int = 0
+    pins: int = 0
+    blocked: dict[CallState, None] = field(default_factory=dict)
+    queues: dict[Lane, CallQueue] = field(default_factory=dict)
+    mean_ns: float = 0.0
+    tag: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """``tenant/function``, for people."""
+        return f"{self.tenant.name}/{self.spec.name}"
+
+    def measured(self, duration_ns: int) -> None:
+        """Count a call that ended."""
+        if self.mean_ns:
+            self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
+        else:
+            self.mean_ns = float(duration_ns)
+
+
+class Phase(enum.Enum):
+    """Where a call is; see the picture in `dandelion.scheduler`."""
+
+    BLOCKED = "blocked"  # its function is not in memory
+    LOOKING = "looking"  # for a kept result
+    PLANNING = "planning"  # its demand is asked for
+    QUEUED = "queued"
+    SENT = "sent"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class CallState:
+    """One call: one instance of one function, from the walk to the trace.
+
+    Attributes:
+        id: unique within the node; it grows in the order in which walks want calls.
+        attempt: 1, and 2 if an engine died under it.
+        alone: it may not run where others share its faults.
+        demand: what it needs of a device, where engines differ.
+        engine: which has it, or had it last.
+        expected_ns: what the policy assumed that it takes.
+        queued_ns, sent_ns: when it last began to wait, and was given to its engine.
+        started_ns, ended_ns, stages: written by the executor.
+        pinned: its function stays in memory for it.
+        cancelled: its result is not wanted; if it was sent, its executor was told.
+    """
+
+    id: int
+    invocation: InvocationState
+    run: Run
+    flow: Flow
+    phase: Phase = Phase.BLOCKED
+    attempt: int = 1
+    alone: bool = False
+    pinned: bool = False
+    demand: Demand | None = None
+    engine: EngineState | None = None
+    queue: CallQueue | None = None
+    expected_ns: float = 0.0
+    queued_ns: int = 0
+    sent_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    stages: dict[str, int] = field(default_factory=dict)
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class InvocationState:
+    """One invocation: its walk, and its calls that have not ended.
+
+    Attributes:
+        deadline_ns: on the clock whose readings the scheduler is given.
+        input_bytes: what its inputs take in the arena.
+        arena_bytes: what it is charged for there, inputs included.
+        calls: by the walk's instance number.
+        outputs, error: one of them is set when `ended` is.
+        resuming: its walk stopped after a slice and has its next turn in the queue.
+    """
+
+    id: str
+    tenant: Tenant
+    walk: Walk | DirectWalk
+    inputs: tuple[ItemSet | None, ...]
+    deadline_ns: int
+    deadline_s: float
+    input_bytes: int = 0
+    arena_bytes: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    calls: dict[int, CallState] = field(default_factory=dict)
+    outputs: InstanceSets | None = None
+    error: DandelionError | None = None
+    ended: bool = False
+    resuming: bool = False
+
+
+class EnginePhase(enum.Enum):
+    """What an engine is at."""
+
+    STARTING = "starting"  # also again, after it was lost
+    READY = "ready"
+    UNAVAILABLE = "unavailable"  # it is tried again
+    CLOSED = "closed"
+
+
+@dataclass(slots=True, eq=False)
+class EngineState:
+    """One engine, wherever it runs.
+
+    Attributes:
+        id: unique within the node.
+        formats: of code objects that it runs.
+        device: backend and resource; engines of one device are its sequential one and its workers.
+        places: how many calls it takes at once; 0 lets that follow from how long calls take.
+        worker: it shares its device with others and runs at the same time as they.
+        shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
+        capacity: known when it is ready.
+        planner: calls must have a demand before they are placed, since engines differ.
+        sent: the calls that it has, in the order in which they were sent.
+        lanes: whose calls it may take.
+        last: the flow that was sent last.
+        failed_starts, retry_ns: how often in a row it did not start, and when it is tried again.
+        calls, failures, busy_ns: what it has done since it was added.
+    """
+
+    id: int
+    formats: frozenset[str]
+    device: tuple[str, str] = ("", "")
+    places: int = 0
+    worker: bool = False
+    shared_fault_domain: bool = False
+    planner: bool = False
+    name: str = ""
+    capacity: Capacity = UNKNOWN_CAPACITY
+    phase: EnginePhase = EnginePhase.STARTING
+    error: DandelionError | None = None
+    sent: dict[int, CallState] = field(default_factory=dict)
+    lanes: list[Lane] = field(default_factory=list)
+    last: Flow | None = None
+    mean_ns: float = 0.0
+    failed_starts: int = 0
+    retry_ns: int = 0
+    calls: int = 0
+    failures: int = 0
+    busy_ns: int = 0
+
+    @property
+    def free(self) -> int:
+        """How many more calls it takes now."""
+        if self.phase is not EnginePhase.READY:
+            return 0
+        places = self.places or (2 if 0 < self.mean_ns < SHORT_CALL_NS else 1)
+        return places - len(self.sent)
+
+    def measured(self, duration_ns: int) -> None:
+        """Count a call that ended."""
+        self.calls += 1
+        self.busy_ns += duration_ns
+        self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
+
+
+@dataclass(slots=True, eq=False)
+class CallQueue:
+    """Calls of one flow that wait in one lane, in order.
+
+    Attributes:
+        entry: the number of its valid entry in the lane's heap; 0 if it has none.
+    """
+
+    flow: Flow
+    lane: Lane
+    calls: deque[CallState] = field(default_factory=deque)
+    entry: int = 0
+    parked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Calls that the same engines suit, so that they stand in one line, whatever they are.
+
+    Attributes:
+        engines: that may take them. Empty while those that could are starting.
+        heap: of (key of the policy, entry number, queue); entries may be outdated.
+    """
+
+    engines: tuple[EngineState, ...]
+    heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
+    queues: dict[Flow, CallQueue] = field(default_factory=dict)

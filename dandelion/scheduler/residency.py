@@ -1,0 +1,298 @@
+"""Which functions' code and constants are in the node's memory, and which stay on devices.
+
+There is one owner of this knowledge: what is here decides, executors carry out. Both places count
+bytes, never entries, for the place as a whole and for each tenant.
+
+When memory is full, the entries with the least use for their reload cost are evicted (greedy-dual
+with frequency: an evicted entry sets the level from which the others must fall). An entry that
+calls need is pinned and stays.
+
+A function that finds no room waits in line. Those in line come before calls of functions that are
+present: from then on a present function that has to make room for them takes no new calls: its
+pins end, it is evicted, and its own new calls wait at the end of the line. Otherwise functions
+that are called all the time would keep all others out.
+
+Source: greedy-dual-size with frequency, Cherkasova, HPL-98-69R1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dandelion.errors import ContextFull
+from dandelion.scheduler.actions import Action, Discard, Fetch
+from dandelion.scheduler.records import CallState, EngineState, Flow, Phase, Presence, Tenant
+
+_FIXED_US = 100.0
+_BYTES_PER_US = 5_000.0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    size_bytes: int
+    level: float
+    uses: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Memory for functions in one place: the node's, or one device's.
+
+    Args:
+        capacity_bytes: of all entries together.
+    """
+
+    capacity_bytes: int
+    used_bytes: int = 0
+    by_tenant: dict[Tenant, int] = field(default_factory=dict)
+    _entries: OrderedDict[Flow, _Entry] = field(default_factory=OrderedDict)
+    _level: float = 0.0
+
+    def __contains__(self, flow: Flow) -> bool:
+        return flow in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """What is here."""
+        return tuple(self._entries)
+
+    def touch(self, flow: Flow) -> None:
+        """Count a use of an entry."""
+        entry = self._entries[flow]
+        entry.uses += 1
+        entry.level = self._level + entry.uses * _cost_us(entry.size_bytes) / entry.size_bytes
+
+    def add(self, flow: Flow, size_bytes: int) -> None:
+        """Add an entry; there is room for it."""
+        size = max(1, size_bytes)
+        self._entries[flow] = _Entry(size, self._level + _cost_us(size) / size)
+        self.used_bytes += size
+        self.by_tenant[flow.tenant] = self.by_tenant.get(flow.tenant, 0) + size
+
+    def remove(self, flow: Flow) -> None:
+        """Remove an entry."""
+        entry = self._entries.pop(flow)
+        self._level = max(self._level, entry.level)
+        self.used_bytes -= entry.size_bytes
+        left = self.by_tenant[flow.tenant] - entry.size_bytes
+        if left:
+            self.by_tenant[flow.tenant] = left
+        else:
+            del self.by_tenant[flow.tenant]
+
+    def size_of(self, flow: Flow) -> int:
+        """Bytes of an entry."""
+        return self._entries[flow].size_bytes
+
+    def victims(
+        self, flow: Flow, size_bytes: int, tenant_bytes: int, pinned: bool = False
+    ) -> list[Flow] | None:
+        """Choose what must go for an entry, cheapest first.
+
+        Args:
+            flow: whose entry is to come.
+            size_bytes: of it.
+            tenant_bytes: what its tenant may have here.
+            pinned: entries that calls need may be chosen, too.
+
+        Returns:
+            Flows to be evicted, perhaps none; None if there is no room even so.
+        """
+        size = max(1, size_bytes)
+        over_tenant = self.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
+        over = self.used_bytes + size - self.capacity_bytes
+        if over <= 0 and over_tenant <= 0:
+            return []
+        if size > min(self.capacity_bytes, tenant_bytes):
+            return None
+        chosen: list[Flow] = []
+        for candidate, entry in sorted(self._entries.items(), key=lambda pair: pair[1].level):
+            if candidate.pins and not pinned:
+                continue
+            own = candidate.tenant is flow.tenant
+            if over_tenant > 0 and not own and over <= 0:
+                continue
+            chosen.append(candidate)
+            over -= entry.size_bytes
+            over_tenant -= entry.size_bytes if own else 0
+            if over <= 0 and over_tenant <= 0:
+                return _needed(chosen, self, flow, size, tenant_bytes)
+        return None
+
+
+def _needed(
+    chosen: list[Flow], place: Place, flow: Flow, size: int, tenant_bytes: int
+) -> list[Flow]:
+    """Leave out what need not go, since something larger was chosen after it."""
+    over = place.used_bytes + size - place.capacity_bytes
+    over_tenant = place.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
+    total = sum(place.size_of(c) for c in chosen)
+    own = sum(place.size_of(c) for c in chosen if c.tenant is flow.tenant)
+    needed = []
+    for candidate in chosen:
+        size_bytes = place.size_of(candidate)
+        of_own = size_bytes if candidate.tenant is flow.tenant else 0
+        if total - size_bytes >= over and own - of_own >= over_tenant:
+            total -= size_bytes
+            own -= of_own
+        else:
+            needed.append(candidate)
+    return needed
+
+
+def _cost_us(size_bytes: int) -> float:
+    return _FIXED_US + size_bytes / _BYTES_PER_US
+
+
+class Residency:
+    """What is where, and who waits for room.
+
+    Args:
+        memory_bytes: the node's memory for code and constants.
+        actions: where it leaves what executors are to do.
+
+    Attributes:
+        node: the node's memory.
+        devices: memory for constants, by engine; engines without one are left out.
+        line: flows that wait for room in the node's memory, in order.
+        leaving: present flows that take no new calls, since those in line need their room.
+    """
+
+    def __init__(self, memory_bytes: int, actions: Callable[[Action], None]) -> None:
+        self.node = Place(memory_bytes)
+        self.devices: dict[EngineState, Place] = {}
+        self.line: OrderedDict[Flow, None] = OrderedDict()
+        self.leaving: set[Flow] = set()
+        self._act = actions
+        self._stayed: deque[Flow] = deque()
+
+    # calls
+
+    def pin(self, call: CallState) -> bool:
+        """Have a call's function stay in memory. False if the call is blocked until it is there."""
+        flow = call.flow
+        if flow.presence is Presence.PRESENT and flow not in self.leaving:
+            flow.pins += 1
+            call.pinned = True
+            if flow.size_bytes:
+                self.node.touch(flow)
+            return True
+        call.phase = Phase.BLOCKED
+        flow.blocked[call] = None
+        if flow.presence is Presence.ABSENT:
+            flow.presence = Presence.WAITING
+            self.line[flow] = None
+        return False
+
+    def unpin(self, call: CallState) -> None:
+        """A call has no use for its function any more."""
+        if call.pinned:
+            call.pinned = False
+            call.flow.pins -= 1
+
+    def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[bool, tuple[Flow, ...]]:
+        """Have a device keep a flow's constants if that makes sense; a call is sent there now.
+
+        Returns:
+            Whether it keeps them, and what it drops for them.
+        """
+        place = self.devices.get(engine)
+        if place is None or not flow.constants_bytes:
+            return False, ()
+        if flow in place:
+            place.touch(flow)
+            return True, ()
+        quota = flow.tenant.quota.device_bytes
+        victims = place.victims(flow, flow.constants_bytes, quota, pinned=True)
+        if victims is None:
+            return False, ()
+        for victim in victims:
+            place.remove(victim)
+        place.add(flow, flow.constants_bytes)
+        return True, tuple(victims)
+
+    # functions
+
+    def fetched(self, flow: Flow) -> None:
+        """Code and constants are there."""
+        flow.presence = Presence.PRESENT
+        flow.pins -= 1
+        self._stayed.append(flow)
+
+    def fetch_failed(self, flow: Flow) -> list[CallState]:
+        """They are not; gives the calls that waited for them."""
+        flow.presence = Presence.ABSENT
+        flow.pins -= 1
+        self.node.remove(flow)
+        return _taken(flow.blocked)
+
+    def forget(self, flow: Flow) -> None:
+        """A function is no longer registered: drop it if no call needs it."""
+        if flow.presence is Presence.PRESENT and not flow.pins and flow.size_bytes:
+            self._evict(flow)
+
+    def step(self) -> tuple[list[CallState], ContextFull | None] | None:
+        """Make room for what waits.
+
+        Returns:
+            Calls that go on, or that fail with the error; None if there is nothing to do.
+        """
+        if self._stayed:
+            flow = self._stayed.popleft()
+            if flow.presence is Presence.PRESENT and flow not in self.leaving:
+                return _taken(flow.blocked), None
+            return [], None
+        if not self.line:
+            self._leave_only(set())
+            return ([], None) if self._stayed else None
+        flow = next(iter(self.line))
+        quota = flow.tenant.quota.arena_bytes
+        victims = self.node.victims(flow, flow.size_bytes, quota)
+        if victims is not None:
+            self._fetch(flow, victims)
+            return [], None
+        pinned = self.node.victims(flow, flow.size_bytes, quota, pinned=True)
+        if pinned is not None:
+            self._leave_only({f for f in pinned if f.presence is Presence.PRESENT})
+            return ([], None) if self._stayed else None
+        del self.line[flow]
+        flow.presence = Presence.ABSENT
+        room = min(quota, self.node.capacity_bytes)
+        return _taken(flow.blocked), ContextFull("memory for functions", flow.size_bytes, room)
+
+    def _leave_only(self, leaving: set[Flow]) -> None:
+        self._stayed.extend(flow for flow in self.leaving if flow not in leaving)
+        self.leaving = leaving
+
+    def _fetch(self, flow: Flow, victims: list[Flow]) -> None:
+        for victim in victims:
+            self._evict(victim)
+        del self.line[flow]
+        self.node.add(flow, flow.size_bytes)
+        flow.presence = Presence.FETCHING
+        flow.pins += 1  # it is not evicted while it is loaded
+        self._act(Fetch(flow))
+
+    def _evict(self, flow: Flow) -> None:
+        """Drop a function that no call needs from memory, and from all devices."""
+        self.leaving.discard(flow)
+        for place in self.devices.values():
+            if flow in place:
+                place.remove(flow)
+        self.node.remove(flow)
+        flow.presence = Presence.ABSENT
+        self._act(Discard(flow))
+        if flow.blocked:
+            flow.presence = Presence.WAITING
+            self.line[flow] = None
+
+
+def _taken(calls: dict[CallState, None]) -> list[CallState]:
+    taken = list(calls)
+    calls.clear()
+    return taken

@@ -1,0 +1,44 @@
+"""What is run again after a failure, and how soon a lost engine is started again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dandelion.errors import DandelionError, EngineDied, Faulted
+from dandelion.scheduler.records import CallState, EngineState
+
+ATTEMPTS = 2
+"""How often a call is begun in all, if engines die under it."""
+RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses before attempts to start an engine that worked before."""
+UNAVAILABLE_RESTART_S = 5.0
+"""The pause after these; the engine counts as unavailable meanwhile."""
+
+
+def may_run_again(call: CallState, engine: EngineState, error: DandelionError, begun: bool) -> bool:
+    """Tell whether a failed call is run once more. I/O never is.
+
+    Compute functions are pure. They are run again if their engine died, and if their engine shares
+    its faults with others: then the fault may be another call's, and running alone tells.
+    """
+    if call.run.function.kind != "compute":
+        return False
+    shared = isinstance(error, Faulted) and engine.shared_fault_domain
+    if not shared and not isinstance(error, EngineDied):
+        return False
+    return not begun or call.attempt < ATTEMPTS
+
+
+def blamed(call: CallState, error: DandelionError) -> DandelionError:
+    """Blame the function if its engine died every time that it was run."""
+    if isinstance(error, EngineDied) and call.attempt >= ATTEMPTS:
+        message = f"{ATTEMPTS} engines died under it; {error.message}"
+        return Faulted(call.run.function.name, message).because(error)
+    return replace(error) if isinstance(error, EngineDied) else error
+
+
+def restart_delay_ns(failed_starts: int) -> tuple[int, bool]:
+    """Give the pause before the next start, and whether the engine is unavailable meanwhile."""
+    if failed_starts < len(RESTART_S):
+        return int(RESTART_S[failed_starts] * 1e9), False
+    return int(UNAVAILABLE_RESTART_S * 1e9), True

@@ -1,0 +1,208 @@
+"""The scheduler: events in, actions out. See the package's text for the life of a call.
+
+Every public method but `take` is an event. It may be called by one thread only, carries `now_ns`
+where time matters, and leaves actions, which the caller takes with `take` and carries out in order.
+Carrying out an action may cause the next event at once; no event is raised from inside another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import ParamSpec
+
+from dandelion.dispatcher import Complete, Fail, Instruction, Run
+from dandelion.driver import InstanceSets
+from dandelion.errors import (
+    Cancelled,
+    ContextFull,
+    DandelionError,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+)
+from dandelion.scheduler.actions import Action, End
+from dandelion.scheduler.calls import Calls, Sizes
+from dandelion.scheduler.fleet import Fleet
+from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.records import CallState, InvocationState, Tenant
+
+P = ParamSpec("P")
+
+
+class Scheduler:
+    """Decides what runs where and when.
+
+    Args:
+        policy: orders calls that wait.
+        memory_bytes: the node's memory for code and constants of functions.
+        sizes: of functions.
+        invocations: admitted at once, of all tenants.
+    """
+
+    def __init__(
+        self, policy: Policy, memory_bytes: int, sizes: Sizes, invocations: int = 4096
+    ) -> None:
+        self._actions: list[Action] = []
+        self.calls = Calls(policy, memory_bytes, sizes, self._act, self)
+        self.fleet = Fleet(self.calls, self._act)
+        self.invocations: dict[str, InvocationState] = {}
+        self.tenants: dict[str, Tenant] = {}
+        self.closed = False
+        self._limit = invocations
+        self._turns: deque[InvocationState] = deque()
+        self._deadlines: list[tuple[int, int, InvocationState]] = []
+        self._order = 0
+
+    def _act(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def take(self) -> list[Action]:
+        """Take what is to be carried out, in order."""
+        actions = self._actions
+        self._actions = []
+        return actions
+
+    # --- invocations --------------------------------------------------------------------------
+
+    def submitted(self, invocation: InvocationState, now_ns: int) -> None:
+        """Begin an invocation.
+
+        Raises:
+            Overloaded, ContextFull: it is not admitted; nothing changed.
+            Cancelled: the scheduler is closed.
+        """
+        tenant = invocation.tenant
+        if self.closed:
+            raise Cancelled("the node is shutting down")
+        quota = tenant.quota
+        if len(self.invocations) >= self._limit:
+            raise Overloaded(len(self.invocations), self._limit)
+        if tenant.invocations >= quota.invocations:
+            raise Overloaded(tenant.invocations, quota.invocations)
+        if tenant.arena_bytes + invocation.input_bytes > quota.arena_bytes:
+            left = max(0, quota.arena_bytes - tenant.arena_bytes)
+            raise ContextFull(f"tenant '{tenant.name}'", invocation.input_bytes, left)
+        invocation.started_ns = now_ns
+        self.invocations[invocation.id] = invocation
+        tenant.invocations += 1
+        self._charge(invocation, invocation.input_bytes)
+        self._order += 1
+        heapq.heappush(self._deadlines, (invocation.deadline_ns, self._order, invocation))
+        inputs, invocation.inputs = invocation.inputs, ()
+        self._step(invocation, now_ns, invocation.walk.start, inputs)
+
+    def cancelled(self, invocation: InvocationState, error: DandelionError, now_ns: int) -> None:
+        """End an invocation before its time: its caller left."""
+        if not invocation.ended:
+            self._step(invocation, now_ns, invocation.walk.cancel, error)
+
+    def tick(self, now_ns: int) -> None:
+        """Time has passed: end what is past its deadline, start engines whose pause is over."""
+        heap = self._deadlines
+        while heap and (heap[0][0] <= now_ns or heap[0][2].ended):
+            invocation = heapq.heappop(heap)[2]
+            if not invocation.ended:
+                self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
+        self.fleet.tick(now_ns)
+
+    @property
+    def next_tick_ns(self) -> int | None:
+        """When `tick` is next to be called; None if nothing waits for time."""
+        heap = self._deadlines
+        while heap and heap[0][2].ended:
+            heapq.heappop(heap)
+        times = self.fleet.ticks_ns()
+        if heap:
+            times.append(heap[0][0])
+        return min(times, default=None)
+
+    @property
+    def has_turns(self) -> bool:
+        """Walks stopped after a slice: call `turn` when other events had theirs."""
+        return bool(self._turns)
+
+    def turn(self, now_ns: int) -> None:
+        """Let the next walk that stopped after a slice go on."""
+        if self._turns:
+            invocation = self._turns.popleft()
+            invocation.resuming = False
+            if not invocation.ended:
+                self._step(invocation, now_ns, invocation.walk.resume)
+
+    def close(self, now_ns: int) -> None:
+        """End all invocations, and admit no more."""
+        self.closed = True
+        for invocation in list(self.invocations.values()):
+            self.cancelled(invocation, Cancelled("the node is shutting down"), now_ns)
+
+    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant is new, or its quota or weight changed."""
+        self.tenants[tenant.name] = tenant
+        self.calls.unpark(tenant, now_ns)
+
+    # --- inside: nothing below is an event ------------------------------------------------------
+
+    def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        invocation = call.invocation
+        self._charge(invocation, sum(s.size_bytes for s in outputs if s is not None))
+        self._step(invocation, now_ns, invocation.walk.finished, call.run.instance, outputs)
+
+    def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
+        invocation = call.invocation
+        self._step(invocation, now_ns, invocation.walk.failed, call.run.instance, error)
+
+    def _step(
+        self,
+        invocation: InvocationState,
+        now_ns: int,
+        step: Callable[P, list[Instruction]],
+        *event: P.args,
+        **_: P.kwargs,
+    ) -> None:
+        """Step a walk. A bug in it ends its invocation and nothing else."""
+        try:
+            instructions = step(*event, **_)
+        except Exception as error:
+            failure = (
+                error
+                if isinstance(error, DandelionError)
+                else InternalError(f"{type(error).__name__}: {error}").with_traceback(None)
+            )
+            instructions = invocation.walk.cancel(failure)
+        for instruction in instructions:
+            if isinstance(instruction, Run):
+                if not invocation.ended:  # by another instance of this step
+                    self.calls.want(invocation, instruction, now_ns)
+            elif isinstance(instruction, Complete):
+                self._end(invocation, instruction.outputs, None, now_ns)
+            elif isinstance(instruction, Fail):
+                self._end(invocation, None, instruction.error, now_ns)
+            elif (call := invocation.calls.get(instruction.instance)) is not None:
+                self.calls.cancel(call, now_ns)
+        if invocation.walk.unsettled and not invocation.resuming and not invocation.ended:
+            invocation.resuming = True
+            self._turns.append(invocation)
+
+    def _end(
+        self,
+        invocation: InvocationState,
+        outputs: InstanceSets | None,
+        error: DandelionError | None,
+        now_ns: int,
+    ) -> None:
+        for call in list(invocation.calls.values()):
+            self.calls.cancel(call, now_ns)
+        invocation.ended = True
+        invocation.ended_ns = now_ns
+        invocation.outputs = outputs
+        invocation.error = error
+        del self.invocations[invocation.id]
+        invocation.tenant.invocations -= 1
+        self._charge(invocation, -invocation.arena_bytes)
+        self._actions.append(End(invocation))
+
+    def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
+        invocation.arena_bytes += size_bytes
+        invocation.tenant.arena_bytes += size_bytes

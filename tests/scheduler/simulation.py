@@ -1,0 +1,385 @@
+"""A deterministic simulation of a node: the real scheduler, and executors with a virtual clock.
+
+Everything random comes from one seed: tenants and quotas, functions and their sizes, engines and
+their kinds, how long things take, and faults. After every event the invariants are checked.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.dataflow.language import parse
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk, compile_composition
+from dandelion.dispatcher.plan import direct_plan
+from dandelion.driver import Capacity, Demand
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    CapacityError,
+    DandelionError,
+    EngineDied,
+    Faulted,
+    InternalError,
+    Overloaded,
+    Raised,
+)
+from dandelion.function import CodeObject, FunctionSpec
+from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.scheduler.actions import (
+    Action,
+    Check,
+    Discard,
+    End,
+    Fetch,
+    Look,
+    Plan,
+    Send,
+    Start,
+    Stop,
+)
+from dandelion.scheduler.invariants import check_invariants
+from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
+
+MS = 1_000_000
+MEMORY_BYTES = 1000
+TEXT = """
+function one(x) => (y);
+function gpu(x) => (y);
+function io(x) => (y);
+composition chain(x) => (z) {
+    one(x = all x) => (a = y);
+    gpu(x = all a) => (b = y);
+    one(x = all b) => (z = y);
+}
+composition fan(x) => (z) {
+    gpu(x = each x) => (a = y);
+    one(x = each a) => (b = y);
+    io(x = all b) => (z = y);
+}
+"""
+
+
+def sets(count: int) -> tuple[ItemSet | None, ...]:
+    return (ItemSet("x", tuple(Item(str(i), i, b"d" * 10) for i in range(count))),)
+
+
+@dataclass
+class Faults:
+    """How often things go wrong; each a probability."""
+
+    call: float = 0.02
+    engine: float = 0.005
+    innocent: float = 0.3
+    fetch: float = 0.02
+    start: float = 0.3
+    leave: float = 0.05
+    bug: float = 0.001
+
+
+@dataclass
+class Simulation:
+    """One run.
+
+    Args:
+        seed: of everything random.
+        policy: name of the policy.
+        faults: how often things go wrong.
+        check: called after every event.
+    """
+
+    seed: int
+    policy: str = "fifo"
+    faults: Faults = field(default_factory=Faults)
+    check: Callable[[Scheduler], None] = check_invariants
+    now_ns: int = 0
+    steps: int = 0
+    submitted: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.sizes: dict[str, tuple[int, int]] = {}
+        self.scheduler = Scheduler(
+            policy_of(self.policy), MEMORY_BYTES, lambda spec: self.sizes[spec.name], 64
+        )
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = 0
+        self.alive: dict[str, InvocationState] = {}
+        self.held: set[Flow] = set()
+        self.lost_calls: set[int] = set()
+        self.running: dict[int, set[int]] = {}
+        self.plans = self._make_plans()
+        self.tenants = [self._tenant(i) for i in range(self.random.randint(1, 5))]
+        self._make_engines()
+
+    # the world
+
+    def _function(self, name: str, code_format: str, kind: str = "compute") -> FunctionSpec:
+        cache = kind == "compute" and self.random.random() < 0.2
+        constants = self.random.choice([0, 0, 50, 200])
+        self.sizes[name] = (constants + self.random.choice([0, 10, 100]), constants)
+        return FunctionSpec(
+            name,
+            (SetSpec("x"),),
+            (SetSpec("y"),),
+            code=(CodeObject(code_format),),
+            kind=kind,
+            cache=cache,
+            version=1,
+        )
+
+    def _make_plans(self) -> list[CompositionPlan]:
+        specs = {
+            "one": self._function("one", "cpu"),
+            "gpu": self._function("gpu", "gpu"),
+            "io": self._function("io", "net", "io"),
+        }
+        extra = [self._function(f"f{i}", self.random.choice(["cpu", "gpu"])) for i in range(8)]
+        plans = [direct_plan(spec) for spec in (*specs.values(), *extra)]
+        parsed = parse(TEXT, "simulation")
+        plans += [compile_composition(c, lambda name: specs[name]) for c in parsed.compositions]
+        return plans
+
+    def _tenant(self, number: int) -> Tenant:
+        tenant = Tenant(
+            f"t{number}",
+            Quota(
+                self.random.choice([3, 20, 100]),
+                self.random.choice([1, 2, 100]),
+                self.random.choice([400, 2000, 1 << 40]),
+                self.random.choice([100, 1 << 40]),
+            ),
+            self.random.choice([1.0, 1.0, 4.0]),
+        )
+        self.scheduler.tenant_changed(tenant, self.now_ns)
+        return tenant
+
+    def _make_engines(self) -> None:
+        formats = [("cpu", self.random.randint(1, 3), False), ("net", 1, False)]
+        number = 0
+        for name, count, _ in formats:
+            for _ in range(count):
+                places = 1 if name == "cpu" else self.random.choice([3, 1 << 30])
+                self._add(EngineState(number, frozenset({name}), (name, str(number)), places))
+                number += 1
+        workers = self.random.choice([0, 2, 3])
+        shared = bool(workers) and self.random.random() < 0.5
+        for at in range(workers + 1):
+            self._add(
+                EngineState(
+                    number + at,
+                    frozenset({"gpu"}),
+                    ("gpu", "0"),
+                    worker=at > 0,
+                    shared_fault_domain=shared and at > 0,
+                    planner=True,
+                )
+            )
+
+    def _add(self, engine: EngineState) -> None:
+        self.running[engine.id] = set()
+        self.scheduler.fleet.added(engine)
+
+    # time
+
+    def later(self, delay_ns: int, event: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (self.now_ns + delay_ns, self._order, event))
+
+    def event(self, event: Callable[..., None], *arguments: object) -> None:
+        """Raise an event of the scheduler, check, and carry out what it wants."""
+        event(*arguments)
+        self.steps += 1
+        self.check(self.scheduler)
+        for action in self.scheduler.take():
+            self._carry_out(action)
+
+    def run(self, steps: int) -> None:
+        """Go on for so many events, then let everything come to an end."""
+        end = self.steps + steps
+        while self.steps < end:
+            self._one(arrivals=True)
+        self.drain()
+
+    def drain(self) -> None:
+        """No more arrivals and no more faults, until nothing is under way."""
+        self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
+        for _ in range(200_000):
+            if not self.alive:
+                break
+            self._one(arrivals=False)
+        assert not self.alive, f"{len(self.alive)} invocations never end"
+        assert sum(self.outcomes.values()) == self.submitted
+        for tenant in self.tenants:
+            assert tenant.invocations == tenant.arena_bytes == 0
+
+    def _one(self, arrivals: bool) -> None:
+        if arrivals and self.random.random() < 0.2:
+            self._arrive()
+            return
+        if self.scheduler.has_turns and self.random.random() < 0.5:
+            self.event(self.scheduler.turn, self.now_ns)
+            return
+        tick = self.scheduler.next_tick_ns
+        first = self._events[0][0] if self._events else None
+        if tick is not None and (first is None or tick <= first):
+            self.now_ns = max(self.now_ns, tick)
+            self.event(self.scheduler.tick, self.now_ns)
+        elif first is not None:
+            self.now_ns, _, event = heapq.heappop(self._events)
+            event()
+        elif arrivals:
+            self._arrive()
+        elif self.scheduler.has_turns:
+            self.event(self.scheduler.turn, self.now_ns)
+        else:
+            raise AssertionError("nothing will ever happen again")
+
+    # callers
+
+    def _arrive(self) -> None:
+        plan = self.random.choice(self.plans)
+        walk = (
+            DirectWalk(plan)
+            if plan.taken is not None
+            else Walk(plan, Partitioning("auto", 1, 2), window=4, slice_=self.random.choice([0, 2]))
+        )
+        count = self.random.choice([1, 1, 3, 9])
+        deadline_ns = self.now_ns + self.random.choice([5, 1000, 100_000]) * MS
+        tenant = self.random.choice(self.tenants)
+        self.submitted += 1
+        invocation = InvocationState(
+            str(self.submitted), tenant, walk, sets(count), deadline_ns, 1.0, 10 * count
+        )
+        self.alive[invocation.id] = invocation
+        try:
+            self.event(self.scheduler.submitted, invocation, self.now_ns)
+        except (Overloaded, CapacityError) as error:
+            del self.alive[invocation.id]
+            self.outcomes[type(error).__name__] += 1
+            return
+        if self.random.random() < self.faults.leave:
+            delay_ns = self.random.randint(0, 50 * MS)
+            self.later(delay_ns, partial(self._leave, invocation))
+
+    def _leave(self, invocation: InvocationState) -> None:
+        self.event(self.scheduler.cancelled, invocation, Cancelled("its caller left"), self.now_ns)
+
+    # executors
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case End(invocation):
+                del self.alive[invocation.id]
+                assert invocation.ended
+                error = invocation.error
+                assert (error is None) != (invocation.outputs is None)
+                assert not isinstance(error, InternalError), error
+                self.outcomes["ok" if error is None else type(error).__name__] += 1
+            case Fetch(flow):
+                assert flow not in self.held
+                self.later(self.random.randint(0, 20 * MS), partial(self._fetched, flow))
+            case Discard(flow):
+                assert not flow.pins or flow.presence is Presence.FETCHING  # once more
+                self.held.remove(flow)
+            case Look(call):
+                self.later(self.random.randint(0, MS), partial(self._looked, call))
+            case Plan(call, engine):
+                assert engine.phase is EnginePhase.READY
+                self.later(self.random.randint(0, MS), partial(self._planned, call))
+            case Send(call):
+                self._run(call)
+            case Stop(call):
+                delay_ns = self.random.randint(0, 10 * MS)
+                self.later(delay_ns, partial(self._ended, call, call.id, None))
+            case Start(engine):
+                self.later(self.random.randint(1, 300) * MS, partial(self._started, engine))
+            case Check(engine):
+                self.later(self.random.randint(1, 30) * MS, partial(self._checked, engine))
+
+    def _fetched(self, flow: Flow) -> None:
+        if self.random.random() < self.faults.fetch:
+            error = _damage()
+            self.event(self.scheduler.calls.fetch_failed, flow, error, self.now_ns)
+            return
+        self.held.add(flow)
+        self.event(self.scheduler.calls.fetched, flow, self.now_ns)
+
+    def _looked(self, call: CallState) -> None:
+        if self.random.random() < 0.3:
+            self.event(self.scheduler.calls.found, call, sets(1), self.now_ns)
+        else:
+            self.event(self.scheduler.calls.missed, call, self.now_ns)
+
+    def _planned(self, call: CallState) -> None:
+        if self.random.random() < self.faults.call:
+            self.event(self.scheduler.calls.failed, call, Raised("f", "plan", ""), self.now_ns)
+            return
+        size = self.random.choice([10, 50, 100, 101])
+        demand = Demand(self.random.choice([10, 100]), size, self.random.choice([1, 1000]), 256)
+        self.event(self.scheduler.calls.planned, call, demand, self.now_ns)
+
+    def _run(self, call: CallState) -> None:
+        engine = call.engine
+        assert engine is not None
+        assert engine.phase is EnginePhase.READY
+        assert not (call.alone and engine.shared_fault_domain)
+        if call.flow.size_bytes:
+            assert call.flow in self.held, "it was sent without its code"
+        self.running[engine.id].add(call.id)
+        delay_ns = self.random.choice([0, MS // 10, MS, 30 * MS])
+        roll = self.random.random()
+        if roll < self.faults.engine and "gpu" in engine.formats:
+            self.later(delay_ns, partial(self._die, engine))
+        error: DandelionError | None = None
+        if self.random.random() < self.faults.call:
+            fault = Faulted(call.run.function.name, "fault")
+            error = self.random.choice([fault, Raised("f", "no", "")])
+        self.later(delay_ns, partial(self._ended, call, call.id, error))
+
+    def _ended(self, call: CallState, number: int, error: DandelionError | None) -> None:
+        engine = call.engine
+        if engine is None or number not in self.running[engine.id]:
+            return  # its engine was lost, or it has ended
+        self.running[engine.id].remove(number)
+        if error is not None:
+            self.event(self.scheduler.calls.failed, call, error, self.now_ns)
+        else:
+            self.event(self.scheduler.calls.done, call, sets(1), self.now_ns)
+
+    def _die(self, engine: EngineState) -> None:
+        if engine.phase is not EnginePhase.READY:
+            return
+        calls, self.running[engine.id] = self.running[engine.id], set()
+        begun = frozenset(c for c in calls if self.random.random() > self.faults.innocent)
+        error = EngineDied(engine.name, "it died")
+        self.event(self.scheduler.fleet.lost, engine, error, begun, self.now_ns)
+
+    def _started(self, engine: EngineState) -> None:
+        if self.random.random() < self.faults.start and engine.name:
+            self.event(
+                self.scheduler.fleet.failed,
+                engine,
+                BackendUnavailable("gpu", "a device", ""),
+                self.now_ns,
+            )
+            return
+        capacity = Capacity(
+            0 if engine.planner is False else 50 if engine.worker else 100, 8, (), 2048
+        )
+        self.event(self.scheduler.fleet.up, engine, f"e{engine.id}", capacity, self.now_ns, 250)
+
+    def _checked(self, engine: EngineState) -> None:
+        if self.random.random() < 0.5:
+            self._die(engine)
+
+
+def _damage() -> DandelionError:
+    return Raised("f", "damaged", "")
