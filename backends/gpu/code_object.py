@@ -37,7 +37,7 @@ class _Kernel(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """What the note says, as far as anybody asks."""
+    """What the note says, as far as it is used here."""
 
     all: list[_Kernel] = msgspec.field(name="amdhsa.kernels", default_factory=list)
     target: str = msgspec.field(name="amdhsa.target", default="")

@@ -75,7 +75,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         parent: id of the process that wants it.
-        folder: for temporary files; nobody else's.
+        folder: for temporary files of this process alone.
         backend: whose compiler.
         arch: for which architecture.
         limit_s: bound on the processor's time, in seconds.
@@ -267,7 +267,7 @@ def _confine(job: Job, readable: Iterable[str]) -> None:
     lockdown.drop_identity()
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
     if os.getppid() != job.parent:
-        raise ProcessLookupError("nobody waits for this any more")
+        raise ProcessLookupError("the process that asked for this has ended")
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()

@@ -129,7 +129,7 @@ class ConfinedEngine(Engine):
         except HostEnded as ended:
             if not ended.killed:
                 raise self._error(ended, call) from None
-        try:  # the system killed it, perhaps for memory that somebody else took
+        try:  # the system killed it, perhaps for memory that others took
             return self._attempt(known, call)
         except HostEnded as ended:
             raise self._error(ended, call) from None
@@ -245,7 +245,7 @@ class ConfinedEngine(Engine):
         return host
 
     def _wait(self, host: HostProcess, call: Call) -> None:
-        """Wait until a host is confined. That is no time of the call, as long as somebody waits.
+        """Wait until a host is confined. The call's time limit begins after it.
 
         Raises:
             TimedOut: the call's invocation has ended.

@@ -1,4 +1,4 @@
-"""Sections and names of an ELF-64 file whose bytes nobody vouches for.
+"""Sections and names of an ELF-64 file whose bytes are not trusted.
 
 Sections of a file that a linker wrote do not overlap. A file made to waste time or memory has many
 that do, each as large as the file. So all contents together, and all names together, may have as

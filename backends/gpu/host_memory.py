@@ -25,7 +25,7 @@ from dandelion.memory.context import PAGE_BYTES
 from .layout import aligned
 
 POOL_BYTES = 512 << 20
-"""What a device that uses the host's memory has for a call, unless somebody says another."""
+"""What a device that uses the host's memory has for a call, unless it is set."""
 ROOM_BYTES = 64 << 20
 """Room for inputs that no kernel reads, beside what the device can hold."""
 _KEPT_BYTES = 16 << 20  # what calls leave is zeroed by writing; what is beyond goes back

@@ -20,7 +20,7 @@ class HostSettings(msgspec.Struct, frozen=True):
         socket_fd, memory_fd: what it inherits.
         memory_bytes: size of the file of memory.
         parent: process id of the broker.
-        folder: the place for its files; nobody else's.
+        folder: the place for its own files.
         backend, resource, options: what it serves.
     """
 

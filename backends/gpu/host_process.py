@@ -283,7 +283,7 @@ class HostProcess:
         return HostEnded(_LIES)
 
     def _lost(self, words: str) -> HostEnded:
-        """Tell why the conversation ended: the process did, or it said what nobody understands."""
+        """Tell why the connection ended: with the process, or because of an invalid message."""
         self.well = False
         try:
             self.child.wait(_CODE_LIMIT_S)
@@ -313,7 +313,7 @@ class HostProcess:
         self.child.kill()
 
     def is_gone(self, limit_s: float = 0.0) -> bool:
-        """Reap the process after `kill`, and let go of its memory. False if it is still there."""
+        """Reap the process after `kill`, and release its memory. False if it is still there."""
         try:
             self.child.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -26,7 +26,7 @@ class HostsAhead:
 
     Args:
         start: starts a host, without waiting for it; called by one thread at a time.
-        end: ends one that nobody took.
+        end: ends one that was not used.
     """
 
     def __init__(

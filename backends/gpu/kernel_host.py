@@ -7,7 +7,7 @@ two, and has nothing else. It loads what it needs, then gives up its rights in t
 2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
    capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
    writable. Threads that start after this have no more;
-3. the device is opened (`Ready`), the linker replaced, and, if nobody wants it yet (`Open`), a
+3. the device is opened (`Ready`), the linker replaced, and, if it is not wanted yet (`Open`), a
    kernel of our own compiled and run, which makes the first of a user cheaper;
 4. the system call filter is installed for all threads, and it says `Confined`.
 
@@ -133,7 +133,7 @@ def give_up_rights(runtime: HostRuntime, settings: HostSettings) -> dict[str, st
 
 
 def own(folder: Path) -> None:
-    """Give a folder and what is in it to nobody, as which this process goes on."""
+    """Make the user `nobody`, as which this process goes on, the owner of a folder."""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, lockdown.NOBODY, lockdown.NOBODY)
 

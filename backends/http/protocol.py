@@ -3,7 +3,7 @@
 aiohttp parses everything that one read of the socket brings before anything else runs, reads on
 while a response has not begun, and wakes the reader of a body once for each chunk. A hostile server
 turns each of these into seconds: interim responses (``100 Continue``) without end, chunks of two
-bytes, chunk extensions or trailers without end, further responses that nobody asked for.
+bytes, chunk extensions or trailers without end, further responses that were not asked for.
 
 So the protocol here
 - parses in pieces for about `TURN_S`, then lets the event loop run. Meanwhile it reads nothing from

@@ -1,6 +1,6 @@
 """Parses, checks and compiles Python sources, inside a sandbox.
 
-A parser is a large program that reads text which anybody may have written: short texts exist that
+A parser is a large program that reads text from unknown authors: short texts exist that
 keep CPython's compiler busy for seconds and take gigabytes. So this module's `examine` runs as the
 function of a sandbox, with a sandbox's limits, and never in the node. It runs none of the code, and
 looks at it without recursion, since expressions may be nested deeply.

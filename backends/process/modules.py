@@ -68,7 +68,7 @@ def _load_image_formats() -> None:
 
 
 def _load_time_zones() -> None:
-    """Make all zones, which the library finds again by their names as long as somebody has them."""
+    """Make all zones; the library finds them by their names as long as they are referenced."""
     zoneinfo = importlib.import_module("zoneinfo")
     names = zoneinfo.available_timezones()
     _kept.extend(map(zoneinfo.ZoneInfo, sorted(names)))

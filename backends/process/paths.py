@@ -1,7 +1,7 @@
 """Hiding from functions where the host keeps its files.
 
 An interpreter knows its folders, and every module and every function the file that it came from. A
-sandbox can open none of them, but their names tell of users, of projects and of how a node was set
+sandbox can open none of them, but their names disclose users, projects and how a node was set
 up. So the zygote, when it has imported everything, makes all of these names relative to the folder
 that the module was found in: ``/srv/node/lib/python3.12/json/decoder.py`` becomes
 ``json/decoder.py``. All names change in the same way, so what compares them goes on working.

@@ -150,7 +150,7 @@ def _be_born(birth: Birth) -> None:
     wire.send(birth.control, [_encoder.encode(wire.Born(pid))], rights)
     birth.births.close()
     channel = ours.detach()
-    os.close(CHANNEL_FD)  # the control socket: nobody can reach the zygote from here on
+    os.close(CHANNEL_FD)  # the control socket: the zygote cannot be reached from here on
     place = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, CHANNEL_FD)
     assert place == CHANNEL_FD
     for file in (*rights, channel, printed):

@@ -1,4 +1,4 @@
-"""Serving an engine to whoever holds the other end of a socket: calls in, answers out."""
+"""Serve an engine to the process at the other end of a socket: calls in, answers out."""
 
 from __future__ import annotations
 

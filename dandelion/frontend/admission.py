@@ -1,7 +1,7 @@
 """Which connections are kept: how many, for how long, and which one goes when there is no place.
 
-Whoever can reach the port can open connections and send nothing, a byte a second, or half a head.
-None of that may keep others out, so
+A client that reaches the port can open connections and send nothing, a byte a second, or half a
+head. None of that may keep others out, so
 
 - what a connection is waited for has a time-out (`Wait`), and what takes long has to move: at
   least so many bytes a second, averaged over a time-out;
@@ -36,7 +36,7 @@ from typing import Protocol, TypeAlias
 log = logging.getLogger("dandelion.frontend")
 
 LINGER_S = 10.0
-"""How long a connection that is closing may go on sending what nobody reads."""
+"""How long a connection that is closing may go on sending what is not read."""
 SWEEP_LIMIT = 256
 """So many connections are closed in one go; more would keep requests waiting."""
 _LOOKS = 16

@@ -53,7 +53,7 @@ class Cycle(RequestResponseCycle):
             return
         self.response_started = True
         if self.more_body and (message["close"] or self.waiting_for_100_continue):
-            self.keep_alive = False  # nobody knows where the next request would begin
+            self.keep_alive = False  # where the next request would begin is unknown
         head = [STATUS_LINE[message["status"]]]
         for name, value in message["headers"]:
             head += (name, b": ", value, b"\r\n")

@@ -172,7 +172,7 @@ class Protocol(HttpToolsProtocol):
         return self.wait is Wait.BODY and self.flow.read_paused
 
     def expire(self) -> None:
-        """Say what did not come, where somebody may hear that, and end the connection."""
+        """Say what did not come, if the client can still read that, and end the connection."""
         limits = self._table.limits
         if self.lingers or self.transport.is_closing() or self.flow.write_paused:
             self.abort()

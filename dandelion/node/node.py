@@ -75,7 +75,7 @@ from dandelion.registration import Registrar, Target, blobs_of
 from dandelion.settings import Settings
 
 _MANY_ITEMS = 1024
-"""With more, whoever starts an invocation goes over them for milliseconds: not the event loop."""
+"""With more, starting an invocation takes milliseconds: it is left to a thread."""
 
 
 class Node:
@@ -264,7 +264,7 @@ class Node:
             self._refuse_if_closed()
             draft = self._registrar.draft(document, blobs)
         try:
-            draft.look_into_code()  # takes long, so nobody else is kept meanwhile
+            draft.look_into_code()  # takes long, so no lock is held meanwhile
         finally:
             if self._state is State.CLOSED:  # it may have started again what close() had ended
                 self._end_checks()

@@ -162,7 +162,7 @@ class Pump:
                 self._feed(other)  # what waited for the lost one may suit them now
 
     def _reconsider(self) -> None:
-        """Look at the calls that wait: others may tell what they need, or nobody may have it."""
+        """Look at the calls that wait: needs may be known now, or no engine may satisfy them."""
         for waiting in list(self._placement.waiting()):
             error: DandelionError | None = None
             try:

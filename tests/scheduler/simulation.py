@@ -211,7 +211,7 @@ class Simulation:
     def drain(self) -> None:
         """No more arrivals and no more faults, until nothing is under way."""
         self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
-        for _ in range(200_000):
+        for _ in range(20_000):
             if not self.alive:
                 break
             self._one(arrivals=False)
