@@ -1,8 +1,8 @@
 """What becomes of the rate when ever more clients ask at once, and afterwards?
 
 Closed loops: each client asks again as soon as it is answered, so a node that answers all clients
-in turn keeps its peak rate however many there are, and only the latency grows. What costs rate is what
-costs time for each connection instead of for each request, and what keeps the loop from newcomers.
+in turn keeps its peak rate however many there are, and only the latency grows. Rate is lost to what
+takes time for each connection instead of for each request, and to what delays new connections.
 After each storm a few clients ask for a second: they must find the whole rate again.
 
 Two functions: the null one is over before its request waits, so none is ever refused. One of
