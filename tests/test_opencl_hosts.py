@@ -161,7 +161,7 @@ def test_stages_are_numbers_that_make_sense() -> None:
     with attacker(played(lie)) as who:
         call = who.call(function("Liar"), packed([("getpid",)]), b"x")
         who.run(call)
-        assert set(call.stages) == {"plan", "kernels", "to_host", "from_host"}
+        assert set(call.stages) == {"plan", "kernels", "copy_in", "copy_out"}
         assert call.stages["plan"] == 0
         assert call.stages["kernels"] < 2**60
 

@@ -168,7 +168,8 @@ class ConfinedEngine(Engine):
         answered = clock()
         outputs = self._outputs(expected, place, call, host.memory)
         call.stages.update(stages)
-        call.stages.update(to_host=placed - started, from_host=clock() - answered)
+        for stage, spent in (("copy_in", placed - started), ("copy_out", clock() - answered)):
+            call.stages[stage] = call.stages.get(stage, 0) + spent
         return outputs
 
     def _outputs(

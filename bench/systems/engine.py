@@ -61,12 +61,10 @@ class LocalEngine(Closing):
             assert isinstance(driver, GpuDriver)
             driver.configure(_OPTIONS.get(backend, _SMALL))
             driver.attach(self.domain.map)
-            engine = driver.engine("0")
+            self.engine: SequentialEngine = driver.sequential("0")
         except BaseException:
             self.domain.close()
             raise
-        assert isinstance(engine, SequentialEngine)
-        self.engine: SequentialEngine = engine
         self._number = 0
 
     def held(self, document: FunctionDocument, given: Mapping[str, bytes]) -> HeldCall:

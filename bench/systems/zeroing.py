@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.sequential import SequentialEngine
 
 from dandelion.data import Item, ItemSet
@@ -81,10 +82,10 @@ def measure(order: ZeroOrder) -> ZeroSeen:
         DandelionError: the device does not work here.
     """
     driver = load_driver(order.backend)
+    assert isinstance(driver, GpuDriver)
     driver.configure({"pool_bytes": str(2 * max(*order.sizes, *order.calls) + (1 << 20))})
     resource = driver.probe()[0]
-    engine = driver.engine(resource.name)
-    assert isinstance(engine, SequentialEngine)
+    engine = driver.sequential(resource.name)
     with contextlib.closing(engine):
         sizes = {size: _zero(engine, order, size) for size in order.sizes}
         calls = {size: _call(engine, order, size) for size in order.calls}

@@ -236,6 +236,7 @@ def test_a_gpu_function_is_compiled_before_its_first_call(
     compiler = Path(build.__file__).parent / "compile.py"
     (tmp_path / "script.py").write_text(SCRIPT.format(compiler=str(compiler)))
     monkeypatch.setenv("FAKE_COMPILER", f"{sys.executable} {tmp_path / 'script.py'}")
+    monkeypatch.setenv("FAKE_COMPILER_AHEAD", "1")
     monkeypatch.setenv("LD_PRELOAD", ":".join(map(str, build.build("cuda", tmp_path))))
     options = {"cache": str(tmp_path / "cache"), "workers": "0", "spare": "false"}
     settings = Settings(backends=("cuda|opencl",), options={"cuda": {**options}})
