@@ -41,6 +41,7 @@ class Collector:
         self._requests = requests
         if now - self._last >= (QUIET_S if quiet else BUSY_S):
             gc.collect()
+            gc.freeze()
             self._last = now
 
     def close(self) -> None:

@@ -35,14 +35,14 @@ def blueprint(kernel: str) -> str:
     }}"""
 
 
-def bad(name: str) -> RegistrationDocument:
+def bad(name: str, wall_s: float) -> RegistrationDocument:
     function = gpu_function(
         name,
         blueprint(name),
         inputs=["a"],
         outputs=["a"],
         files={"bad.c": SOURCE},
-        limits=Limits(wall_s=0.5),
+        limits=Limits(wall_s=wall_s),
     )
     return RegistrationDocument(functions=(function,))
 
@@ -50,8 +50,8 @@ def bad(name: str) -> RegistrationDocument:
 @pytest.fixture
 def node() -> Iterator[Node]:
     with Node(Settings(backends=("null", "opencl"))) as node:
-        node.register(bad("spin"))
-        node.register(bad("stray"))
+        node.register(bad("spin", 0.5))
+        node.register(bad("stray", 20))
         node.register(matmul.document())
         assert node.wait_ready()
         yield node
