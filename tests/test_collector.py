@@ -12,7 +12,7 @@ from dandelion.frontend.collector import BUSY_S, QUIET_S, Collector
 
 @pytest.fixture
 def full_collections() -> Iterator[list[int]]:
-    """Tells of each full collection."""
+    """One entry for each full collection."""
     seen: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:

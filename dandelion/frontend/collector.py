@@ -3,7 +3,8 @@
 A connection is about forty objects. With ten thousand of them a full collection looks at half a
 million and stops the loop for a tenth of a second, and it comes whenever the number of objects has
 grown by a quarter. Requests and connections leave no cycles behind, so it finds nothing. Young
-collections stay automatic, but come less often; full ones come when no request is under way.
+collections stay automatic, but come less often; full ones come when no request is under way. What a
+full collection leaves is not looked at by the next one.
 """
 
 from __future__ import annotations

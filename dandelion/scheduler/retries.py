@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dandelion.errors import DandelionError, EngineDied, Faulted
+from dandelion.errors import DandelionError, EngineDied, Faulted, SandboxLost
 from dandelion.scheduler.records import CallState, EngineState
 
 ATTEMPTS = 2
@@ -30,9 +30,10 @@ def may_run_again(call: CallState, engine: EngineState, error: DandelionError, b
 
 
 def blamed(call: CallState, error: DandelionError) -> DandelionError:
-    """Blame the function if its engine died every time that it was run."""
-    if isinstance(error, EngineDied) and call.attempt >= ATTEMPTS:
-        message = f"{ATTEMPTS} engines died under it; {error.message}"
+    """Blame the function if its engine died every time, unless it was killed from outside."""
+    died = isinstance(error, EngineDied) and not isinstance(error, SandboxLost)
+    if died and call.attempt >= ATTEMPTS:
+        message = f"{ATTEMPTS} engines died under it; {error}"
         return Faulted(call.run.function.name, message).because(error)
     return replace(error) if isinstance(error, EngineDied) else error
 
