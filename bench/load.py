@@ -20,8 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dandelion.search_path import environment
+
 from .histogram import Histogram, HistogramRecord
-from .systems.servers import environment_of, module
+from .systems.servers import module
 
 _NS = 1_000_000_000
 _GRACE_S = 15.0
@@ -281,7 +283,7 @@ def _generate(order: LoadOrder) -> Load:
             input=msgspec.msgpack.encode(order),
             capture_output=True,
             timeout=limit_s,
-            env=environment_of(),
+            env=environment(),
             check=True,
         )
         return _judged(order, msgspec.msgpack.decode(done.stdout, type=Seen))

@@ -21,8 +21,9 @@ import msgspec
 
 from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, DandelionError
+from dandelion.search_path import environment
 
-from .systems.servers import environment_of, module
+from .systems.servers import module
 
 BACKENDS = ("cuda", "hip", "opencl")
 """Which run GPU functions, best first."""
@@ -59,7 +60,7 @@ def devices(backends: Sequence[str] = BACKENDS) -> Devices:
             module("dandelion.bench.machine", *backends),
             capture_output=True,
             timeout=_PROBE_S,
-            env=environment_of(),
+            env=environment(),
             check=True,
         )
         return msgspec.json.decode(done.stdout, type=Devices)

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     ["errors"],
+    ["search_path"],
     ["confinement"],
     ["arrays"],
     ["data"],

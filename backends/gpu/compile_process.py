@@ -30,7 +30,6 @@ from pathlib import Path
 
 import msgspec
 
-import dandelion
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 from dandelion.driver import load_driver
@@ -45,6 +44,7 @@ from dandelion.errors import (
     from_record,
 )
 from dandelion.function import Digest
+from dandelion.search_path import environment
 
 from .calls import Compiler
 from .compiling import compiled, loaded
@@ -153,7 +153,7 @@ def _ran(job: Job, output: int) -> int:
             [sys.executable, "-P", "-m", "dandelion.backends.gpu.compile_process"],
             stdin=order,
             stdout=output,
-            env=_environment(),
+            env=environment(),
             start_new_session=True,
         )
     late = True
@@ -185,14 +185,6 @@ def _death(job: Job, code: int) -> DandelionError:
         return InvalidFunction((Problem("compile", message, names),))
     message = f"the compiler died by signal {-code}; it has {MEMORY_BYTES >> 30} GiB of memory"
     return InvalidFunction((Problem("compile", message, names),))
-
-
-def _environment() -> dict[str, str]:
-    """The node's environment, with the engine importable also from a checkout."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
 
 
 # --- the process --------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-import dandelion
 from dandelion.driver import Call, Capacity
 from dandelion.engine_process.messages import Done, Ended, Failed, Load, Open, Ready, Run, WireSets
 from dandelion.errors import (
@@ -30,6 +29,7 @@ from dandelion.errors import (
     TimedOut,
     from_record,
 )
+from dandelion.search_path import search_path
 
 from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
@@ -329,11 +329,8 @@ def default_command() -> tuple[str, ...]:
 
 def _environment() -> dict[str, str]:
     """What the interpreter needs to find the engine, also from a checkout; nothing else."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
     return {
-        "PYTHONPATH": os.pathsep.join(parts),
+        "PYTHONPATH": search_path(),
         "LC_ALL": "C.UTF-8",
         "OPENBLAS_NUM_THREADS": "1",  # rights are given up while there is one thread
         "OMP_NUM_THREADS": "1",

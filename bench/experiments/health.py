@@ -12,6 +12,7 @@ import subprocess
 import time
 
 from dandelion.documents import RegistrationDocument
+from dandelion.search_path import environment
 
 from ..columns import P50, P99
 from ..experiment import Bench, experiment
@@ -19,7 +20,7 @@ from ..histogram import Histogram
 from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
 from ..systems.attacks import ATTACKS, command
 from ..systems.echoes import NULL, echo
-from ..systems.servers import ServerProcess, environment_of, node_server
+from ..systems.servers import ServerProcess, node_server
 
 BAR_US = 50_000.0
 EVERY_S = 0.01
@@ -59,7 +60,7 @@ def http_health(bench: Bench) -> Found:
 def _attacked(server: ServerProcess, name: str, count: int, seconds: float) -> list[Row]:
     with subprocess.Popen(
         command(name, server.port, count, seconds),
-        env=environment_of(),
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as attacker:

@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from dandelion.errors import BackendUnavailable, DandelionError
+from dandelion.search_path import environment
 
-from .servers import environment_of, module
+from .servers import module
 
 
 class Order(Protocol):
@@ -53,7 +54,7 @@ def ask(program: str, order: Order, kind: type[A], limit_s: float) -> A:
     """
     done = subprocess.run(
         module(program), input=msgspec.msgpack.encode(order),
-        capture_output=True, env=environment_of(), timeout=limit_s, check=False,
+        capture_output=True, env=environment(), timeout=limit_s, check=False,
     )  # fmt: skip
     if done.returncode:
         wrote = done.stderr.decode(errors="replace").strip().splitlines()

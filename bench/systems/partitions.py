@@ -22,14 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from dandelion.backends.gpu.mps import CONTROL, MpsDaemon
 
-import dandelion
 from dandelion.errors import BackendUnavailable, EngineDied, TimedOut
+from dandelion.search_path import search_path
 
 from ..closing import Closing
 from . import names
@@ -69,15 +68,13 @@ class TenantProcess(Closing):
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", _PROGRAM),
     ) -> None:
-        root = str(Path(dandelion.__file__).resolve().parent.parent)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_")}
-        path = os.pathsep.join(p for p in (root, inherited.get("PYTHONPATH", "")) if p)
         self._began = time.perf_counter_ns()
         self._process = subprocess.Popen(
             [sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**inherited, **(environment or {}), "PYTHONPATH": path},
+            env={**inherited, **(environment or {}), "PYTHONPATH": search_path()},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

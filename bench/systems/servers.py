@@ -18,14 +18,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import msgspec
 
-import dandelion
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError
+from dandelion.search_path import environment as program_environment
 
 from ..closing import Closing
 
@@ -105,7 +104,7 @@ class ServerProcess(Closing):
                 stdin=given,
                 stdout=self._said,
                 stderr=self._wrote,
-                env=environment_of(environment),
+                env=program_environment(environment),
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -196,14 +195,6 @@ def asgi_server() -> ServerProcess:
 def module(name: str, *arguments: str) -> list[str]:
     """Give the command that runs a module as a program."""
     return [sys.executable, "-m", name, *arguments]
-
-
-def environment_of(further: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give the environment of a program that imports the engine, also from a checkout."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, **(further or {}), "PYTHONPATH": os.pathsep.join(parts)}
 
 
 def _listens(port: int) -> bool:

@@ -38,10 +38,16 @@ _PORTS = {"http": 80, "https": 443}
 _KNOWN_LIMIT = 1024
 _PREFLIGHT_AGE_S = 600
 _PREFLIGHT = (
-    (b"access-control-allow-headers", b"content-type, accept, dandelion-deadline, traceparent"),
+    (
+        b"access-control-allow-headers",
+        b"content-type, accept, dandelion-deadline, dandelion-dtype, dandelion-shape, traceparent",
+    ),
     (b"access-control-max-age", b"%d" % _PREFLIGHT_AGE_S),
 )
-_EXPOSED = (b"access-control-expose-headers", b"dandelion-invocation, retry-after, traceparent")
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b"dandelion-invocation, dandelion-dtype, dandelion-shape, retry-after, traceparent",
+)
 _VARY = (b"vary", b"origin")
 
 _Origin: TypeAlias = tuple[str, str, int | None]

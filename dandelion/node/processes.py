@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -18,13 +17,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-import dandelion
 from dandelion.engine_process.messages import Channel, Ended, Open, Ready, Reply, reply_channel
 from dandelion.memory import ArenaMap
+from dandelion.search_path import environment
 
 log = logging.getLogger("dandelion.node")
 
@@ -122,7 +120,7 @@ class Processes:
                 ],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env=_environment(self._environment),
+                env=environment(self._environment),
             )
         return Process(child, reply_channel(ours))
 
@@ -216,11 +214,3 @@ class _Reaper(threading.Thread):
         self._keep = None
         if code not in (0, -signal.SIGKILL):
             log.warning("an engine process that was lost ended with code %d", code)
-
-
-def _environment(further: Mapping[str, str]) -> dict[str, str]:
-    """The node's environment and more, with the engine importable also from a checkout."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, **further, "PYTHONPATH": os.pathsep.join(parts)}

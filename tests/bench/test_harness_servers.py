@@ -17,11 +17,11 @@ from dandelion.bench.systems.servers import (
     ServerFailed,
     ServerProcess,
     asgi_server,
-    environment_of,
     node_server,
 )
 
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.search_path import environment
 
 OCTETS = {"content-type": "application/octet-stream", "accept": "application/octet-stream"}
 SETTINGS = {"backends": ("null",), "arena_bytes": 16 << 20}
@@ -146,7 +146,7 @@ def test_it_does_not_outlive_who_started_it() -> None:
         "print(asgi_server().pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        python(program), stdout=subprocess.PIPE, text=True, env=environment_of()
+        python(program), stdout=subprocess.PIPE, text=True, env=environment()
     ) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())

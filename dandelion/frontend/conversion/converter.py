@@ -16,10 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
-import dandelion
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.documents import Content, RegistrationDocument
 from dandelion.engine_process.messages import Channel, Ended
@@ -50,6 +48,7 @@ from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import read_document
 from dandelion.memory import Context
 from dandelion.node import Node
+from dandelion.search_path import environment
 
 AT_ONCE = 2
 _T = TypeVar("_T")
@@ -160,7 +159,7 @@ class Converter:
                 ],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=environment(),
             )
 
     def _stop(self) -> None:
@@ -278,11 +277,3 @@ def _only(sets: SetMap) -> Bytes:
     (one,) = sets.values()
     assert one is not None
     return one.items[0].data
-
-
-def _environment() -> dict[str, str]:
-    """The node's environment, with the engine importable also from a checkout."""
-    root = str(Path(dandelion.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    parts_ = [root, *(p for p in path.split(os.pathsep) if p and p != root)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts_)}

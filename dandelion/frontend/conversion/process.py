@@ -17,7 +17,7 @@ import socket
 import sys
 
 from dandelion.confinement import libc
-from dandelion.confinement.lockdown import restrict_files
+from dandelion.confinement.lockdown import leave_namespaces, restrict_files
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content, RegistrationDocument
 from dandelion.engine_process.messages import Channel
@@ -72,6 +72,7 @@ def main() -> int:
         draw_text(_TEXT, "c", format_)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     restrict_files()
+    leave_namespaces()
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         while True:
