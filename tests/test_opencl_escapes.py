@@ -7,6 +7,7 @@ and sees them succeed.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import socket
@@ -54,6 +55,9 @@ O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_TMPFILE, O_DIRECTORY = 0, 1, 2, 0o100, 0o
 O_PATH = 0o10000000
 HERE = -100  # AT_FDCWD
 SECRET = b"the_secret_of_another_tenant"
+AS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0, reason="the process keeps its own user out, too: only root can look into it"
+)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +233,8 @@ def test_files_cannot_be_touched(confined: Attacker, place: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", [n for n in FILES if n not in ("map", "attribute")])
 def test_without_the_wall_files_are_touched(unconfined: Attacker, place: Path, name: str) -> None:
+    if name == "chown" and os.geteuid():
+        pytest.skip("giving files away needs the rights of root")
     results, memory = attack_files(unconfined, FILES[name], place)
     assert FILES[name].did(place, memory), results
     place.mkdir(exist_ok=True)  # what is left is removed with it
@@ -270,19 +276,19 @@ def test_a_link_in_its_own_folder_leads_nowhere(confined: Attacker, place: Path)
 
 def test_the_folder_of_another_host_cannot_be_entered(confined: Attacker) -> None:
     other = function("Other")
+    confined.attack([("getpid",)])
     confined.attack([("getpid",)], wanted=other)
-    folders = [str(h.folder) for h in confined.engine._hosts.values()]
-    assert len(set(folders)) == len(folders) >= 2
+    assert confined.pid(other) != confined.pid(), "two functions share a process"
+    folders = [str(host.folder) for host in confined.engine._hosts.values()]
+    assert len(set(folders)) == len(folders)
     memory, (theirs, new) = text(*(f"{folders[-1]}{end}" for end in ("", "/cache/planted")))
-    if confined.pid(other) == confined.pid():
-        raise AssertionError("two functions share a process")
     script: Script = [
         ("open", theirs, O_RDONLY | O_DIRECTORY),
         ("open", new, O_CREAT | O_WRONLY, 0o600),
     ]
-    confined.attack([("getpid",)])  # ATTACK is the last one used; the other's folder is not its own
-    results, _ = confined.attack(script, memory.replace(folders[-1].encode(), folders[-1].encode()))
-    assert results == [EACCES, EACCES]
+    results, _ = confined.attack(script, memory)
+    assert results[0] == EACCES
+    assert results[1] in (EACCES, -errno.ENOENT)  # what is mounted there, it alone sees
 
 
 def test_its_folder_has_a_bound(confined: Attacker) -> None:
@@ -486,6 +492,7 @@ def test_properties_of_the_process_stay(confined: Attacker, option: int) -> None
     assert confined.attack([("prctl", option, 1, 0, 0, 0)])[0] == [EPERM]
 
 
+@AS_ROOT
 def test_it_has_no_descriptors_but_its_own(confined: Attacker) -> None:
     with open("/etc/hostname" if os.path.exists("/etc/hostname") else "/etc/passwd") as kept:
         os.set_inheritable(kept.fileno(), True)
@@ -499,6 +506,7 @@ def test_it_has_no_descriptors_but_its_own(confined: Attacker) -> None:
     assert found.count("socket") == 1
 
 
+@AS_ROOT
 def test_no_arena_is_mapped(confined: Attacker) -> None:
     confined.attack([("getpid",)])
     maps = Path(f"/proc/{confined.pid()}/maps").read_text()
