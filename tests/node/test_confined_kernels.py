@@ -1,6 +1,7 @@
 """Kernels on the host's processors, through a node: what is refused, and what maps the arena."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def test_registration_refuses(node: Node, line: str) -> None:
         node.register(document("refused", f"{line}\n{KERNEL}"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into a kernel host")
 def test_the_engine_process_alone_maps_the_arena(node: Node) -> None:
     node.register(document("ordinary", KERNEL))
     assert node.invoke("ordinary", a=np.zeros(8, np.int64)).a.numpy()[0] == 42
