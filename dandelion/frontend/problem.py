@@ -221,11 +221,6 @@ def root_of(error: DandelionError) -> DandelionError:
     return error
 
 
-def status_of(error: DandelionError) -> int:
-    """Tell the HTTP status of an error."""
-    return root_of(error).status
-
-
 def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:
     """Describe an error as a problem document."""
     root = root_of(error)

@@ -223,7 +223,7 @@ class Calls:
                 self._fail(call, self._no_engine(needs, call.run.function.name), now_ns)
                 return
         if not flow.queues:
-            self._policy.waits(flow, bool(self.lines.waiting))
+            self._policy.waits(flow)
         call.phase = Phase.QUEUED
         call.queued_ns = call.queued_ns or now_ns
         if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:

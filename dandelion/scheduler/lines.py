@@ -11,7 +11,7 @@ until one of these calls ends.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from dandelion.scheduler.policy import Policy, engine_stays
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Tenant
@@ -137,7 +137,3 @@ class Lines:
                     self.remove(call)
                     calls.append(call)
         return sorted(calls, key=lambda call: call.id)
-
-    def of(self, lane: Lane) -> Iterator[CallState]:
-        """All calls that wait in a lane."""
-        return (call for queue in lane.queues.values() for call in queue.calls)

@@ -39,8 +39,8 @@ class Policy(abc.ABC):
     def key(self, queue: CallQueue) -> float:
         """Give the key of a queue that has calls."""
 
-    def waits(self, flow: Flow, others_wait: bool) -> None:
-        """A flow that had no call waiting or on an engine has one now."""
+    def waits(self, flow: Flow) -> None:
+        """A flow that had no call waiting has one now."""
 
     def sent(self, call: CallState) -> None:
         """A call was given to its engine; `expected_ns` may be set."""
@@ -73,7 +73,7 @@ class Fair(Policy):
     def key(self, queue: CallQueue) -> float:
         return queue.flow.tag
 
-    def waits(self, flow: Flow, others_wait: bool) -> None:
+    def waits(self, flow: Flow) -> None:
         flow.tag = max(flow.tag, self._virtual_ns)
 
     def sent(self, call: CallState) -> None:

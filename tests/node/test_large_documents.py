@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -314,6 +316,23 @@ def running(process: int) -> list[int]:
         return False
 
     return [child for child in children(process) if lives(child)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look and surely leave namespaces")
+def test_the_converter_has_a_network_of_its_own(server: BackgroundServer) -> None:
+    body = msgspec.json.encode({"sets": {"a": "x" * LARGE}})
+    assert post(server, "/v1/invoke/echo", body)[0] == 200
+    process = converter(server)
+    if leave_namespaces_is_refused():
+        pytest.skip("this machine refuses new namespaces")
+    assert os.readlink(f"/proc/{process}/ns/net") != os.readlink("/proc/self/ns/net")
+    assert "NoNewPrivs:\t1" in Path(f"/proc/{process}/status").read_text()
+
+
+def leave_namespaces_is_refused() -> bool:
+    probe = "from dandelion.confinement.lockdown import leave_namespaces; print(leave_namespaces())"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return done.stdout.strip() == "none"
 
 
 def test_a_client_that_leaves_ends_the_child(server: BackgroundServer, node: Node) -> None:

@@ -162,9 +162,9 @@ class Simulation:
         return tenant
 
     def _make_engines(self) -> None:
-        formats = [("cpu", self.random.randint(1, 3), False), ("net", 1, False)]
+        formats = [("cpu", self.random.randint(1, 3)), ("net", 1)]
         number = 0
-        for name, count, _ in formats:
+        for name, count in formats:
             for _ in range(count):
                 places = 1 if name == "cpu" else self.random.choice([3, 1 << 30])
                 self._add(EngineState(number, frozenset({name}), (name, str(number)), places))
