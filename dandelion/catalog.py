@@ -144,6 +144,10 @@ class Catalog(abc.ABC):
         """
 
     @abc.abstractmethod
+    def blob_bytes(self, digest: Digest) -> int:
+        """Give the size of a blob without reading it; 0 if it is not stored."""
+
+    @abc.abstractmethod
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
         """Remove one version, or all of a name; blobs that nobody uses any more go with them.
 
@@ -329,6 +333,9 @@ class MemoryCatalog(Catalog):
             return self._blobs[digest]
         except KeyError:
             raise Unknown("blob", digest) from None
+
+    def blob_bytes(self, digest: Digest) -> int:
+        return len(self._blobs.get(digest, b""))
 
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
         with self._lock:

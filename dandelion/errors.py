@@ -627,3 +627,10 @@ class InternalError(DandelionError):
 
     def __str__(self) -> str:
         return f"internal error (a bug of Dandelion): {self.message}"
+
+
+def root_of(error: DandelionError) -> DandelionError:
+    """Find the error that says what to do: the cause of a failed application, else itself."""
+    while isinstance(error, ApplicationFailed) and isinstance(error.__cause__, DandelionError):
+        error = error.__cause__
+    return error

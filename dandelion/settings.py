@@ -22,6 +22,24 @@ CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
+class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one tenant may use; what is left out is not limited.
+
+    Attributes:
+        weight: its share of engine time relative to other tenants that wait.
+        invocations: under way at once; more are refused.
+        calls: on engines at once; more wait.
+        arena_bytes: of inputs, results, code and constants in the arena.
+        device_bytes: of constants that stay on each device.
+    """
+
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    invocations: Count | None = None
+    calls: Count | None = None
+    arena_bytes: Count | None = None
+    device_bytes: CountOrNone | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a node is set up.
 
@@ -55,8 +73,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             takes one half at most.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
             limits that a function may declare.
+        policy: in which order calls that wait are sent: ``fair`` shares engine time between
+            functions by their tenants' weights; ``fifo`` is first in, first out.
+        functions_bytes: memory for code and constants of functions; part of the arena. By default
+            one half of it.
+        tenants: quotas and weights, by name of the tenant.
         keep_traces: how many finished invocations can be looked at.
-        spin_us: how long a caller looks for the answer of an engine process before it sleeps, in
+        spin_us: how long the node's loop looks for answers of engine processes before it sleeps, in
             microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where
             there are 8 cores or more, else 0.
         engine_spin_us: the same of engine processes, which look for the next call; -1 is 3000 where
@@ -89,6 +112,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_cpu_s: Seconds = 3600.0
     max_output_bytes: Count = 1024 * MIB
     max_output_items: Count = 1_000_000
+    policy: str = "fair"
+    functions_bytes: CountOrNone = 0
+    tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256
     spin_us: int = -1
     engine_spin_us: int = -1

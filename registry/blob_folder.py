@@ -104,6 +104,13 @@ class BlobFolder:
                 self._stored.discard(digest)
             raise found from None
 
+    def size_bytes(self, digest: Digest) -> int:
+        """Give the size of a blob; 0 if it is missing."""
+        try:
+            return os.stat(self.path(digest)).st_size
+        except OSError:
+            return 0
+
     def delete(self, digest: Digest) -> None:
         """Forget a blob. Views of it stay valid.
 

@@ -138,6 +138,9 @@ class SqliteCatalog(MemoryCatalog):
             raise CatalogCorrupt(str(self._files.path(digest)), "the blob is missing or damaged")
         return self._files.read(digest)
 
+    def blob_bytes(self, digest: Digest) -> int:
+        return self._files.size_bytes(digest)
+
     def _register(self, batch: Batch) -> list[Record]:
         with self._held(batch):
             for digest, data in batch.blobs.items():

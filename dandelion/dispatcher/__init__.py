@@ -1,6 +1,5 @@
 """The dispatcher: a pure state machine that walks one invocation's graph."""
 
-from dandelion.dispatcher.direct import DirectWalk
 from dandelion.dispatcher.plan import (
     ApplicationPlan,
     CompositionPlan,
@@ -15,7 +14,6 @@ __all__ = [
     "Cancel",
     "Complete",
     "CompositionPlan",
-    "DirectWalk",
     "Fail",
     "Instruction",
     "RepeatPlan",

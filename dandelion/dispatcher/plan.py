@@ -92,8 +92,6 @@ class CompositionPlan:
         consumers: for each set id the applications that wait for it.
         uses: for each set id the number of its consumers, and one more if it is an output.
         readers: for each input set the formats of the functions that take it whole, as it is.
-        taken: where one function is applied once, to whole sets, and gives all outputs: for each
-            of them its position among the function's; `DirectWalk` walks such a plan. Else None.
         is_call: made for calling one function by its name.
     """
 
@@ -106,7 +104,6 @@ class CompositionPlan:
     consumers: tuple[tuple[int, ...], ...]
     uses: tuple[int, ...]
     readers: tuple[frozenset[str], ...]
-    taken: tuple[int, ...] | None = None
     is_call: bool = False
 
 
@@ -145,7 +142,6 @@ def compile_composition(composition: Composition, find: Callable[[str], Target])
         tuple(tuple(c) for c in consumers),
         tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
         tuple(_readers(set_id, applications) for set_id in range(len(composition.inputs))),
-        _taken(outputs, applications),
     )
 
 
@@ -182,22 +178,8 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         tuple((0,) if i < len(given) else () for i in range(set_count)),
         (1,) * set_count,
         (frozenset(application.formats),) * len(given),
-        tuple(range(len(outputs))),
         is_call=True,
     )
-
-
-def _taken(
-    outputs: Sequence[int], applications: Sequence[ApplicationPlan]
-) -> tuple[int, ...] | None:
-    if len(applications) != 1:
-        return None
-    (only,) = applications
-    if not isinstance(only.target, FunctionSpec) or not only.is_single or only.repeat is not None:
-        return None
-    if not set(outputs) <= set(only.produced):
-        return None  # an input goes on to the outputs
-    return tuple(only.produced.index(set_id) for set_id in outputs)
 
 
 def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:

@@ -212,9 +212,10 @@ class Walk:
         parent: _Out | None = out
         while parent is not None:
             frame = parent.frame
-            error = ApplicationFailed(
-                frame.plan.name, parent.running.plan.id, parent.number, parent.key()
-            ).because(error)
+            if not frame.plan.is_call:
+                error = ApplicationFailed(
+                    frame.plan.name, parent.running.plan.id, parent.number, parent.key()
+                ).because(error)
             parent = frame.parent
         return self.cancel(error)
 

@@ -1,11 +1,21 @@
 """What a node and an engine process say to each other: MessagePack, length-prefixed, over a socket.
 
-Data never travels here: sets name items by (offset, size) in the arena, which both sides map. The
-node sends `Open` and the process answers `Ready` when its engine is up. Then the node sends `Load`
-(once for each function) and `Run`, and the process answers each `Run` with `Done` or `Failed`, in
-order; one more `Run` may wait while another runs. `Begun` before an answer says that the call's
-time counts from then. `Forget` has no answer. The end of the stream is the order to leave, so an
-engine process never outlives its node.
+Data never travels here: sets name items by (offset, size) in the arena, which both sides map.
+
+========== ================================ =====================================================
+request    answer                           meaning
+========== ================================ =====================================================
+`Open`     `Ready`, `Failed`                make the engine
+`Load`     -                                keep a function, before its first `Plan` or `Run`
+`Plan`     `Planned`, `Failed`              what a call needs
+`Run`      `Begun`*, then `Done`, `Failed`  run a call; `Begun`: its time counts from now
+`StopCall` -                                end a call soon; the call itself is answered
+`Evict`    -                                drop the constants of a function from the device
+`Forget`   -                                drop a function
+========== ================================ =====================================================
+
+Answers to `Run` come in order. Several requests may be sent at once. The end of the stream is the
+order to leave, so an engine process never outlives its node.
 """
 
 from __future__ import annotations
@@ -19,8 +29,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from dandelion.data import Bytes, ItemSet
-from dandelion.driver import Capacity
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import Capacity, Demand
 from dandelion.errors import ErrorRecord, InternalError
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.memory import ArenaMap
@@ -70,14 +80,18 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Keep this function; it is named by its identity from now on.
 
-    `static` has its static sets, by name, which the node keeps in the arena until `Forget`.
+    The node keeps its code and its static sets in the arena until `Forget`.
+
+    Attributes:
+        main, files: its code, by reference.
+        static: its static sets, by name.
     """
 
     identity: str
     spec: FunctionSpec
     code: CodeObject
-    main: bytes
-    files: dict[str, bytes]
+    main: WireItem
+    files: dict[str, WireItem]
     static: dict[str, WireSet]
 
 
@@ -97,6 +111,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
         result_offset, result_bytes: the context for its outputs.
         latest_ns: when its invocation ends, on the clock that all processes of a machine share.
         limit_s: how long it may run, from when the process begins with it.
+        keep: the device keeps the function's constants.
     """
 
     call: int
@@ -106,9 +121,30 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     result_bytes: int
     latest_ns: int
     limit_s: float
+    keep: bool = False
 
 
-Request: TypeAlias = Open | Load | Forget | Run
+class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="plan"):
+    """Find out what a call of a loaded function needs."""
+
+    call: int
+    identity: str
+    inputs: WireSets
+
+
+class StopCall(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stop"):
+    """The result of a call is not wanted any more."""
+
+    call: int
+
+
+class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict"):
+    """Drop the constants of a function from the device."""
+
+    identity: str
+
+
+Request: TypeAlias = Open | Load | Plan | Run | StopCall | Evict | Forget
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -121,7 +157,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         description: of the resource in use, for people.
         capacity: what the engine has.
         workers: how many further engines should share the resource.
-        spare: a process should wait to take this one's place.
+        standby: a process should wait to take this one's place.
+        plans: it answers `Plan`; otherwise every call fits.
     """
 
     backend: str
@@ -130,7 +167,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     description: str
     capacity: Capacity = Capacity()
     workers: int = 0
-    spare: bool = False
+    standby: bool = False
+    plans: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):
@@ -156,11 +194,25 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     fatal: bool = False
 
 
-Reply: TypeAlias = Ready | Begun | Done | Failed
+class Planned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="planned"):
+    """What a call needs.
+
+    Attributes:
+        reads: integers in its inputs that this depends on, beside their sizes: position of the set
+            and offset in bytes.
+    """
+
+    call: int
+    demand: Demand
+    reads: tuple[tuple[int, int], ...]
+
+
+Reply: TypeAlias = Ready | Planned | Begun | Done | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
-_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Open | Load | Forget | Run)
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Ready | Begun | Done | Failed)
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_NOTHING = memoryview(b"")
 _Message = TypeVar("_Message")
 
 
@@ -203,27 +255,32 @@ class Channel(Generic[_Message]):
         """Close the socket; the other side takes that as the end."""
         self.peer.close()
 
-    def post(self, message: msgspec.Struct) -> Bytes:
-        """Send without waiting; gives what there was no room for, to be `push`ed before all else.
+    def post(self, *messages: msgspec.Struct) -> memoryview:
+        """Send without waiting, all at once.
+
+        Returns:
+            What there was no room for; it has to be `push`ed before anything else.
 
         Raises:
             OSError: the other side is gone.
         """
         out = self._out
-        _ENCODER.encode_into(message, out, _HEADER.size)
-        size = len(out) - _HEADER.size
-        _HEADER.pack_into(out, 0, size)
+        at = 0
+        for message in messages:
+            start = at + _HEADER.size
+            if len(out) < start:
+                out.extend(bytes(start - len(out)))
+            _ENCODER.encode_into(message, out, start)
+            _HEADER.pack_into(out, at, len(out) - start)
+            at = len(out)
         try:
             sent = self.peer.send(out)
         except BlockingIOError:
             sent = 0
-        if sent == len(out):
-            if size > _BUFFER_BYTES:
-                self._out = bytearray(_HEADER.size)
-            return b""
-        rest = memoryview(out)[sent:]
+        if sent == at and at <= _BUFFER_BYTES:
+            return _NOTHING
         self._out = bytearray(_HEADER.size)
-        return rest
+        return memoryview(out)[sent:]
 
     def push(self, data: Bytes, limit_s: float | None = None) -> None:
         """Send what is left of a message, and wait until it is.
@@ -241,7 +298,7 @@ class Channel(Generic[_Message]):
     def send(self, message: msgspec.Struct, limit_s: float | None = None) -> None:
         """Send a message and wait until it is sent; raises as `push`."""
         rest = self.post(message)
-        if rest:
+        if len(rest):
             self.push(rest, limit_s)
 
     def take(self) -> _Message | None:
@@ -336,17 +393,20 @@ def reply_channel(peer: socket.socket, limit_bytes: int = MESSAGE_LIMIT_BYTES) -
     return Channel(peer, _REPLIES, limit_bytes)
 
 
-def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
-    """Name a set's items by their place in the arena.
+def wire_item(item: Item, arena: ArenaMap) -> WireItem:
+    """Name an item by its place in the arena.
 
     Raises:
-        InternalError: an item lies elsewhere.
+        InternalError: it lies elsewhere.
     """
-    items = []
-    for item in item_set.items:
-        size = item.size_bytes
-        offset = arena.locate(item.data) if size else 0
-        if offset is None:
-            raise InternalError(f"item '{item.name}' of set '{item_set.name}' is not in the arena")
-        items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
-    return WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape)
+    size = item.size_bytes
+    offset = arena.locate(item.data) if size else 0
+    if offset is None:
+        raise InternalError(f"item '{item.name}' is not in the arena")
+    return WireItem(item.name, item.key, offset, size, item.dtype, item.shape)
+
+
+def wire_set(item_set: ItemSet, arena: ArenaMap) -> WireSet:
+    """Name a set's items by their place in the arena; raises as `wire_item`."""
+    items = tuple([wire_item(item, arena) for item in item_set.items])
+    return WireSet(item_set.name, items, item_set.dtype, item_set.shape)

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dandelion.data import Bytes, Item, ItemSet
-from dandelion.driver import Call, Driver, Engine, InstanceSets, Resource, load_driver
+from dandelion.driver import (
+    Call,
+    Driver,
+    Engine,
+    InstanceSets,
+    Planner,
+    Resource,
+    load_driver,
+)
 from dandelion.engine_process.messages import (
     Begun,
     Channel,
     Done,
     Ended,
+    Evict,
     Failed,
     Forget,
     Load,
     Open,
+    Plan,
+    Planned,
     Ready,
     Request,
     Run,
+    StopCall,
+    WireItem,
     WireSet,
     WireSets,
     wire_set,
@@ -64,24 +79,30 @@ class SliceDomain(MemoryDomain):
 
 @dataclass(slots=True)
 class _Call(Call):
-    """A call whose node is told when it begins later than it came."""
+    """A call whose node can stop it, and learns when its time starts."""
 
-    node: Channel[Request] | None = None
+    process: EngineProcess | None = None
 
-    def begins(self, now_ns: int) -> None:
-        Call.begins(self, now_ns)
-        if self.node is not None:
-            self.node.send(Begun(self.id))
+    def start_deadline(self, now_ns: int) -> None:
+        Call.start_deadline(self, now_ns)
+        if self.process is not None:
+            self.process.node.send(Begun(self.id))
+
+    def is_stopped(self) -> bool:
+        return self.process is not None and self.process.is_stopped(self.id)
 
 
 class EngineProcess:
     """Serves one engine to the node."""
 
     def __init__(self, node: Channel[Request], arena: ArenaMap, spin_us: int) -> None:
-        self._node = node
+        self.node = node
         self._arena = arena
         self._spin_ns = 1000 * spin_us
         self._functions: dict[str, Function] = {}
+        self._planner: Planner | None = None
+        self._requests: deque[Request] = deque()
+        self._stopped: set[int] = set()
 
     def open(
         self, backends: list[str], resource: str, options: dict[str, dict[str, str]]
@@ -98,18 +119,20 @@ class EngineProcess:
             try:
                 driver = load_driver(name)
                 driver.configure(options.get(name, {}))
-                driver.attach(self._arena)
-                resources = driver.probe()
+                factory = driver.factory()
+                factory.attach(self._arena)
+                resources = factory.probe()
                 chosen = resource or resources[0].name
-                driver.warm(chosen)
-                order = order or self._node.receive()
+                factory.warm(chosen)
+                order = order or self.node.receive()
                 if isinstance(order, Open) and order.hurry:
-                    driver.hurry(order.device_bytes)
-                engine = driver.engine(chosen)
+                    factory.prepare_failover(order.device_bytes)
+                engine = factory.engine(chosen)
             except BackendUnavailable as error:
                 reasons.append(error)
                 continue
             assert isinstance(engine, Engine), "only synchronous engines live in a process"
+            self._planner = driver.planner()
             self._greet(driver, engine, chosen, resources)
             return engine
         if len(reasons) == 1:
@@ -123,7 +146,7 @@ class EngineProcess:
     ) -> None:
         names = tuple(r.name for r in resources)
         description = next((r.description for r in resources if r.name == chosen), chosen)
-        self._node.send(
+        self.node.send(
             Ready(
                 driver.name,
                 engine.name,
@@ -131,7 +154,8 @@ class EngineProcess:
                 description,
                 engine.capacity,
                 engine.workers,
-                engine.spare,
+                engine.standby,
+                self._planner is not None,
             )
         )
 
@@ -139,64 +163,101 @@ class EngineProcess:
         """Answer requests until the node leaves or the engine can no longer work."""
         while True:
             try:
-                request = self._node.receive(spin_ns=self._spin_ns)
+                request = self._next()
             except Ended:
                 return
-            assert request is not None, "it waits without a limit"
-            if isinstance(request, Load):
-                self._functions[request.identity] = Function(
-                    request.spec,
-                    request.code,
-                    request.main,
-                    request.files,
-                    {name: self._set(wire) for name, wire in request.static.items()},
-                    identity=Digest(request.identity),
-                )
+            if isinstance(request, Run):
+                if self._run(engine, request):
+                    return
+            elif isinstance(request, Plan):
+                self._plan(request)
+            elif isinstance(request, Load):
+                self._functions[request.identity] = self._loaded(request)
+            elif isinstance(request, Evict):
+                engine.evict(self._functions[request.identity])
             elif isinstance(request, Forget):
                 function = self._functions.pop(request.identity, None)
                 if function is not None:
                     engine.forget(function)
-            elif isinstance(request, Run) and self._run(engine, request):
-                return
+
+    def _next(self) -> Request:
+        if self._requests:
+            return self._requests.popleft()
+        request = self.node.receive(spin_ns=self._spin_ns)
+        assert request is not None, "it waits without a limit"
+        return request
+
+    def is_stopped(self, call: int) -> bool:
+        """Tell whether the node does not want the result of a call any more; never waits."""
+        with contextlib.suppress(Ended):  # `serve` comes to that later
+            while (request := self.node.take()) is not None:
+                if isinstance(request, StopCall):
+                    self._stopped.add(request.call)
+                else:
+                    self._requests.append(request)
+        return call in self._stopped
+
+    def _loaded(self, request: Load) -> Function:
+        code = {name: bytes(self._item(item).data) for name, item in request.files.items()}
+        return Function(
+            request.spec,
+            request.code,
+            bytes(self._item(request.main).data),
+            code,
+            {name: self._set(wire) for name, wire in request.static.items()},
+            identity=Digest(request.identity),
+        )
+
+    def _inputs(self, function: Function, wired: WireSets) -> InstanceSets:
+        inputs: list[ItemSet | None] = [None] * len(function.spec.inputs)
+        for position, wire in zip(function.given, wired, strict=True):
+            inputs[position] = None if wire is None else self._set(wire)
+        return function.with_static(inputs)
+
+    def _plan(self, request: Plan) -> None:
+        assert self._planner is not None, "the node was told that there is one"
+        function = self._functions[request.identity]
+        try:
+            demand = self._planner.demand(function, self._inputs(function, request.inputs))
+            reads = self._planner.reads(function)
+        except DandelionError as error:
+            self.node.send(Failed(request.call, error.record()))
+        else:
+            self.node.send(Planned(request.call, demand, reads))
 
     def _run(self, engine: Engine, request: Run) -> bool:
         """Run a call and answer it. True if the process must leave: its device is lost."""
         function = self._functions[request.identity]
-        inputs: list[ItemSet | None] = [None] * len(function.spec.inputs)
-        for position, wire in zip(function.given, request.inputs, strict=True):
-            inputs[position] = None if wire is None else self._set(wire)
         call = _Call(
             request.call,
             function,
-            function.with_static(inputs),
+            self._inputs(function, request.inputs),
             SliceDomain(self._arena, request.result_offset, request.result_bytes),
             min(request.latest_ns, time.monotonic_ns() + int(request.limit_s * 1e9)),
             request.limit_s,
             latest_ns=request.latest_ns,
-            node=self._node,
+            keep_constants=request.keep,
+            process=self,
         )
         try:
             outputs = self._wire(engine.run(call))
         except DandelionError as error:
             fatal = engine.lost or isinstance(error, DeviceFault | EngineDied)
-            self._node.send(Failed(request.call, error.record(), call.stages, fatal))
+            self.node.send(Failed(request.call, error.record(), call.stages, fatal))
             return fatal
-        self._node.send(Done(request.call, outputs, call.stages))
-        engine.settle()
+        finally:
+            self._stopped.discard(request.call)
+        self.node.send(Done(request.call, outputs, call.stages))
+        engine.clean_up()
         return False
 
+    def _item(self, wire: WireItem) -> Item:
+        end = wire.offset + wire.size
+        data = self._arena.view[wire.offset : end].toreadonly() if wire.size else b""
+        return Item(wire.name, wire.key, data, wire.dtype, wire.shape)
+
     def _set(self, wire: WireSet) -> ItemSet:
-        view = self._arena.view
-        items = tuple(
-            Item(
-                i.name,
-                i.key,
-                view[i.offset : i.offset + i.size].toreadonly() if i.size else b"",
-                i.dtype,
-                i.shape,
-            )
-            for i in wire.items
-        )
+        items = tuple([self._item(item) for item in wire.items])
         return ItemSet(wire.name, items, wire.dtype, wire.shape)
 
     def _wire(self, sets: InstanceSets) -> WireSets:

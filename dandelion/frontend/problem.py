@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.errors import (
+    root_of,
     ApplicationFailed,
     Blame,
     CapacityError,
@@ -212,13 +213,6 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ProblemDocument)
-
-
-def root_of(error: DandelionError) -> DandelionError:
-    """Find the error that says what to do: the cause of a failed application, else itself."""
-    while isinstance(error, ApplicationFailed) and isinstance(error.__cause__, DandelionError):
-        error = error.__cause__
-    return error
 
 
 def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:

@@ -175,11 +175,10 @@ class SharedDomain(MemoryDomain):
         return self.map.locate(data)
 
     def stats(self) -> DomainStats:
-        self.recycle()
         with self._lock:
-            return DomainStats(
-                self.map.size_bytes, self.map.size_bytes - self._ranges.free, self._leased
-            )
+            returned = list(self._returned)
+            used = self.map.size_bytes - self._ranges.free - sum(size for _, size in returned)
+            return DomainStats(self.map.size_bytes, max(0, used), max(0, self._leased - len(returned)))
 
     def close(self) -> None:
         self.map.close()

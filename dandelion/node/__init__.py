@@ -1,8 +1,17 @@
-"""The node: carries out what dispatchers instruct. Also the embedded runtime."""
+"""The node: the scheduler on an event loop, with executors. Also the embedded runtime."""
 
-from dandelion.node.facts import EngineInfo, Signature
-from dandelion.node.invocation import Outcome
+from dandelion.node.info import EngineInfo, NodeInfo, Signature
+from dandelion.node.invocation import Invocation, InvocationResult
 from dandelion.node.node import Node
-from dandelion.settings import Settings
+from dandelion.settings import Settings, TenantSettings
 
-__all__ = ["EngineInfo", "Node", "Outcome", "Settings", "Signature"]
+__all__ = [
+    "EngineInfo",
+    "Invocation",
+    "InvocationResult",
+    "Node",
+    "NodeInfo",
+    "Settings",
+    "Signature",
+    "TenantSettings",
+]

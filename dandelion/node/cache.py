@@ -1,10 +1,9 @@
 """Results of pure functions, kept by content: the same inputs need not be computed twice.
 
-A function opts in (`FunctionSpec.cache`). The key is the function's name and version and the
-content of all its inputs, names, keys and types of items included, and the item that the call is
-made for; static sets are part of the version.
-Bounded in bytes, least recently used first out. Results are kept by reference, so they occupy the
-arena.
+A function opts in (`FunctionSpec.cache`). The key is the function's tenant, name and version, the
+content of all its inputs, including names, keys and types of items, and the item that the call is
+made for; static sets are part of the version. Bounded in bytes, least recently used first out.
+Results are kept by reference, so they occupy the arena.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class CacheCounts:
 
 
 class ResultCache:
-    """Keeps outputs by content of inputs. Used by the pump alone; counts may be read by anyone.
+    """Keeps outputs by content of inputs. Used on the node's loop.
 
     Args:
         limit_bytes: how much the kept outputs may occupy; a larger result is not kept.
@@ -57,7 +56,7 @@ class ResultCache:
         return found[2]
 
     def put(self, key: bytes, function: str, outputs: InstanceSets) -> None:
-        """Keep a result, and drop others if there is no room."""
+        """Keep a result of a function, ``tenant/function``; drop others if there is no room."""
         size = _occupied_bytes(outputs)
         if size > self._limit_bytes or key in self._kept:
             return
@@ -68,14 +67,23 @@ class ResultCache:
             self.counts.evictions += 1
 
     def drop(self, function: str) -> None:
-        """Forget the results of a function that was removed."""
+        """Forget the results of a function that was removed, ``tenant/function``."""
         for key in [k for k, kept in self._kept.items() if kept[0] == function]:
             self.counts.bytes -= self._kept.pop(key)[1]
 
 
-def content_key(function: FunctionSpec, inputs: InstanceSets, origin: Origin | None) -> bytes:
-    """Name a call by its content. Reads all of the inputs' data once."""
-    digest = hashlib.blake2b(f"{function.name}\0{function.version}".encode(), digest_size=24)
+def content_key(
+    name: str, function: FunctionSpec, inputs: InstanceSets, origin: Origin | None
+) -> bytes:
+    """Name a call by its content. Reads all of the inputs' data once.
+
+    Args:
+        name: ``tenant/function``.
+        function: gives the version.
+        inputs: of the call.
+        origin: the item that it is made for.
+    """
+    digest = hashlib.blake2b(f"{name}\0{function.version}".encode(), digest_size=24)
     digest.update(_encoder.encode(origin))
     for item_set in inputs:
         digest.update(struct.pack("<q", -1 if item_set is None else len(item_set.items)))

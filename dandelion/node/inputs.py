@@ -1,10 +1,9 @@
 """The input sets of an invocation, before it begins.
 
-Engines in processes take their inputs from the arena. Of what does not lie there yet, whoever pumps
-copies a little; more would keep it for too long. So the thread that calls brings large inputs there
-itself, beside all other callers. It may wait for an engine then, so all of them together take a
-small part of the arena at most: the rest is for calls that run. What finds no room is brought there
-when its call begins.
+Engine processes read their inputs from the arena. A blocking caller copies large inputs there in
+its own thread, in parallel with other callers. It may have to wait for an engine afterwards, so all
+callers together may take a small part of the arena only. What finds no room is copied when its call
+is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dandelion.data import ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.remote import QUICK_BYTES
+from dandelion.executors.process import INLINE_COPY_BYTES
 
 PART = 8
 """One part in so many of the arena is for inputs of callers that may have to wait."""
@@ -47,8 +46,8 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
     return inputs
 
 
-class Bringing:
-    """Copies large inputs to the arena, each caller its own.
+class InputStager:
+    """Copies large inputs to the arena, in the caller's thread.
 
     Args:
         formats: of code that runs in engine processes.
@@ -63,7 +62,7 @@ class Bringing:
         self._room = arena.map.size_bytes // PART
         self._lock = threading.Lock()
 
-    def bring(self, plan: CompositionPlan, inputs: InputSets) -> tuple[InputSets, int]:
+    def stage(self, plan: CompositionPlan, inputs: InputSets) -> tuple[InputSets, int]:
         """Copy large inputs that such code reads as they are, if there is room.
 
         Args:
@@ -71,35 +70,35 @@ class Bringing:
             inputs: in the order of its declaration.
 
         Returns:
-            The inputs, and a size in bytes that is to be given to `ended` with the invocation.
+            The inputs, and a size in bytes that is to be given to `release` when the invocation ended.
         """
         moving = [not readers.isdisjoint(self._formats) for readers in plan.readers]
         if True not in moving:
             return inputs, 0
         wanted = tuple(s if move else None for s, move in zip(inputs, moving, strict=True))
         items = [item for s in wanted if s is not None for item in s.items]
-        if sum(item.size_bytes for item in items) <= QUICK_BYTES:
+        if sum(item.size_bytes for item in items) <= INLINE_COPY_BYTES:
             return inputs, 0
         locate = self._arena.locate
         try:
             size = sum(item.size_bytes for item in items if locate(item.data) is None)
-            if size <= QUICK_BYTES or not self._taken(size):
+            if size <= INLINE_COPY_BYTES or not self._taken(size):
                 return inputs, 0
-        except (BufferError, ValueError):  # whoever needs its bytes says what is wrong with it
+        except (BufferError, ValueError):  # the code that reads the bytes says what is wrong
             return inputs, 0
         try:
             placed = self._transfers.place(wanted, self._arena)
-        except ContextFull:  # somebody was faster
-            self.ended(size)
+        except ContextFull:  # another caller was faster
+            self.release(size)
             return inputs, 0
         except BaseException:
-            self.ended(size)
+            self.release(size)
             raise
         chosen = zip(inputs, placed, moving, strict=True)
         return tuple(new if move else old for old, new, move in chosen), size
 
-    def ended(self, size: int) -> None:
-        """An invocation ended, and with it the need for what was brought."""
+    def release(self, size: int) -> None:
+        """An invocation ended, and what was staged for it is not needed any more."""
         if size:
             with self._lock:
                 self._room += size

@@ -1,76 +1,115 @@
-"""The node's event loop: in a thread of its own, or the caller's.
-
-It also keeps the arena clean, and looks for the answers of engine processes.
-"""
+"""The node's event loop: in a thread of its own, or the caller's. It also keeps the arena clean."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
 
 import uvloop
 
 from dandelion.memory import SharedDomain
-from dandelion.node.replies import Replies
+from dandelion.node.runtime import Runtime
 
-JANITOR_S = 0.1
-"""How often contexts that were returned are zeroed, away from the calls, and deadlines are kept."""
+T = TypeVar("T")
+CLEAN_S = 0.1
+"""How often contexts that were returned are zeroed in the background."""
 
 
 class NodeLoop:
     """Starts and stops the loop.
 
     Args:
+        runtime: works on it.
         arena: zeroed in the background.
-        replies: looked for on the loop.
+        pool: does that.
     """
 
-    def __init__(self, arena: SharedDomain, replies: Replies) -> None:
+    def __init__(self, runtime: Runtime, arena: SharedDomain, pool: Pool) -> None:
+        self._runtime = runtime
         self._arena = arena
-        self._replies = replies
+        self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._janitor: asyncio.Future[None] | None = None
+        self._ident = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._zeroing: Future[int] | None = None
 
-    def start(self, loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
-        """Use a running loop, or without one run a loop in a thread."""
-        if loop is None:
-            loop = uvloop.new_event_loop()
-            self._thread = threading.Thread(
-                target=loop.run_forever, name="dandelion-loop", daemon=True
-            )
-            self._thread.start()
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, once it is started."""
+        assert self._loop is not None, "it was started"
+        return self._loop
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop's thread."""
+        return threading.get_ident() == self._ident
+
+    def start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Use a running loop, whose thread calls this, or without one run a loop in a thread."""
+        if loop is not None:
+            self._begin(loop)
+            return
+        own = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=own.run_forever, name="dandelion-loop", daemon=True)
+        self._thread.start()
+        begun = threading.Event()
+
+        def begin() -> None:
+            self._begin(own)
+            begun.set()
+
+        own.call_soon_threadsafe(begin)
+        begun.wait()
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._replies.start(loop)
-        loop.call_soon_threadsafe(self._start_janitor)
-        return loop
+        self._ident = threading.get_ident()
+        self._runtime.start(loop)
+        self._timer = loop.call_later(CLEAN_S, self._clean)
 
-    def _start_janitor(self) -> None:
-        self._janitor = asyncio.ensure_future(self._keep_house())
+    def _clean(self) -> None:
+        if self._arena.dirty and (self._zeroing is None or self._zeroing.done()):
+            self._zeroing = self._pool.submit(self._arena.recycle)
+        self._timer = self.loop.call_later(CLEAN_S, self._clean)
 
-    async def _keep_house(self) -> None:
-        zeroing: asyncio.Future[int] | None = None
-        while True:
-            await asyncio.sleep(JANITOR_S)
-            self._replies.check()
-            if self._arena.dirty and (zeroing is None or zeroing.done()):
-                # Not waited for: the executor is the loop's, and others may keep it busy.
-                zeroing = asyncio.ensure_future(asyncio.to_thread(self._arena.recycle))
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the loop and give its result; from any thread."""
+        if self.is_current:
+            return function()
+        answer: Future[T] = Future()
+        self._runtime.post(partial(_answer, answer, function))
+        return answer.result()
 
     def stop(self) -> None:
         """Stop what runs on the loop, and the loop if it is ours. Not from the loop itself."""
         if self._loop is None:
             return
-        asyncio.run_coroutine_threadsafe(self._stop_janitor(), self._loop).result()
-        self._replies.close()
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-        self._loop = None
+        loop, self._loop = self._loop, None
+        stopped = threading.Event()
 
-    async def _stop_janitor(self) -> None:
-        self._replies.stop()
-        if self._janitor is not None:
-            self._janitor.cancel()
-            await asyncio.gather(self._janitor, return_exceptions=True)
+        def stop() -> None:
+            self._runtime.stop()
+            if self._timer is not None:
+                self._timer.cancel()
+            stopped.set()
+
+        loop.call_soon_threadsafe(stop)
+        stopped.wait()
+        if self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+        self._runtime.close()
+
+
+def _answer(answer: Future[T], function: Callable[[], T]) -> None:
+    try:
+        answer.set_result(function())
+    except BaseException as error:
+        answer.set_exception(error)

@@ -1,91 +1,99 @@
-"""Metrics of a node in Prometheus' text format, read from plain counters when asked for."""
+"""Metrics of a node in Prometheus' text format, made from a snapshot of plain counters."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from dandelion.memory import DomainStats, TransferCounts
-from dandelion.node.cache import CacheCounts
-from dandelion.node.hosts import EngineHost
-
-BUCKETS_S: tuple[float, ...] = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
-BUCKETS_S += (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-@dataclass(slots=True)
-class InvocationCounts:
-    """What became of invocations: how many by outcome, and how long they took."""
-
-    by_outcome: dict[str, int] = field(default_factory=dict)
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    total_s: float = 0.0
-
-    def add(self, outcome: str, duration_s: float) -> None:
-        """Count an invocation that ended."""
-        self.by_outcome[outcome] = self.by_outcome.get(outcome, 0) + 1
-        self.total_s += duration_s
-        self.buckets[bisect_left(BUCKETS_S, duration_s)] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """A snapshot of what metrics are made of."""
-
-    invocations: InvocationCounts
-    running: int
-    waiting: int
-    hosts: tuple[EngineHost, ...]
-    arena: DomainStats
-    transfers: TransferCounts
-    cache: CacheCounts
+from dandelion.node.info import NodeInfo
+from dandelion.node.observer import BUCKETS_S, InvocationCounts
 
 
 class _Snapshot(Collector):
-    def __init__(self, facts: NodeFacts) -> None:
-        self._facts = facts
+    def __init__(self, info: NodeInfo) -> None:
+        self._info = info
 
     def collect(self) -> Iterator[Metric]:
-        facts = self._facts
+        info = self._info
         ended = CounterMetricFamily(
-            "dandelion_invocations", "Invocations that ended, by outcome.", labels=["outcome"]
+            "dandelion_invocations",
+            "Invocations that ended, by tenant and outcome.",
+            labels=["tenant", "outcome"],
         )
-        for outcome, count in sorted(facts.invocations.by_outcome.items()):
-            ended.add_metric([outcome], count)
+        for tenant, counts in sorted(info.invocations.items()):
+            for outcome, count in sorted(counts.by_outcome.items()):
+                ended.add_metric([tenant, outcome], count)
         yield ended
         yield self._durations()
         yield GaugeMetricFamily(
-            "dandelion_invocations_running", "Invocations under way.", facts.running
+            "dandelion_invocations_running", "Invocations under way.", info.running
         )
         yield GaugeMetricFamily(
-            "dandelion_calls_waiting", "Instances that wait for an engine.", facts.waiting
+            "dandelion_calls_waiting", "Instances that wait for an engine.", info.waiting
         )
+        yield GaugeMetricFamily(
+            "dandelion_loop_step_seconds",
+            "The longest time that the scheduler kept the node's event loop.",
+            info.longest_turn_s,
+        )
+        yield from self._functions()
         yield from self._arena()
         yield from self._cache()
         yield from self._engines()
 
     def _durations(self) -> Metric:
-        total = 0
-        buckets = []
-        for bound, count in zip(
-            (*map(str, BUCKETS_S), "+Inf"), self._facts.invocations.buckets, strict=True
-        ):
-            total += count
-            buckets.append((bound, float(total)))
         durations = HistogramMetricFamily(
-            "dandelion_invocation_duration_seconds", "Time from the call to its result."
+            "dandelion_invocation_duration_seconds",
+            "Time from the call to its result, by tenant.",
+            labels=["tenant"],
         )
-        durations.add_metric([], buckets, self._facts.invocations.total_s)
+        for tenant, counts in sorted(self._info.invocations.items()):
+            durations.add_metric([tenant], _cumulative(counts), counts.total_s)
         return durations
 
+    def _functions(self) -> Iterator[Metric]:
+        labels = ["tenant", "function"]
+        families = {
+            "calls": CounterMetricFamily("dandelion_calls", "Calls that ended.", labels=labels),
+            "failures": CounterMetricFamily(
+                "dandelion_call_failures", "Calls that failed.", labels=labels
+            ),
+            "busy_ns": CounterMetricFamily(
+                "dandelion_call_run_seconds", "Time of calls on engines.", labels=labels
+            ),
+            "queued_ns": CounterMetricFamily(
+                "dandelion_call_queue_seconds", "Time that calls waited.", labels=labels
+            ),
+            "output_bytes": CounterMetricFamily(
+                "dandelion_call_output_bytes", "Bytes of results.", labels=labels
+            ),
+        }
+        for (tenant, function), counts in sorted(self._info.functions.items()):
+            for field, family in families.items():
+                value = getattr(counts, field)
+                family.add_metric([tenant, function], value / 1e9 if field[-3:] == "_ns" else value)
+        yield from families.values()
+        queued = GaugeMetricFamily(
+            "dandelion_calls_queued", "Calls that wait, by function.", labels=labels
+        )
+        for (tenant, function), count in sorted(self._info.queued.items()):
+            queued.add_metric([tenant, function], count)
+        yield queued
+        memory = GaugeMetricFamily(
+            "dandelion_functions_bytes",
+            "Code and constants of functions in the node's memory.",
+            labels=["tenant"],
+        )
+        for tenant, size in sorted(self._info.functions_bytes.items()):
+            memory.add_metric([tenant], size)
+        yield memory
+
     def _arena(self) -> Iterator[Metric]:
-        arena, transfers = self._facts.arena, self._facts.transfers
+        arena, transfers = self._info.arena, self._info.transfers
         yield GaugeMetricFamily(
             "dandelion_arena_capacity_bytes", "Size of the arena.", arena.capacity_bytes
         )
@@ -103,7 +111,7 @@ class _Snapshot(Collector):
         )
 
     def _cache(self) -> Iterator[Metric]:
-        cache = self._facts.cache
+        cache = self._info.cache
         yield CounterMetricFamily("dandelion_cache_hits", "Results from the cache.", cache.hits)
         yield CounterMetricFamily("dandelion_cache_misses", "Results not there.", cache.misses)
         yield CounterMetricFamily("dandelion_cache_evictions", "Results dropped.", cache.evictions)
@@ -119,17 +127,26 @@ class _Snapshot(Collector):
             "dandelion_engine_busy_seconds", "Time spent in calls.", labels=labels
         )
         ready = GaugeMetricFamily("dandelion_engine_ready", "1 if it takes calls.", labels=labels)
-        for host in self._facts.hosts:
-            values = [host.facts.name or host.facts.backend, host.facts.backend]
-            calls.add_metric(values, host.facts.counts.calls)
-            failures.add_metric(values, host.facts.counts.failures)
-            busy.add_metric(values, host.facts.counts.busy_ns / 1e9)
-            ready.add_metric(values, host.state.value == "ready")
+        for engine in self._info.engines:
+            values = [engine.name or engine.backend, engine.backend]
+            calls.add_metric(values, engine.calls)
+            failures.add_metric(values, engine.failures)
+            busy.add_metric(values, engine.busy_s)
+            ready.add_metric(values, engine.state == "ready")
         yield from (calls, failures, busy, ready)
 
 
-def exposition(facts: NodeFacts) -> bytes:
+def _cumulative(counts: InvocationCounts) -> list[tuple[str, float]]:
+    total = 0
+    buckets = []
+    for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), counts.buckets, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets
+
+
+def exposition(info: NodeInfo) -> bytes:
     """Write a snapshot in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(facts))
+    registry.register(_Snapshot(info))
     return generate_latest(registry)

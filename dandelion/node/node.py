@@ -4,8 +4,8 @@
         node.register(document)
         html = node.invoke("render", page=b"...").html.text()
 
-Threads: the caller's, which pump what completes at once; one for each engine that blocks; one for
-the event loop (I/O functions, the frontend), unless the caller brings a loop. No user code runs in
+The node has one event loop, its own or the caller's. The scheduler runs there and nowhere else
+(`runtime`); blocking callers wait in their threads until it has their result. No user code runs in
 this process and no device is opened in it, unless a backend's hosting says otherwise.
 """
 
@@ -13,26 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import enum
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dandelion.catalog import (
-    CompositionRecord,
-    Record,
-    kind_of,
-    open_catalog,
-)
+from dandelion.catalog import Catalog, CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import DirectWalk, Walk
+from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
@@ -41,18 +38,23 @@ from dandelion.documents import (
     collect,
 )
 from dandelion.driver import Driver, Hosting
-from dandelion.errors import (
-    BackendUnavailable,
-    Cancelled,
-    DandelionError,
-    DeadlineExceeded,
-    InvalidInput,
-    Overloaded,
-)
+from dandelion.errors import BackendUnavailable, Cancelled, DandelionError, InvalidInput
+from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
+from dandelion.namespaces import DEFAULT_TENANT, Namespace, check_tenant
 from dandelion.node.cache import ResultCache
-from dandelion.node.engines import (
+from dandelion.node.functions import FunctionStore
+from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
+from dandelion.node.inputs import InputSets, InputStager, positional
+from dandelion.node.invocation import Invocation, InvocationResult
+from dandelion.node.jobs import Jobs
+from dandelion.node.library import Library
+from dandelion.node.loop import NodeLoop
+from dandelion.node.metrics import exposition
+from dandelion.node.observer import Recorder
+from dandelion.node.runtime import Runtime
+from dandelion.node.starting import (
     Backend,
     EngineStarter,
     check_names,
@@ -60,22 +62,33 @@ from dandelion.node.engines import (
     load_checkers,
     targets,
 )
-from dandelion.node.facts import EngineInfo, Signature, engine_info, output_specs
-from dandelion.node.failures import typed
-from dandelion.node.hosts import EngineHost, State
-from dandelion.node.inputs import Bringing, positional
-from dandelion.node.invocation import Invocation, Outcome
-from dandelion.node.library import Library
-from dandelion.node.loop import NodeLoop
-from dandelion.node.metrics import NodeFacts, exposition
-from dandelion.node.pump import SLICE, Pump
-from dandelion.node.replies import Answering, Replies
 from dandelion.node.traces import Trace, TraceStore
 from dandelion.registration import Registrar, Target, blobs_of
-from dandelion.settings import Settings
+from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.scheduler.records import EnginePhase
+from dandelion.settings import Settings, TenantSettings
 
-_MANY_ITEMS = 1024
-"""With more, starting an invocation takes milliseconds: it is left to a thread."""
+SLICE = 1024
+"""How many sets a walk settles before others have their turn."""
+_JOB_THREADS = 8
+
+
+class NodeState(enum.Enum):
+    """What a node is doing."""
+
+    NEW = "new"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What belongs to one tenant."""
+
+    tenant: Tenant
+    catalog: Catalog
+    library: Library
+    registrar: Registrar
 
 
 class Node:
@@ -92,34 +105,52 @@ class Node:
     """
 
     def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
-        self.settings = settings or Settings()
-        self._partitioning = _partitioning(self.settings.partitioning)
-        caps = self.settings.caps
-        check_names(self.settings, [driver.name for driver in drivers])
-        self._backends, self._missing = load_backends(self.settings)
+        self.settings = settings = settings or Settings()
+        self._partitioning = _partitioning(settings.partitioning)
+        self._caps = settings.caps
+        check_names(settings, [driver.name for driver in drivers])
+        policy = policy_of(settings.policy)
+        for name in settings.tenants:
+            check_tenant(name)
+        self._backends, self._missing = load_backends(settings)
         self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
-        self.catalog = open_catalog(self.settings.catalog)
-        self._arena = SharedDomain(self.settings.arena_bytes)
+        self._all = open_catalog(settings.catalog)
+        self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
         self._checkers = load_checkers(self._backends)
-        platform = {f.name: f for b in self._backends for f in b.driver.functions()}
-        self._library = Library(self.catalog, platform, self._arena, self._transfers, caps)
-        self._registrar = Registrar(self.catalog, platform, self._checkers, self._targets, caps)
-        self._traces = TraceStore(self.settings.keep_traces)
-        self._cache = ResultCache(min(self.settings.cache_bytes, self.settings.arena_bytes // 2))
-        self._pump = Pump(self._library, self._arena, self._traces, self._cache)
+        self._platform = {
+            f.name: f for b in self._backends for f in b.driver.platform_functions
+        }
+        self._spaces: dict[str, _Space] = {}
+        in_arena = frozenset[str]().union(
+            *(b.driver.formats for b in self._backends if b.driver.hosting is Hosting.PROCESS)
+        )
+        self._pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
+        self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
+        self._traces = TraceStore(settings.keep_traces)
+        self._recorder = Recorder(self._traces)
+        store = FunctionStore(
+            lambda tenant: self._space(tenant).catalog, self._arena, self._transfers, in_arena
+        )
+        memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
+        scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
+        jobs = Jobs(store, self._cache, self._pool, lambda event: self._runtime.post(event))
+        self._runtime = Runtime(scheduler, jobs, self._recorder, settings.spins_us[0])
+        self._runtime.ended = _ended
+        self._runtime.changed = self._notify
+        self._around = Surroundings(
+            self._runtime, store, self._arena, self._transfers, self._pool
+        )
+        self._loop = NodeLoop(self._runtime, self._arena, self._pool)
+        self._starter = EngineStarter(settings, self._around, self._runtime)
+        self._stager = InputStager(in_arena, self._arena, self._transfers)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
-        self._replies = Replies(self.settings.spins_us[0], self._arena.recycle_some)
-        self._loop = NodeLoop(self._arena, self._replies)
-        self._starter: EngineStarter | None = None
-        self._state = State.STARTING
+        self._state = NodeState.NEW
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
-        hosted = [b.driver for b in self._backends if b.driver.hosting is Hosting.PROCESS]
-        formats = frozenset[str]().union(*(driver.formats for driver in hosted))
-        self._bringing = Bringing(formats, self._arena, self._transfers)
+        self.catalog = self._space(DEFAULT_TENANT).catalog
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -127,76 +158,66 @@ class Node:
         """Start the engines; they come up in the background, see `ready`.
 
         Args:
-            loop: a running loop to use; without one the node runs a loop in a thread of its own,
-                and is closed when the program ends, if nobody did before.
+            loop: the running loop of the calling thread, to be used by the node. Without one the
+                node runs a loop in a thread of its own, and is closed when the program ends.
         """
-        running = self._loop.start(loop)
+        self._loop.start(loop)
         if loop is None:
             atexit.register(self.close)
-        self._starter = starter = EngineStarter(
-            self.settings,
-            self._arena,
-            self._transfers,
-            running,
-            self._replies,
-            self._host_changed,
-            lambda host: self._pump.post(partial(self._pump.add_host, host)),
-        )
+        self._loop.call(self._start_engines)
+        self._state = NodeState.RUNNING
+
+    def _start_engines(self) -> None:
+        for name, given in self.settings.tenants.items():
+            self._set_tenant(name, _quota(given), given.weight)
         for backend in self._backends:
             try:
-                starter.start(backend)
+                self._starter.start(backend)
             except BackendUnavailable as error:
                 self._missing.append(error)
             except Exception as error:  # a backend's bug is no reason for the node not to start
-                reason = str(typed(error, backend.entry))
+                reason = str(to_dandelion_error(error, backend.entry))
                 self._missing.append(BackendUnavailable(backend.entry, reason))
-        self._state = State.READY
 
-    def _host_changed(self, host: EngineHost) -> None:
-        self._pump.post(partial(self._pump.host_changed, host))
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
         """End all invocations and engines and wait for them. Not from the node's own loop."""
         with self._closing:
-            if self._state is State.CLOSED:
+            if self._state is NodeState.CLOSED:
                 return
-            self._state = State.CLOSED
+            was, self._state = self._state, NodeState.CLOSED
             atexit.unregister(self.close)
-            self._settle(self._pump.shut)
-            self._close_hosts()
+            if was is NodeState.RUNNING:
+                self._loop.call(self._runtime.shut)
+                self._close_executors()
             self._end_checks()
-            for sharing in self._starter.sharings if self._starter is not None else ():
+            for sharing in self._starter.sharings:
                 _closed(sharing.close)
             _closed(self._loop.stop)
+            self._pool.shutdown()
             with self._registering:
-                _closed(self.catalog.close)
+                _closed(self._all.close)
             self._arena.close()
 
-    def _close_hosts(self) -> None:
-        """Close all hosts, also those that an engine brought along as it came up just now."""
-        hosts = self._pump.hosts
-        closed = 0
-        while closed < len(hosts):
-            batch = hosts[closed:]
-            for host in batch:
-                _closed(host.leave)
-            for host in batch:
-                _closed(host.close)
+    def _close_executors(self) -> None:
+        """Close all executors, also those that an engine added as it came up just now."""
+        executors, closed = self._runtime.executors, 0
+        while closed < len(executors):
+            batch = list(executors.values())[closed:]
+            threads = [threading.Thread(target=_closed, args=(e.close,)) for e in batch]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
             closed += len(batch)
-            self._settle(lambda: None)
+            self._loop.call(lambda: None)
 
     def _end_checks(self) -> None:
         for driver in self._checkers.values():
-            _closed(driver.close)
-
-    def _settle(self, event: Callable[[], None]) -> None:
-        """Have an event carried out, and wait until it and all before it are."""
-        settled = threading.Event()
-        self._pump.post(event)
-        self._pump.post(settled.set)
-        settled.wait()
+            _closed(driver.checker().close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -224,14 +245,43 @@ class Node:
 
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
-        return self._state is State.READY and all(
-            host.state is not State.STARTING for host in self._pump.hosts
+        return self._state is NodeState.RUNNING and all(
+            executor.engine.phase is not EnginePhase.STARTING
+            for executor in list(self._runtime.executors.values())
         )
 
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
         """Wait until `ready`. False if that takes longer than the timeout."""
         with self._changed:
             return self._changed.wait_for(self.ready, timeout_s)
+
+    # --- tenants --------------------------------------------------------------------------------
+
+    def set_tenant(self, name: str, settings: TenantSettings) -> None:
+        """Give a tenant other quotas and another weight; it need not exist before.
+
+        Raises:
+            InvalidInput: the name cannot be one.
+        """
+        check_tenant(name)
+        self._loop.call(partial(self._set_tenant, name, _quota(settings), settings.weight))
+
+    def _set_tenant(self, name: str, quota: Quota, weight: float) -> None:
+        tenant = self._space(name).tenant
+        tenant.quota, tenant.weight = quota, weight
+        self._runtime.tenant_changed(tenant)
+
+    def _space(self, tenant: str) -> _Space:
+        space = self._spaces.get(tenant)
+        if space is None:
+            catalog = Namespace(self._all, tenant)
+            library = Library(catalog, self._platform, self._caps)
+            registrar = Registrar(
+                catalog, self._platform, self._checkers, self._targets, self._caps
+            )
+            space = _Space(Tenant(tenant), catalog, library, registrar)
+            space = self._spaces.setdefault(tenant, space)
+        return space
 
     # --- the catalogue --------------------------------------------------------------------------
 
@@ -240,6 +290,7 @@ class Node:
         *things: Registrable,
         functions: Iterable[FunctionDocument] = (),
         libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing.
 
@@ -250,6 +301,7 @@ class Node:
                 composition language.
             functions: further functions.
             libraries: code objects by name: text, bytes, or the path of a file.
+            tenant: whose they are.
 
         Returns:
             Kind, name and version of each: libraries, functions, compositions.
@@ -260,69 +312,87 @@ class Node:
         """
         document = collect(things, functions, libraries)
         blobs = blobs_of(document)
+        space = self._space(tenant)
         with self._registering:
             self._refuse_if_closed()
-            draft = self._registrar.draft(document, blobs)
+            draft = space.registrar.draft(document, blobs)
         try:
             draft.look_into_code()  # takes long, so no lock is held meanwhile
         finally:
-            if self._state is State.CLOSED:  # it may have started again what close() had ended
+            if self._state is NodeState.CLOSED:  # it may have started again what close() had ended
                 self._end_checks()
         with self._registering:
             self._refuse_if_closed()
-            records = self.catalog.register(self._registrar.batch(draft))
+            records = space.catalog.register(space.registrar.batch(draft))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
 
     def _refuse_if_closed(self) -> None:
-        if self._state is State.CLOSED:
+        if self._state is NodeState.CLOSED:
             raise Cancelled("the node is closed")
 
     def _targets(self, format_name: str) -> list[Target]:
-        return targets(self._backends, self._pump.hosts, format_name)
+        return targets(self._backends, list(self._runtime.executors.values()), format_name)
 
-    def records(self) -> list[Record]:
+    def records(self, tenant: str = DEFAULT_TENANT) -> list[Record]:
         """All registered records in their newest versions, and the platform's functions."""
-        return [*self._library.platform.values(), *self.catalog.records()]
+        return [*self._platform.values(), *self._space(tenant).catalog.records()]
 
-    def versions(self, kind: type[Record], name: str) -> list[int]:
+    def versions(
+        self, kind: type[Record], name: str, tenant: str = DEFAULT_TENANT
+    ) -> list[int]:
         """Versions of a name, ascending."""
-        return self.catalog.versions(kind, name)
+        return self._space(tenant).catalog.versions(kind, name)
 
-    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+    def describe(
+        self, name: str, version: int | None = None, tenant: str = DEFAULT_TENANT
+    ) -> FunctionSpec | CompositionRecord:
         """Find a function or composition.
 
         Raises:
             Unknown: with the nearest name.
         """
-        return self._library.find(name, version)
+        return self._space(tenant).library.find(name, version)
 
-    def signature(self, name: str, version: int | None = None) -> Signature:
+    def signature(
+        self, name: str, version: int | None = None, tenant: str = DEFAULT_TENANT
+    ) -> Signature:
         """Tell what a function or composition takes and gives.
 
         Raises:
             Unknown: with the nearest name.
         """
-        found = self._library.find(name, version)
-        plan = self._library.plan(name, version)
+        library = self._space(tenant).library
+        found = library.find(name, version)
+        plan = library.plan(name, version)
         static = tuple(found.static) if isinstance(found, FunctionSpec) else ()
         return Signature(
             name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
         )
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+    def remove(
+        self,
+        kind: type[Record],
+        name: str,
+        version: int | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Record]:
         """Remove one version of a name, or all.
 
         Raises:
             Unknown, Conflict: there is no such thing, or a composition uses it.
         """
+        space = self._space(tenant)
         with self._registering:  # or a composition may be registered that uses it meanwhile
-            removed = self.catalog.remove(kind, name, version)
-        if kind is FunctionSpec:
-            self._pump.post(partial(self._pump.forget, name))
-            for function in self._library.drop(name, version):
-                for host in self._pump.hosts:
-                    host.forget(function)
+            removed = space.catalog.remove(kind, name, version)
+        if kind is FunctionSpec and self._state is NodeState.RUNNING:
+            versions = [record.version for record in removed]
+            self._loop.call(partial(self._removed, space.tenant, name, versions))
         return removed
+
+    def _removed(self, tenant: Tenant, name: str, versions: Sequence[int]) -> None:
+        self._cache.drop(f"{tenant.name}/{name}")
+        for version in versions:
+            self._runtime.removed(tenant, name, version)
 
     # --- invoking -------------------------------------------------------------------------------
 
@@ -333,6 +403,7 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition with Python values; see `dandelion.data.item_set`.
@@ -341,6 +412,7 @@ class Node:
             name: what to invoke.
             version: which version; by default the newest.
             deadline_s: seconds until the invocation is given up.
+            tenant: whose function or composition it is; its quotas and share hold.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -351,8 +423,9 @@ class Node:
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
         """
+        plan = self._space(tenant).library.plan(name, version)
         return self.invoke_sets(
-            name, self._convert(name, version, sets), version=version, deadline_s=deadline_s
+            name, _converted(plan, sets), version=version, deadline_s=deadline_s, tenant=tenant
         ).sets
 
     async def invoke_async(
@@ -362,19 +435,15 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
-        outcome = await self.invoke_sets_async(
-            name, self._convert(name, version, sets), version=version, deadline_s=deadline_s
+        plan = await self._plan(name, version, tenant)
+        result = await self.invoke_sets_async(
+            name, _converted(plan, sets), version=version, deadline_s=deadline_s, tenant=tenant
         )
-        return outcome.sets
-
-    def _convert(
-        self, name: str, version: int | None, sets: Mapping[str, Value]
-    ) -> dict[str, ItemSet | None]:
-        specs = {s.name: s for s in self._library.plan(name, version).inputs}
-        return {n: item_set(n, value, specs.get(n)) for n, value in sets.items()}
+        return result.sets
 
     def invoke_sets(
         self,
@@ -383,33 +452,42 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
-    ) -> Outcome:
+        tenant: str = DEFAULT_TENANT,
+    ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
-        invocation, inputs = self._admit(name, sets, version, deadline_s)
-        inputs, size = self._bringing.bring(invocation.walk.plan, inputs)
-        expected = self._replies.begin()
+        plan = self._space(tenant).library.plan(name, version)
+        inputs = positional(plan, sets)
+        if self._loop.is_current:
+            return self._invoke_here(plan, inputs, deadline_s, tenant)
+        inputs, staged_bytes = self._stager.stage(plan, inputs)
         try:
-            self._pump.post(partial(self._pump.start, invocation, inputs))
+            invocation = self._made(plan, inputs, deadline_s, tenant)
             del inputs
-            if not invocation.done:
-                self._wait(invocation, expected)
-        except BaseException:  # a signal, such as Ctrl-C: the caller leaves
-            self._end(invocation, Cancelled("its caller was interrupted"))
-            raise
+            lock = threading.Lock()
+            lock.acquire()
+            invocation.on_end = lock.release
+            self._runtime.post(partial(self._begin, invocation))
+            try:
+                lock.acquire()
+            except BaseException:  # a signal, such as Ctrl-C: the caller leaves
+                error = Cancelled("its caller was interrupted")
+                self._runtime.post(partial(self._runtime.cancel, invocation, error))
+                raise
         finally:
-            self._replies.end(expected)
-            self._bringing.ended(size)
-        return invocation.outcome()
+            self._stager.release(staged_bytes)
+        return invocation.result()
 
-    def _wait(self, invocation: Invocation, expected: list[Answering]) -> None:
-        self._replies.spin(expected, invocation)
-        sleeper = self._replies.sleeper(expected)
-        if not invocation.when_done(sleeper.wake):
-            return
-        left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
-        if not sleeper.sleep(left_s):
-            self._expire(invocation)
-            sleeper.sleep()
+    def _invoke_here(
+        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+    ) -> InvocationResult:
+        """Invoke on the loop's own thread, which works until the result is there."""
+        invocation = self._made(plan, inputs, deadline_s, tenant)
+        self._runtime.submit(invocation)
+        if not invocation.ended:
+            self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)
+        if not invocation.ended:
+            self._runtime.wait(lambda: invocation.ended, 0.0)
+        return invocation.result()
 
     async def invoke_sets_async(
         self,
@@ -418,85 +496,106 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
         on_wait: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> InvocationResult:
         """Invoke with sets, from any event loop; cancelling it cancels the invocation.
 
         `on_wait` is called if the result is not there at once, before this waits for it.
         """
-        invocation, inputs = self._admit(name, sets, version, deadline_s)
-        start = partial(self._pump.start, invocation, inputs)
-        if sum(len(s.items) for s in inputs if s is not None) > _MANY_ITEMS:
-            try:
-                await asyncio.to_thread(self._pump.post, start)
-            except asyncio.CancelledError:
-                self._end(invocation, Cancelled("its caller left"))
-                raise
-        else:
-            self._pump.post(start)
-        del inputs, start
-        if not invocation.done:
-            if on_wait is not None:
-                on_wait()
-            await self._wait_async(invocation)
-        return invocation.outcome()
-
-    async def _wait_async(self, invocation: Invocation) -> None:
+        plan = await self._plan(name, version, tenant)
+        invocation = self._made(plan, positional(plan, sets), deadline_s, tenant)
         loop = asyncio.get_running_loop()
+        here = self._loop.is_current
+        if here:
+            self._runtime.submit(invocation)
+            if invocation.ended:
+                return invocation.result()
         finished: asyncio.Future[None] = loop.create_future()
-        me = threading.get_ident()
-
-        def on_done() -> None:
-            if threading.get_ident() == me:
-                _resolve(finished)
-            else:
-                loop.call_soon_threadsafe(_resolve, finished)
-
-        if not invocation.when_done(on_done):
-            return
-        left_s = max(0.0, (invocation.deadline_ns - time.monotonic_ns()) / 1e9)
-        timer = loop.call_later(left_s, self._expire, invocation)
+        if here:
+            invocation.on_end = partial(_resolve, finished)
+        else:
+            invocation.on_end = partial(_resolve_on, loop, finished)
+            self._runtime.post(partial(self._begin, invocation))
+        if on_wait is not None:
+            on_wait()
         try:
             await finished
         except asyncio.CancelledError:
-            self._end(invocation, Cancelled("its caller left"))
+            cancel = partial(self._runtime.cancel, invocation, Cancelled("its caller left"))
+            if here:
+                cancel()
+            else:
+                self._runtime.post(cancel)
             raise
-        finally:
-            timer.cancel()
+        return invocation.result()
 
-    def _admit(
+    def submit(
         self,
         name: str,
         sets: Mapping[str, ItemSet | None],
-        version: int | None,
-        deadline_s: float | None,
-    ) -> tuple[Invocation, tuple[ItemSet | None, ...]]:
-        if self._state is not State.READY:
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        ended: Callable[[Invocation], None],
+    ) -> Invocation:
+        """Begin an invocation, on the node's own loop only.
+
+        Args:
+            name, sets, version, deadline_s, tenant: as of `invoke_sets`.
+            ended: called on the loop at the end, perhaps before this returns.
+
+        Raises:
+            Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
+        """
+        plan = self._space(tenant).library.plan(name, version)
+        invocation = self._made(plan, positional(plan, sets), deadline_s, tenant)
+        invocation.on_end = partial(ended, invocation)
+        self._runtime.submit(invocation)
+        return invocation
+
+    def cancel(self, invocation: Invocation, error: DandelionError) -> None:
+        """End an invocation that `submit` began, on the node's own loop only."""
+        self._runtime.cancel(invocation, error)
+
+    async def _plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
+        library = self._space(tenant).library
+        plan = library.known(name, version)
+        if plan is None:  # it is compiled, or the nearest name is looked for
+            plan = await asyncio.to_thread(library.plan, name, version)
+        return plan
+
+    def _made(
+        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+    ) -> Invocation:
+        if self._state is not NodeState.RUNNING:
             raise Cancelled("the node is not running")
-        if len(self._pump.running) >= self.settings.max_waiting:
-            raise Overloaded(len(self._pump.running), self.settings.max_waiting)
         if deadline_s is None:
             deadline_s = self.settings.default_deadline_s
         elif not 0 < deadline_s < 1e9:
-            raise InvalidInput("deadline_s", f"{deadline_s} is no positive number of seconds")
-        plan = self._library.plan(name, version)
-        inputs = positional(plan, sets)
-        now = time.monotonic_ns()
-        invocation = Invocation(
-            DirectWalk(plan)
-            if plan.taken is not None
-            else Walk(plan, self._partitioning, slice_=SLICE),
-            Trace(f"{self._prefix}-{next(self._ids):x}", plan.name, now),
-            now + int(deadline_s * 1e9),
+            raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
+        number = f"{self._prefix}-{next(self._ids):x}"
+        now_ns = time.monotonic_ns()
+        return Invocation(
+            number,
+            self._space(tenant).tenant,
+            Walk(plan, self._partitioning, slice_=SLICE),
+            inputs,
+            now_ns + int(deadline_s * 1e9),
             deadline_s,
+            sum([s.size_bytes for s in inputs if s is not None]),
+            trace=Trace(number, plan.name, now_ns),
         )
-        return invocation, inputs
 
-    def _expire(self, invocation: Invocation) -> None:
-        self._end(invocation, DeadlineExceeded(invocation.deadline_s))
-
-    def _end(self, invocation: Invocation, error: DandelionError) -> None:
-        self._pump.post(partial(self._pump.cancel, invocation, error))
+    def _begin(self, invocation: Invocation) -> None:
+        """Submit an invocation whose caller waits elsewhere; on the loop."""
+        try:
+            self._runtime.submit(invocation)
+        except DandelionError as error:
+            invocation.error = error.with_traceback(None)
+            invocation.ended = True
+            invocation.on_end()
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -520,28 +619,61 @@ class Node:
 
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""
-        infos = [engine_info(host) for host in self._pump.hosts]
+        infos = [engine_info(executor) for executor in list(self._runtime.executors.values())]
         infos += [
-            EngineInfo("", e.backend, "", "", State.UNAVAILABLE.value, str(e), 0, 0, 0)
+            EngineInfo("", e.backend, "", "", EnginePhase.UNAVAILABLE.value, str(e), 0, 0, 0)
             for e in self._missing
         ]
         return infos
 
-    def facts(self) -> NodeFacts:
+    def info(self) -> NodeInfo:
         """Take a snapshot of what metrics are made of."""
-        return NodeFacts(
-            self._pump.counts,
-            len(self._pump.running),
-            self._pump.waiting,
-            tuple(self._pump.hosts),
+        if self._state is NodeState.RUNNING:
+            return self._loop.call(self._info)
+        return self._info()
+
+    def _info(self) -> NodeInfo:
+        scheduler = self._runtime.scheduler
+        flows = list(scheduler.calls.flows.values())
+        functions = {(f.tenant.name, f.spec.name): replace(f.counts) for f in flows}
+        queued = {(f.tenant.name, f.spec.name): sum(len(q.calls) for q in f.queues.values()) for f in flows}
+        memory = scheduler.calls.residency.node.by_tenant
+        return NodeInfo(
+            {name: counts.copy() for name, counts in self._recorder.counts.items()},
+            len(scheduler.invocations),
+            scheduler.calls.lines.waiting,
+            functions,
+            {key: count for key, count in queued.items() if count},
+            tuple(self.engines()),
             self._arena.stats(),
             self._transfers.counts(),
             replace(self._cache.counts),
+            {tenant.name: size for tenant, size in memory.items()},
+            self._runtime.longest_turn_ns / 1e9,
         )
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
-        return exposition(self.facts())
+        return exposition(self.info())
+
+
+def _ended(invocation: InvocationState) -> None:
+    assert isinstance(invocation, Invocation), "the node makes them"
+    invocation.on_end()
+
+
+def _converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:
+    specs = {s.name: s for s in plan.inputs}
+    return {n: item_set(n, value, specs.get(n)) for n, value in sets.items()}
+
+
+def _quota(settings: TenantSettings) -> Quota:
+    given = {
+        name: value
+        for name in Quota._fields
+        if (value := getattr(settings, name)) is not None
+    }
+    return Quota(**given)
 
 
 def _partitioning(text: str) -> Partitioning:
@@ -553,13 +685,17 @@ def _partitioning(text: str) -> Partitioning:
 
 
 def _closed(close: Callable[[], None]) -> None:
-    """Close something; what fails must not keep the rest from being closed."""
+    """Close something; a failure must not keep the rest from being closed."""
     try:
         close()
     except Exception as error:
-        typed(error, "closing")
+        to_dandelion_error(error, "closing")
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _resolve_on(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    loop.call_soon_threadsafe(_resolve, future)

@@ -178,6 +178,7 @@ class Calls:
             return
         engine = self._off(call, now_ns)
         engine.failures += 1
+        call.flow.counts.failures += 1
         if not call.cancelled and may_run_again(call, engine, error, begun):
             self._again(call, engine, begun, now_ns)
         else:
@@ -258,6 +259,7 @@ class Calls:
         call.phase = Phase.SENT
         call.engine = engine
         call.sent_ns = now_ns
+        flow.counts.queued_ns += now_ns - call.queued_ns
         engine.sent[call.id] = call
         engine.last = flow
         tenant.calls += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dandelion.driver import Capacity
@@ -72,16 +72,23 @@ class Fleet:
         self._calls.engines_changed(now_ns)
 
     def lost(
-        self, engine: EngineState, error: EngineDied, begun: frozenset[int], now_ns: int
+        self,
+        engine: EngineState,
+        error: EngineDied,
+        begun: Mapping[int, DandelionError],
+        now_ns: int,
     ) -> None:
         """An engine that was up is gone, with all calls that it had.
 
         Args:
             engine: which one.
             error: how it ended.
-            begun: ids of its calls that it may have begun; the others did nothing.
+            begun: calls that it may have begun, by id, with the error of each; the others did
+                nothing.
             now_ns: now.
         """
+        if engine.phase is not EnginePhase.READY:
+            return
         engine.phase = EnginePhase.STARTING
         engine.error = error
         engine.last = None
@@ -95,7 +102,8 @@ class Fleet:
                     self._act(Check(other))
         self._calls.engines_changed(now_ns)
         for call in lost:
-            self._calls.failed(call, replace(error), now_ns, begun=call.id in begun)
+            own = begun.get(call.id)
+            self._calls.failed(call, own or replace(error), now_ns, begun=own is not None)
 
     def closed(self, engine: EngineState, now_ns: int) -> None:
         """An engine was stopped for good; it has no calls."""

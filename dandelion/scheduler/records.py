@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dandelion.data import ItemSet
-from dandelion.dispatcher import DirectWalk, Run, Walk
+from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import DandelionError
-from dandelion.function import FunctionSpec
+from dandelion.function import Function, FunctionSpec
 
 SHORT_CALL_NS = 5_000_000
 """An engine whose calls are shorter on average gets its next call while one runs."""
@@ -75,6 +75,23 @@ class Presence(enum.Enum):
     PRESENT = "present"
 
 
+@dataclass(slots=True)
+class FlowCounts:
+    """What became of the calls of a flow, for metrics.
+
+    Attributes:
+        calls: that were on an engine and ended; `failures` of them with an error.
+        busy_ns, queued_ns: on engines, and waiting for one.
+        output_bytes: of all results.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    busy_ns: int = 0
+    queued_ns: int = 0
+    output_bytes: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """One function of one tenant: what is queued, ordered and accounted for together.
@@ -89,6 +106,8 @@ class Flow:
         queues: calls that wait for an engine, by lane.
         mean_ns: how long a call is on its engine, on average; 0 before the first.
         tag: of the policy, see `Policy`.
+        functions: written by executors: its loaded forms, by format.
+        counts: what became of its calls.
     """
 
     tenant: Tenant
@@ -101,6 +120,8 @@ class Flow:
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
     tag: float = 0.0
+    functions: dict[str, Function] = field(default_factory=dict)
+    counts: FlowCounts = field(default_factory=lambda: FlowCounts())
 
     @property
     def name(self) -> str:
@@ -109,6 +130,8 @@ class Flow:
 
     def measured(self, duration_ns: int) -> None:
         """Count a call that ended."""
+        self.counts.calls += 1
+        self.counts.busy_ns += duration_ns
         if self.mean_ns:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:
@@ -139,6 +162,8 @@ class CallState:
         expected_ns: what the policy assumed that it takes.
         queued_ns, sent_ns: when it last began to wait, and was given to its engine.
         started_ns, ended_ns, stages: written by the executor.
+        placed: written by the executor: its inputs where its engine can read them.
+        content: written by the executor: the digest of its inputs, if results are kept.
         pinned: its function stays in memory for it.
         cancelled: its result is not wanted; if it was sent, its executor was told.
     """
@@ -160,6 +185,8 @@ class CallState:
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = field(default_factory=dict)
+    placed: InstanceSets | None = None
+    content: bytes = b""
     cancelled: bool = False
 
 
@@ -178,7 +205,7 @@ class InvocationState:
 
     id: str
     tenant: Tenant
-    walk: Walk | DirectWalk
+    walk: Walk
     inputs: tuple[ItemSet | None, ...]
     deadline_ns: int
     deadline_s: float

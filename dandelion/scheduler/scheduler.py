@@ -21,6 +21,7 @@ from dandelion.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
+    TimedOut,
 )
 from dandelion.scheduler.actions import Action, End
 from dandelion.scheduler.calls import Calls, Sizes
@@ -29,6 +30,8 @@ from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
 
 P = ParamSpec("P")
+_KEPT_DEADLINES = 64
+"""Invocations that ended may be kept in the heap of deadlines, so many beside one for each."""
 
 
 class Scheduler:
@@ -64,6 +67,11 @@ class Scheduler:
         self._actions = []
         return actions
 
+    @property
+    def has_actions(self) -> bool:
+        """Whether there is something to `take`."""
+        return bool(self._actions)
+
     # --- invocations --------------------------------------------------------------------------
 
     def submitted(self, invocation: InvocationState, now_ns: int) -> None:
@@ -90,6 +98,9 @@ class Scheduler:
         self._charge(invocation, invocation.input_bytes)
         self._order += 1
         heapq.heappush(self._deadlines, (invocation.deadline_ns, self._order, invocation))
+        if len(self._deadlines) > 2 * len(self.invocations) + _KEPT_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+            heapq.heapify(self._deadlines)
         inputs, invocation.inputs = invocation.inputs, ()
         self._step(invocation, now_ns, invocation.walk.start, inputs)
 
@@ -146,12 +157,18 @@ class Scheduler:
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         invocation = call.invocation
-        self._charge(invocation, sum(s.size_bytes for s in outputs if s is not None))
+        size = sum([s.size_bytes for s in outputs if s is not None])
+        if size:
+            call.flow.counts.output_bytes += size
+            self._charge(invocation, size)
         self._step(invocation, now_ns, invocation.walk.finished, call.run.instance, outputs)
 
     def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
         invocation = call.invocation
-        self._step(invocation, now_ns, invocation.walk.failed, call.run.instance, error)
+        if isinstance(error, TimedOut) and now_ns >= invocation.deadline_ns:
+            self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
+        else:
+            self._step(invocation, now_ns, invocation.walk.failed, call.run.instance, error)
 
     def _step(
         self,

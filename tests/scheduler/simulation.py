@@ -16,7 +16,7 @@ from functools import partial
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, DirectWalk, Walk, compile_composition
+from dandelion.dispatcher import CompositionPlan, Walk, compile_composition
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
 from dandelion.errors import (
@@ -246,11 +246,8 @@ class Simulation:
 
     def _arrive(self) -> None:
         plan = self.random.choice(self.plans)
-        walk = (
-            DirectWalk(plan)
-            if plan.taken is not None
-            else Walk(plan, Partitioning("auto", 1, 2), window=4, slice_=self.random.choice([0, 2]))
-        )
+        slice_ = self.random.choice([0, 2])
+        walk = Walk(plan, Partitioning("auto", 1, 2), window=4, slice_=slice_)
         count = self.random.choice([1, 1, 3, 9])
         deadline_ns = self.now_ns + self.random.choice([5, 1000, 100_000]) * MS
         tenant = self.random.choice(self.tenants)
@@ -358,8 +355,12 @@ class Simulation:
         if engine.phase is not EnginePhase.READY:
             return
         calls, self.running[engine.id] = self.running[engine.id], set()
-        begun = frozenset(c for c in calls if self.random.random() > self.faults.innocent)
         error = EngineDied(engine.name, "it died")
+        begun = {
+            c: EngineDied(engine.name, "it died")
+            for c in calls
+            if self.random.random() > self.faults.innocent
+        }
         self.event(self.scheduler.fleet.lost, engine, error, begun, self.now_ns)
 
     def _started(self, engine: EngineState) -> None:

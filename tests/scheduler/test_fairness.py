@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.dispatcher import DirectWalk
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.function import CodeObject, FunctionSpec
@@ -54,7 +55,7 @@ class Node:
 
     def submit(self, tenant: Tenant) -> None:
         self.count += 1
-        walk = DirectWalk(self.plans[tenant.name])
+        walk = Walk(self.plans[tenant.name], Partitioning("auto", 1, 2))
         invocation = InvocationState(str(self.count), tenant, walk, INPUTS, 1 << 62, 1.0)
         self.scheduler.submitted(invocation, self.now_ns)
         self.act()

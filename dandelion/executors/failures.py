@@ -1,8 +1,8 @@
-"""Exceptions on their way to callers: every one becomes a typed error that holds no call's memory.
+"""Exceptions become typed errors that hold no call's memory.
 
 The frames of a traceback refer to the data of the call that failed, and an error may be kept for
-long: by a host that is unavailable, by a caller. So tracebacks are logged here, if the error is a
-bug, and taken off.
+long: by an engine that is unavailable, or by a caller. So the tracebacks of bugs are logged here
+and all tracebacks are stripped.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from dandelion.errors import DandelionError, InternalError
 log = logging.getLogger("dandelion.node")
 
 
-def typed(error: BaseException, who: str = "") -> DandelionError:
+def to_dandelion_error(error: BaseException, source: str = "") -> DandelionError:
     """Make a typed error of an exception, without tracebacks.
 
     Args:
         error: what was raised.
-        who: what raised it, for the message; left out if it says so itself.
+        source: what raised it, for the message; left out if the error names it.
     """
     if isinstance(error, DandelionError):
         if isinstance(error, InternalError) and error.__cause__ is not None:
             log.error("%s", error, exc_info=error)
-        return released(error)
-    log.error("%s failed", who or "the node", exc_info=error)
-    failure = InternalError(f"{who}: {_text(error)}" if who else _text(error))
+        return strip_tracebacks(error)
+    log.error("%s failed", source or "the node", exc_info=error)
+    text = f"{type(error).__name__}: {error}"
+    failure = InternalError(f"{source}: {text}" if source else text)
     failure.__cause__ = error
-    return released(failure)
+    return strip_tracebacks(failure)
 
 
-def released(error: DandelionError) -> DandelionError:
-    """Take the tracebacks off an error and all that led to it."""
+def strip_tracebacks(error: DandelionError) -> DandelionError:
+    """Remove the tracebacks of an error and of everything that led to it."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
@@ -42,7 +43,3 @@ def released(error: DandelionError) -> DandelionError:
             one.__traceback__ = None
             left += (one.__cause__, one.__context__)
     return error
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a node tells about itself and what is registered: records for people and programs."""
+"""Records about a node and what is registered, for people and programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.function import FunctionSpec
-from dandelion.node.hosts import EngineHost
+from dandelion.executors import Executor
+from dandelion.memory import DomainStats, TransferCounts
+from dandelion.node.cache import CacheCounts
+from dandelion.node.observer import InvocationCounts
+from dandelion.scheduler.records import FlowCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,36 @@ class EngineInfo:
     busy: int
     calls: int
     failures: int
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A snapshot of a node, of which metrics are made.
+
+    Attributes:
+        invocations: what became of them, by tenant.
+        running: invocations under way.
+        waiting: calls that wait for an engine.
+        functions: what became of calls, by tenant and function.
+        queued: calls that wait, by tenant and function.
+        engines: all of them.
+        arena, transfers, cache: of the node.
+        functions_bytes: code and constants of functions in memory, by tenant.
+        longest_turn_s: the longest time that the scheduler kept the node's loop.
+    """
+
+    invocations: dict[str, InvocationCounts]
+    running: int
+    waiting: int
+    functions: dict[tuple[str, str], FlowCounts]
+    queued: dict[tuple[str, str], int]
+    engines: tuple[EngineInfo, ...]
+    arena: DomainStats
+    transfers: TransferCounts
+    cache: CacheCounts
+    functions_bytes: dict[str, int]
+    longest_turn_s: float
 
 
 def output_specs(
@@ -69,17 +103,18 @@ def output_specs(
     return tuple(SetSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
 
 
-def engine_info(host: EngineHost) -> EngineInfo:
-    """Describe a host."""
-    facts = host.facts
+def engine_info(executor: Executor) -> EngineInfo:
+    """Describe an engine."""
+    engine, started = executor.engine, executor.info
     return EngineInfo(
-        facts.name,
-        facts.backend,
-        facts.resource,
-        facts.description,
-        host.state.value,
-        str(host.error) if host.error is not None else "",
-        host.busy,
-        facts.counts.calls,
-        facts.counts.failures,
+        started.name,
+        started.backend,
+        started.resource,
+        started.description,
+        engine.phase.value,
+        str(engine.error) if engine.error is not None else "",
+        len(engine.sent),
+        engine.calls,
+        engine.failures,
+        engine.busy_ns / 1e9,
     )

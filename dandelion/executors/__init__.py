@@ -1,0 +1,41 @@
+"""Executors carry out what the scheduler decides, one for each engine.
+
+================  ============================================================================
+file              what it has
+================  ============================================================================
+`contract`        `Executor`, what all share, and the `Events` that they answer with
+`inline`          calls that run in the scheduler's own step
+`threads`         an engine in a thread of its own
+`coroutines`      an asynchronous engine on the node's loop
+`process`         an engine in a process of its own
+`processes`       starting, replacing and ending such processes
+`demands`         what calls need of a device
+`failures`        exceptions to typed errors
+================  ============================================================================
+"""
+
+from dandelion.executors.contract import StartedEngine, Events, Executor, Functions, Surroundings
+from dandelion.executors.coroutines import LoopExecutor
+from dandelion.executors.demands import Demands
+from dandelion.executors.failures import strip_tracebacks, to_dandelion_error
+from dandelion.executors.inline import InlineExecutor
+from dandelion.executors.process import ProcessExecutor, Watcher
+from dandelion.executors.processes import Processes
+from dandelion.executors.threads import ThreadExecutor
+
+__all__ = [
+    "Demands",
+    "StartedEngine",
+    "Events",
+    "Executor",
+    "Functions",
+    "InlineExecutor",
+    "LoopExecutor",
+    "ProcessExecutor",
+    "Processes",
+    "Surroundings",
+    "ThreadExecutor",
+    "Watcher",
+    "strip_tracebacks",
+    "to_dandelion_error",
+]

@@ -1,0 +1,580 @@
+"""An engine in a process of its own. Calls go there and come back without a thread in between.
+
+The loop sends calls (`send`, `flush`) and reads answers when the socket is readable. What takes
+time runs in a thread and comes back with an event: starting and ending the process, copying large
+inputs into the arena, finding memory that has to be zeroed first.
+
+A call passes two lists::
+
+    _waiting --- its inputs lie in the arena, it has a context for its outputs ---> _out
+
+`_out` has the calls that the process has, in order; it answers in that order. The first one is the
+one that runs: its time counts from the answer before, or from `Begun`. A process that does not
+answer until the deadline and a grace after it is killed, and the scheduler is told that the engine
+is lost, with all its calls. What a lost process may still read or write is kept until it is gone.
+
+Planning goes the same way: the process plans a call whose like it has not seen, and the demand is
+kept (`demands`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from dandelion.data import Item, ItemSet
+from dandelion.driver import InstanceSets
+from dandelion.engine_process.messages import (
+    Begun,
+    Done,
+    Ended,
+    Evict,
+    Failed,
+    Forget,
+    Load,
+    Plan,
+    Planned,
+    Ready,
+    Reply,
+    Run,
+    StopCall,
+    WireItem,
+    WireSet,
+    wire_item,
+    wire_set,
+)
+from dandelion.errors import (
+    Cancelled,
+    ContextFull,
+    DandelionError,
+    EngineDied,
+    InternalError,
+    from_record,
+)
+from dandelion.executors.contract import (
+    StartedEngine,
+    Executor,
+    Surroundings,
+    finish,
+    function_of,
+    timed_out,
+)
+from dandelion.executors.demands import Demands
+from dandelion.executors.failures import to_dandelion_error
+from dandelion.executors.processes import Process, Processes
+from dandelion.function import Function
+from dandelion.memory import Context
+from dandelion.scheduler import CallState, EngineState, Flow
+
+GRACE_NS = 250_000_000
+"""How long after a call's deadline its process may still answer before it is killed."""
+CODE_LIMIT_S = 0.05
+"""How long to wait for the exit code of a process that ended by itself."""
+LEAVE_LIMIT_S = 2.0
+LIGHT_BYTES = 64 * 1024 * 1024
+"""How much device memory there is beside a process that ends, for sure."""
+INLINE_COPY_BYTES = 256 * 1024
+"""How much the loop itself copies into the arena for a call."""
+
+
+class Watcher(Protocol):
+    """Tells when descriptors are ready; see `dandelion.node.runtime`."""
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        """Call `ready` on the loop whenever there is something to read."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that."""
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A call before it is sent.
+
+    Attributes:
+        is_plan: it is to be planned, not run.
+        evict, keep: see `dandelion.scheduler.actions.Send`.
+        result: the context for its outputs, once it has one.
+    """
+
+    call: CallState
+    function: Function
+    is_plan: bool = False
+    evict: tuple[Flow, ...] = ()
+    keep: bool = False
+    result: Context | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A call that the process has.
+
+    Attributes:
+        deadline_ns: when it must have been answered, without the grace; meaningful for the first.
+    """
+
+    call: CallState
+    function: Function
+    result: Context
+    limit_ns: int
+    deadline_ns: int = 0
+
+    def begin(self, now_ns: int) -> None:
+        """Count its time from now."""
+        self.call.started_ns = now_ns
+        self.deadline_ns = min(self.call.invocation.deadline_ns, now_ns + self.limit_ns)
+
+
+@dataclass(slots=True, eq=False)
+class _Loaded:
+    """A function that the process has, and for whom. It keeps the memory of its static sets."""
+
+    function: Function
+    flows: set[Flow]
+
+
+class ProcessExecutor(Executor):
+    """Runs calls in an engine process.
+
+    Args:
+        processes: of the engine; not started yet.
+        watcher: tells when answers come.
+        demands: what calls need, for all engines of the node.
+    """
+
+    def __init__(
+        self,
+        engine: EngineState,
+        info: StartedEngine,
+        around: Surroundings,
+        processes: Processes,
+        watcher: Watcher,
+        demands: Demands,
+    ) -> None:
+        super().__init__(engine, info, around)
+        self._processes = processes
+        self._watcher = watcher
+        self._demands = demands
+        self._process: Process | None = None
+        self._messages: list[msgspec.Struct] = []
+        self._waiting: deque[_Order] = deque()
+        self._out: deque[_Sent] = deque()
+        self._plans: dict[int, _Order] = {}
+        self._loaded: dict[str, _Loaded] = {}
+        self._preparing = False
+        self._pushing = False
+        self.answer: Ready
+
+    # --- the process ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        threading.Thread(target=self._start, name="dandelion-start", daemon=True).start()
+
+    def _start(self) -> None:
+        """Start the process and wait for its first message; in a thread."""
+        try:
+            reply = self._processes.start(self.info.capacity.device_bytes)
+        except Exception as error:
+            failure = to_dandelion_error(error, self.info.backend)
+            self.events.post(partial(self.events.start_failed, self.engine, failure))
+            return
+        if isinstance(reply, Ready):
+            self.events.post(partial(self._up, reply))
+            return
+        current, self._processes.current = self._processes.current, None
+        code = None if current is None else self._processes.end(current, CODE_LIMIT_S)
+        failure = (
+            from_record(reply.error)
+            if isinstance(reply, Failed)
+            else EngineDied(self.info.name or self.info.backend, f"{_death(code)} before it was up")
+        )
+        self.events.post(partial(self.events.start_failed, self.engine, failure))
+
+    def _up(self, answer: Ready) -> None:
+        process = self._processes.current
+        if process is None or self._processes.leaving:
+            return
+        self._process = process
+        self.answer = answer
+        self.info.name = answer.engine
+        self.info.capacity = answer.capacity
+        self._watcher.watch(process.channel.fileno(), self._read)
+        self.ready(self)
+        self.events.up(self.engine, self.info)
+
+    def _lose(self, begun: dict[int, DandelionError], code_limit_s: float = CODE_LIMIT_S) -> None:
+        """Take leave of the process; the scheduler is told when it is known how it ended.
+
+        Args:
+            begun: errors of calls that have one already, by id.
+            code_limit_s: how long to wait for its exit code.
+        """
+        process = self._process
+        if process is None:
+            return
+        self._process = None
+        self._processes.current = None
+        self._watcher.unwatch(process.channel.fileno())
+        self._messages.clear()
+        kept = (tuple(self._out), tuple(self._loaded.values()))
+        if self._out:
+            begun.setdefault(self._out[0].call.id, EngineDied(self.info.name, ""))
+        self._out.clear()
+        self._loaded.clear()
+        planning, self._plans = list(self._plans.values()), {}
+
+        def end() -> None:
+            code = self._processes.end(process, code_limit_s, kept)
+            self.events.post(partial(self._report, code, begun, planning))
+
+        threading.Thread(target=end, name="dandelion-end", daemon=True).start()
+
+    def _report(
+        self, code: int | None, begun: dict[int, DandelionError], planning: list[_Order]
+    ) -> None:
+        error = EngineDied(self.info.name, _death(code))
+        for number, own in begun.items():
+            if isinstance(own, EngineDied) and not own.message:
+                begun[number] = EngineDied(self.info.name, _death(code))
+        planning += [order for order in self._waiting if order.is_plan]
+        self._waiting.clear()
+        self.events.lost(self.engine, error, begun)
+        for order in planning:
+            self.events.failed(order.call, EngineDied(self.info.name, _death(code)), begun=False)
+
+    def check(self) -> None:
+        if not self._out and not self._waiting:
+            self._lose({}, 0.0)
+
+    def close(self) -> None:
+        self._processes.abandon()
+        process, self._process = self._process, None
+        if process is not None:
+            self._watcher.unwatch(process.channel.fileno())
+            self._processes.end(process, LEAVE_LIMIT_S, (tuple(self._out), self._loaded))
+        self._processes.close()
+
+    # --- calls on their way there -----------------------------------------------------------------
+
+    def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
+        order = _Order(call, function_of(self, call), False, evict, keep)
+        self._waiting.append(order)
+        self._advance()
+
+    def plan(self, call: CallState) -> None:
+        function = function_of(self, call)
+        call.demand = self._demands.find(self.info.backend, function, call.run.inputs)
+        if call.demand is not None:
+            self.events.planned(call)
+            return
+        self._waiting.append(_Order(call, function, is_plan=True))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Send what is ready to be sent; what takes time is prepared in a thread first."""
+        while self._waiting and not self._preparing and self._process is not None:
+            order = self._waiting[0]
+            if order.call.cancelled:
+                self._waiting.popleft()
+                self._give_up(order, Cancelled("before it began"))
+                continue
+            try:
+                prepared = self._prepared(order)
+            except Exception as error:
+                self._waiting.popleft()
+                self._give_up(order, to_dandelion_error(error, self.info.name))
+                continue
+            if not prepared:
+                self._preparing = True
+                self.around.pool.submit(self._prepare, order)
+                return
+            self._waiting.popleft()
+            self._post(order)
+
+    def _give_up(self, order: _Order, error: DandelionError) -> None:
+        self.events.failed(order.call, error, begun=False)
+
+    def _prepared(self, order: _Order) -> bool:
+        """Prepare a call if that takes microseconds. False if it takes longer."""
+        call, function, arena = order.call, order.function, self.around.arena
+        if not order.is_plan and self._processes.ending and self._needs_room(order):
+            return False
+        if call.placed is None:
+            moving = _moving_bytes(function, call.run.inputs, arena.locate)
+            if moving > INLINE_COPY_BYTES or 2 * moving > arena.largest_free_bytes:
+                return False
+            call.placed = self._placed(order)
+        if not order.is_plan and order.result is None:
+            order.result = arena.acquire_clean(_result_bytes(order))
+        return order.is_plan or order.result is not None
+
+    def _needs_room(self, order: _Order) -> bool:
+        demand = order.call.demand
+        return bool(order.function.static) or (
+            demand is not None and demand.device_bytes > LIGHT_BYTES
+        )
+
+    def _placed(self, order: _Order) -> InstanceSets:
+        given = tuple([order.call.run.inputs[at] for at in order.function.given])
+        return self.around.transfers.place(given, self.around.arena)
+
+    def _prepare(self, order: _Order) -> None:
+        """Prepare a call, however long that takes; in a thread."""
+        error: DandelionError | None = None
+        try:
+            if not order.is_plan and self._processes.ending and self._needs_room(order):
+                self._wait_for_ends(order)
+            try:
+                self._place_all(order)
+            except ContextFull:
+                if not self._processes.ending:
+                    raise
+                self._wait_for_ends(order)  # what they keep may be enough
+                self._place_all(order)
+        except BaseException as failure:
+            error = to_dandelion_error(failure, self.info.name)
+        self.events.post(partial(self._went_on, order, error))
+
+    def _place_all(self, order: _Order) -> None:
+        if order.call.placed is None:
+            order.call.placed = self._placed(order)
+        if not order.is_plan and order.result is None:
+            order.result = self.around.arena.acquire(_result_bytes(order))
+
+    def _wait_for_ends(self, order: _Order) -> None:
+        """Wait until processes that end have given their memory back.
+
+        Raises:
+            EngineDied: the engine is being closed.
+        """
+        left_s = (order.call.invocation.deadline_ns - time.monotonic_ns()) / 1e9
+        self._processes.wait_for_ends(max(0.0, left_s))
+        if self._processes.leaving:
+            raise EngineDied(self.info.name, "it is being closed")
+
+    def _went_on(self, order: _Order, error: DandelionError | None) -> None:
+        """A call was prepared in a thread."""
+        self._preparing = False
+        if order in self._waiting and error is not None:
+            self._waiting.remove(order)
+            self._give_up(order, error)
+        self._advance()
+
+    def _post(self, order: _Order) -> None:
+        call, function, arena = order.call, order.function, self.around.arena
+        placed = call.placed
+        assert placed is not None, "it is prepared"
+        try:
+            self._load(call.flow, function)
+            wire = tuple([None if s is None else wire_set(s, arena.map) for s in placed])
+        except Exception as error:
+            self._give_up(order, to_dandelion_error(error, self.info.name))
+            return
+        if order.is_plan:
+            self._plans[call.id] = order
+            self._messages.append(Plan(call.id, function.identity, wire))
+            return
+        result = order.result
+        assert result is not None, "it is prepared"
+        for flow in order.evict:
+            self._messages += [Evict(f.identity) for f in flow.functions.values()]
+        limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
+        sent = _Sent(call, function, result, int(limit_s * 1e9))
+        if not self._out:
+            sent.begin(time.monotonic_ns())
+        self._out.append(sent)
+        self._messages.append(
+            Run(
+                call.id,
+                function.identity,
+                wire,
+                result.offset_bytes,
+                result.size_bytes,
+                call.invocation.deadline_ns,
+                limit_s,
+                order.keep,
+            )
+        )
+
+    def _load(self, flow: Flow, function: Function) -> None:
+        """Have the process load a function before the call that needs it."""
+        loaded = self._loaded.get(function.identity)
+        if loaded is not None:
+            loaded.flows.add(flow)
+            return
+        arena = self.around.arena.map
+        code = {name: wire_item(Item(name, 0, data), arena) for name, data in function.files.items()}
+        static = {name: wire_set(s, arena) for name, s in function.static.items()}
+        main = wire_item(Item("main", 0, function.main), arena)
+        load = Load(function.identity, function.spec, function.code, main, code, static)
+        self._loaded[function.identity] = _Loaded(function, {flow})
+        self._messages.append(load)
+
+    def flush(self) -> None:
+        messages = self._messages
+        if not messages or self._process is None or self._pushing:
+            return
+        self._messages = []
+        try:
+            rest = self._process.channel.post(*messages)
+        except OSError:
+            self._lose({})
+            return
+        if len(rest):
+            self._send_rest(rest)
+
+    def _send_rest(self, rest: memoryview) -> None:
+        """The socket is full: the process does not read. Send the rest in a thread."""
+        process = self._process
+        assert process is not None, "it was sent to"
+        self._pushing = True
+
+        def push() -> None:
+            with contextlib.suppress(OSError):  # then the loop reads the end of the stream
+                process.channel.push(rest)
+            self.events.post(self._pushed)
+
+        self.around.pool.submit(push)
+
+    def _pushed(self) -> None:
+        self._pushing = False
+        self.flush()
+
+    def stop(self, call: CallState) -> None:
+        for order in self._waiting:
+            if order.call is call and not self._preparing:
+                self._waiting.remove(order)
+                self._give_up(order, Cancelled("before it began"))
+                return
+        if any(sent.call is call for sent in self._out):
+            self._messages.append(StopCall(call.id))
+
+    def forget(self, flow: Flow) -> None:
+        for function in flow.functions.values():
+            loaded = self._loaded.get(function.identity)
+            if loaded is None:
+                continue
+            loaded.flows.discard(flow)
+            if not loaded.flows:
+                del self._loaded[function.identity]
+                self._messages.append(Forget(function.identity))
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Take all answers that are here."""
+        while (process := self._process) is not None:
+            try:
+                reply = process.channel.take()
+            except Ended:
+                self._lose({})
+                return
+            if reply is None:
+                return
+            self._answered(reply)
+
+    def _answered(self, reply: Reply) -> None:
+        if isinstance(reply, Planned):
+            self._take_plan(reply)
+            return
+        if isinstance(reply, Failed) and reply.call in self._plans:
+            order = self._plans.pop(reply.call)
+            self.events.failed(order.call, from_record(reply.error))
+            return
+        first = self._out[0] if self._out else None
+        if first is None or isinstance(reply, Ready) or reply.call != first.call.id:
+            self._lose(self._confused(first, reply))
+            return
+        now_ns = time.monotonic_ns()
+        if isinstance(reply, Begun):
+            first.begin(now_ns)
+            return
+        first.call.stages = reply.stages
+        if isinstance(reply, Failed):
+            error = from_record(reply.error)
+            if reply.fatal:
+                self._lose({first.call.id: error}, 0.0)
+                return
+            self._next(now_ns)
+            finish(self.events, first.call, None, error)
+            return
+        # The process is trusted, and has checked the outputs against the declaration.
+        self._next(now_ns)
+        outputs = tuple([None if s is None else _read_set(s, first.result) for s in reply.outputs])
+        finish(self.events, first.call, outputs, None)
+
+    def _next(self, now_ns: int) -> None:
+        self._out.popleft()
+        if self._out:
+            self._out[0].begin(now_ns)
+
+    def _confused(self, first: _Sent | None, reply: Reply) -> dict[int, DandelionError]:
+        if first is None:
+            return {}
+        text = f"{self.info.name} answered {type(reply).__name__}, not call {first.call.id}"
+        return {first.call.id: InternalError(text)}
+
+    def _take_plan(self, reply: Planned) -> None:
+        order = self._plans.pop(reply.call, None)
+        if order is None:
+            return
+        call = order.call
+        inputs = call.run.inputs
+        self._demands.add(self.info.backend, order.function, inputs, reply.reads, reply.demand)
+        call.demand = reply.demand
+        self.events.planned(call)
+
+    def late(self, now_ns: int) -> None:
+        if self._out and now_ns > self._out[0].deadline_ns + GRACE_NS:
+            sent = self._out[0]
+            limit_s = sent.limit_ns / 1e9
+            self._lose({sent.call.id: timed_out(sent.function, limit_s)}, 0.0)
+
+
+def _moving_bytes(
+    function: Function, inputs: InstanceSets, locate: Callable[[object], int | None]
+) -> int:
+    """Count what has to be copied into the arena."""
+    moving = 0
+    for position in function.given:
+        item_set = inputs[position]
+        if item_set is not None:
+            for item in item_set.items:
+                size = item.size_bytes
+                if size and locate(item.data) is None:
+                    moving += size
+    return moving
+
+
+def _result_bytes(order: _Order) -> int:
+    demand = order.call.demand
+    if demand is None or demand.output_bytes is None:
+        return max(1, order.function.spec.limits.output_bytes)
+    return max(1, demand.output_bytes)
+
+
+def _read_set(wire: WireSet, result: Context) -> ItemSet:
+    start = result.offset_bytes
+    items = tuple([_read_item(item, result, start) for item in wire.items])
+    return ItemSet(wire.name, items, wire.dtype, wire.shape)
+
+
+def _read_item(wire: WireItem, result: Context, start: int) -> Item:
+    data = result.read(wire.offset - start, wire.size) if wire.size else b""
+    return Item(wire.name, wire.key, data, wire.dtype, wire.shape)
+
+
+def _death(code: int | None) -> str:
+    if code is None:
+        return "its process ended"
+    return (
+        f"its process was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+    )

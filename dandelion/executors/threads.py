@@ -1,0 +1,151 @@
+"""An engine in a thread of its own: it is made, used, recovered and closed there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from dandelion.driver import Engine
+from dandelion.errors import Cancelled, DandelionError, EngineDied
+from dandelion.executors.contract import (
+    StartedEngine,
+    Executor,
+    Surroundings,
+    begin_call,
+    finish,
+    run_call,
+)
+from dandelion.executors.failures import to_dandelion_error
+from dandelion.function import Function
+from dandelion.scheduler import CallState, EngineState, Flow
+
+log = logging.getLogger("dandelion.node")
+
+Order: TypeAlias = Callable[[], None]
+"""Something to be done in the thread."""
+
+
+class ThreadExecutor(Executor):
+    """Runs one call at a time in a thread.
+
+    Args:
+        make: makes the engine; may take seconds.
+    """
+
+    def __init__(
+        self,
+        engine: EngineState,
+        info: StartedEngine,
+        around: Surroundings,
+        make: Callable[[], Engine],
+    ) -> None:
+        super().__init__(engine, info, around)
+        self._make = make
+        self._engine: Engine | None = None
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._closing = False
+        self._broken = False  # what comes before the next `_open` was taken back
+        self._thread = threading.Thread(target=self._serve, name=f"engine-{info.backend}")
+        self._thread.daemon = True  # a program that ends closes its nodes
+        self._started = False
+
+    def start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._thread.start()
+        self._orders.put(self._open)
+
+    def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
+        self._orders.put(partial(self._run, call))
+
+    def stop(self, call: CallState) -> None:
+        if self._engine is not None:
+            self._engine.cancel(call.id)
+
+    def forget(self, flow: Flow) -> None:
+        for function in flow.functions.values():
+            self._orders.put(partial(self._forget, function))
+
+    def close(self) -> None:
+        self._closing = True
+        if self._started:
+            self._orders.put(None)
+            self._thread.join()
+
+    # in the thread
+
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                order()
+            except Exception:  # a bug; the thread is needed all the same
+                log.exception("engine %s: an order failed", self.info.name)
+            del order  # the next wait must not keep the last call's memory
+        if self._engine is not None:
+            try:
+                self._engine.close()
+            except Exception:
+                log.exception("engine %s could not be closed", self.info.name)
+
+    def _open(self) -> None:
+        """Make the engine, or bring it back after it was lost."""
+        try:
+            if self._engine is None:
+                self._engine = self._make()
+            else:
+                self._engine.recover()
+        except Exception as error:
+            failure = to_dandelion_error(error, self.info.backend)
+            self.events.post(partial(self.events.start_failed, self.engine, failure))
+            return
+        self._broken = False
+        self.info.name = self._engine.name
+        self.info.capacity = self._engine.capacity
+        self.events.post(partial(self.events.up, self.engine, self.info))
+
+    def _run(self, call: CallState) -> None:
+        engine = self._engine
+        assert engine is not None, "it is up"
+        if self._broken:
+            return
+        if call.cancelled or self._closing:
+            self._answer(call, Cancelled("before it began"))
+            return
+        outputs, error = run_call(engine, begin_call(self, call))
+        if engine.lost:
+            assert error is not None, "an engine that is lost gives no outputs"
+            self._lost(engine, {call.id: error})
+            return
+        self.events.post(partial(finish, self.events, call, outputs, error))
+        del outputs, error
+        self._clean_up(engine)
+
+    def _answer(self, call: CallState, error: DandelionError) -> None:
+        self.events.post(partial(finish, self.events, call, None, error))
+
+    def _lost(self, engine: Engine, begun: dict[int, DandelionError]) -> None:
+        self._broken = True
+        error = EngineDied(engine.name, "it cannot be used any more")
+        self.events.post(partial(self.events.lost, self.engine, error, begun))
+
+    def _clean_up(self, engine: Engine) -> None:
+        """Do what may wait until a call was answered. An engine that cannot must not go on."""
+        try:
+            engine.clean_up()
+        except Exception as error:
+            to_dandelion_error(error, self.info.name)  # for the log
+            self._lost(engine, {})
+
+    def _forget(self, function: Function) -> None:
+        engine = self._engine
+        if engine is None or self._broken:
+            return
+        try:
+            engine.forget(function)
+        except Exception as error:
+            to_dandelion_error(error, self.info.name)
+            self._lost(engine, {})

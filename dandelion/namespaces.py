@@ -1,0 +1,149 @@
+"""Each tenant's part of the catalogue.
+
+Names of tenants other than the default one are kept as ``tenant/name``. A `Namespace` shows one
+tenant's records under their plain names, and nothing of others. Names of libraries may contain
+slashes, so there the separator is a control character, which no library's name may contain. Blobs
+are shared: they are named by their content.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord, Record
+from dandelion.data import Bytes
+from dandelion.errors import Conflict, InvalidInput, Unknown
+from dandelion.function import Digest, FunctionSpec
+
+DEFAULT_TENANT = "default"
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_SEPARATOR = "\x1f"
+_Named = TypeVar("_Named", FunctionSpec, CompositionRecord, LibraryRecord)
+
+
+def check_tenant(name: str) -> None:
+    """Refuse a text that cannot name a tenant.
+
+    Raises:
+        InvalidInput: it is not 1 to 63 letters, digits, ``_``, ``.`` and ``-``.
+    """
+    if TENANT_NAME.fullmatch(name) is None:
+        hint = "use 1 to 63 letters, digits, '_', '.' and '-', with a letter or digit in front"
+        raise InvalidInput("tenant", f"'{name[:64]}' is not a valid tenant name", hint)
+
+
+def qualified(tenant: str, name: str) -> str:
+    """Give the name under which the catalogue keeps a tenant's record."""
+    return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
+
+
+class Namespace(Catalog):
+    """One tenant's view of a catalogue.
+
+    Args:
+        catalog: of all tenants; it is not closed here.
+        tenant: whose part it is.
+    """
+
+    def __init__(self, catalog: Catalog, tenant: str) -> None:
+        check_tenant(tenant)
+        self._all = catalog
+        self._prefix = qualified(tenant, "")
+        self._library_prefix = "" if tenant == DEFAULT_TENANT else tenant + _SEPARATOR
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]  # it is that of the whole catalogue
+        return self._all.generation
+
+    def _register(self, batch: Batch) -> list[Record]:
+        for library in batch.libraries:
+            if _SEPARATOR in library.name:
+                raise InvalidInput("libraries", f"{library.name!r} has a control character")
+        if not self._prefix:
+            return self._all.register(batch)
+        own = replace(
+            batch,
+            functions=[self._qualified(r) for r in batch.functions],
+            compositions=[
+                msgspec.structs.replace(
+                    self._qualified(r), uses=tuple(self._prefix + name for name in r.uses)
+                )
+                for r in batch.compositions
+            ],
+            libraries=[self._qualified(r) for r in batch.libraries],
+        )
+        try:
+            return [self._plain(record) for record in self._all.register(own)]
+        except Conflict as error:
+            raise replace(error, name=self._plain_name(error.name)) from None
+
+    def _of(self, kind: type[Record]) -> str:
+        return self._library_prefix if kind is LibraryRecord else self._prefix
+
+    def _plain_name(self, name: str) -> str:
+        return name.removeprefix(self._library_prefix).removeprefix(self._prefix)
+
+    def _qualified(self, record: _Named) -> _Named:
+        return msgspec.structs.replace(record, name=self._of(type(record)) + record.name)
+
+    def _plain(self, record: Record) -> Record:
+        if not self._prefix:
+            return record
+        cut = len(self._prefix)
+        if isinstance(record, CompositionRecord):
+            uses = tuple(name.removeprefix(self._prefix) for name in record.uses)
+            return msgspec.structs.replace(record, name=record.name[cut:], uses=uses)
+        return msgspec.structs.replace(record, name=record.name[cut:])
+
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        if "/" in name:
+            return None
+        found = self._all.find_callable(self._prefix + name, version)
+        if found is None or not self._prefix:
+            return found
+        plain = self._plain(found)
+        assert not isinstance(plain, LibraryRecord), "the kind of a record does not change"
+        return plain
+
+    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
+        if _SEPARATOR in name:
+            return None
+        found = self._all.find_library(self._library_prefix + name, version)
+        return None if found is None else msgspec.structs.replace(found, name=name)
+
+    def records(self) -> list[Record]:
+        return [self._plain(record) for record in self._all.records() if self._owns(record)]
+
+    def _owns(self, record: Record) -> bool:
+        if self._prefix:
+            return record.name.startswith(self._of(type(record)))
+        other = _SEPARATOR if isinstance(record, LibraryRecord) else "/"
+        return other not in record.name
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        return self._all.versions(kind, self._of(kind) + name)
+
+    def has_blob(self, digest: Digest) -> bool:
+        return self._all.has_blob(digest)
+
+    def blob(self, digest: Digest) -> Bytes:
+        return self._all.blob(digest)
+
+    def blob_bytes(self, digest: Digest) -> int:
+        return self._all.blob_bytes(digest)
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        try:
+            removed = self._all.remove(kind, self._of(kind) + name, version)
+        except Unknown as error:
+            known = error.nearest if error.nearest and not self._prefix else None
+            raise Unknown(error.kind, name, version, known) from None
+        except Conflict as error:
+            raise replace(error, name=self._plain_name(error.name)) from None
+        return [self._plain(record) for record in removed]

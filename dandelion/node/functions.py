@@ -1,0 +1,113 @@
+"""The code and constants of functions that are in the node's memory.
+
+The scheduler decides what is here (`Fetch`, `Discard`); this module carries it out. Static sets lie
+in the arena, and so does the code of functions that engine processes run, since these read it
+there. Other code lies on the heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dandelion.catalog import Catalog
+from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
+from dandelion.driver import InstanceSets
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec
+from dandelion.memory import PAGE_BYTES, SharedDomain, Transfers
+from dandelion.scheduler import Flow
+
+_ALIGNMENT_BYTES = Transfers.ALIGNMENT_BYTES
+
+
+class FunctionStore:
+    """Loads functions. Loading is for any thread; the rest is for the node's loop.
+
+    Args:
+        catalog: gives the catalogue of a tenant.
+        arena: where static sets and the code for engine processes go.
+        transfers: brings them there.
+        in_arena: formats of code objects that engine processes run.
+    """
+
+    def __init__(
+        self,
+        catalog: Callable[[str], Catalog],
+        arena: SharedDomain,
+        transfers: Transfers,
+        in_arena: frozenset[str],
+    ) -> None:
+        self._catalog = catalog
+        self._arena = arena
+        self._transfers = transfers
+        self._in_arena = in_arena
+
+    def sizes(self, flow: Flow) -> tuple[int, int]:
+        """Give what a function takes in memory, and its constants' part of that, in bytes."""
+        spec, catalog = flow.spec, self._catalog(flow.tenant.name)
+        constants = [i.digest for items in spec.static.values() for i in items]
+        code = {code.main for code in spec.code if code.main}
+        code.update(digest for object_ in spec.code for digest in object_.files.values())
+        static_bytes = sum(_aligned(catalog.blob_bytes(digest)) for digest in constants)
+        size = static_bytes + sum(_aligned(catalog.blob_bytes(digest)) for digest in code)
+        return -(-size // PAGE_BYTES) * PAGE_BYTES, static_bytes
+
+    def load(self, flow: Flow) -> dict[str, Function]:
+        """Load a function in all its formats.
+
+        Raises:
+            CatalogCorrupt, Unknown: a blob is damaged or missing.
+            ContextFull: it does not fit into the arena.
+        """
+        spec, catalog = flow.spec, self._catalog(flow.tenant.name)
+        static = self._static(spec, catalog)
+        return {code.format: self._function(spec, code, catalog, static) for code in _best(spec)}
+
+    def loaded(self, flow: Flow, code_format: str) -> Function:
+        """Give a function that was loaded, or that has no code to be loaded."""
+        function = flow.functions.get(code_format)
+        if function is None:
+            code = next(code for code in flow.spec.code if code.format == code_format)
+            assert not flow.size_bytes, "what has code is fetched before it is called"
+            function = flow.functions[code_format] = Function(flow.spec, code)
+        return function
+
+    def _static(self, spec: FunctionSpec, catalog: Catalog) -> dict[str, ItemSet]:
+        names = [declared for declared in spec.inputs if declared.name in spec.static]
+        sets = tuple(_static_set(spec, declared, catalog) for declared in names)
+        placed = self._transfers.place(sets, self._arena)
+        return {d.name: s for d, s in zip(names, placed, strict=True) if s is not None}
+
+    def _function(
+        self, spec: FunctionSpec, code: CodeObject, catalog: Catalog, static: dict[str, ItemSet]
+    ) -> Function:
+        blobs: dict[Digest, Bytes] = {
+            digest: catalog.blob(digest) for digest in (code.main, *code.files.values()) if digest
+        }
+        if code.format in self._in_arena and blobs:
+            blobs = self._placed(blobs)
+        main = blobs[code.main] if code.main else b""
+        files = {name: blobs[digest] for name, digest in code.files.items()}
+        return Function(spec, code, main, files, static)
+
+    def _placed(self, blobs: dict[Digest, Bytes]) -> dict[Digest, Bytes]:
+        items = tuple(Item(digest, 0, data) for digest, data in blobs.items())
+        placed: InstanceSets = self._transfers.place((ItemSet("code", items),), self._arena)
+        assert placed[0] is not None, "as many sets come back"
+        return {Digest(item.name): item.data for item in placed[0].items}
+
+
+def _best(spec: FunctionSpec) -> list[CodeObject]:
+    """Choose the first code object of each format."""
+    return list({code.format: code for code in reversed(spec.code)}.values())
+
+
+def _static_set(spec: FunctionSpec, declared: SetSpec, catalog: Catalog) -> ItemSet | None:
+    items = [
+        Item(item.name, 0, catalog.blob(item.digest), item.dtype, item.shape)
+        for item in spec.static[declared.name]
+    ]
+    return checked(declared.name, items, declared)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,112 @@
+"""What happens in a node, seen from one place: traces, metrics and log lines are made from it.
+
+The runtime calls the observer on the loop; nothing else instruments the node. It keeps counts and
+records of what happened, and no data of invocations.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.node.invocation import Invocation
+from dandelion.node.traces import CallRecord, Span, TraceStore
+from dandelion.scheduler import CallState, InvocationState
+
+BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
+BUCKETS_S += (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the histogram of durations, in seconds."""
+
+log = logging.getLogger("dandelion.invocations")
+
+
+class Observer(Protocol):
+    """Sees what happens; must not raise and must not take long."""
+
+    def call_ended(self, call: CallState, error: DandelionError | None) -> None:
+        """A call is off its engine; with the error it failed with."""
+
+    def found(self, call: CallState, now_ns: int) -> None:
+        """The result of a call was kept from an earlier one."""
+
+    def invocation_ended(self, invocation: InvocationState) -> None:
+        """An invocation has its outputs or its error."""
+
+
+@dataclass(slots=True)
+class InvocationCounts:
+    """What became of the invocations of one tenant, and how long they took."""
+
+    by_outcome: dict[str, int] = field(default_factory=dict)
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    total_s: float = 0.0
+
+    def add(self, outcome: str, duration_s: float) -> None:
+        """Count an invocation that ended."""
+        self.by_outcome[outcome] = self.by_outcome.get(outcome, 0) + 1
+        self.total_s += duration_s
+        self.buckets[bisect_left(BUCKETS_S, duration_s)] += 1
+
+    def copy(self) -> InvocationCounts:
+        """Take a snapshot."""
+        return InvocationCounts(dict(self.by_outcome), list(self.buckets), self.total_s)
+
+
+class Recorder:
+    """The node's observer: keeps traces and counts, and logs invocations that fail.
+
+    Args:
+        traces: keeps what happened in the last invocations.
+
+    Attributes:
+        counts: by tenant.
+    """
+
+    def __init__(self, traces: TraceStore) -> None:
+        self._traces = traces
+        self.counts: dict[str, InvocationCounts] = {}
+
+    def call_ended(self, call: CallState, error: DandelionError | None) -> None:
+        """Add the call to its invocation's trace."""
+        engine, invocation = call.engine, call.invocation
+        if engine is None or not isinstance(invocation, Invocation):
+            return
+        started_ns = call.started_ns or call.sent_ns
+        waited = call.sent_ns - call.queued_ns
+        invocation.trace.add(
+            CallRecord(
+                call.run.application.id,
+                call.run.number,
+                engine.name,
+                call.queued_ns if waited else 0,
+                started_ns,
+                max(call.ended_ns, started_ns),
+                call.stages,
+            )
+        )
+
+    def found(self, call: CallState, now_ns: int) -> None:
+        """Note in the trace that a result was kept."""
+        run, invocation = call.run, call.invocation
+        if isinstance(invocation, Invocation):
+            invocation.trace.add(Span(run.application.id, "cache", now_ns, now_ns, run.number))
+
+    def invocation_ended(self, invocation: InvocationState) -> None:
+        """Count it, keep its trace, and log it if it failed."""
+        error, tenant = invocation.error, invocation.tenant.name
+        outcome = "ok" if error is None else type(error).__name__
+        counts = self.counts.get(tenant)
+        if counts is None:
+            counts = self.counts[tenant] = InvocationCounts()
+        counts.add(outcome, (invocation.ended_ns - invocation.started_ns) / 1e9)
+        if isinstance(invocation, Invocation):
+            invocation.trace.end_ns = invocation.ended_ns
+            invocation.trace.outcome = outcome
+            self._traces.add(invocation.trace)
+        if error is not None and not isinstance(error, Cancelled):
+            level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
+            name = invocation.walk.plan.name
+            log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, error)

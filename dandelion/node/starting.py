@@ -1,0 +1,304 @@
+"""Starting engines: from the settings' list of backends to executors.
+
+An entry of the list is a backend, or several with ``|`` between them of which the first that works
+is used. Where the choice needs a device (PROCESS hosting) the engine process makes it, so the node
+itself never touches one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from dandelion.driver import (
+    AsyncEngine,
+    Driver,
+    Engine,
+    Hosting,
+    Sharing,
+    backend_names,
+    load_driver,
+    unknown_backend,
+)
+from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.executors import (
+    Demands,
+    Executor,
+    InlineExecutor,
+    LoopExecutor,
+    Processes,
+    ProcessExecutor,
+    StartedEngine,
+    Surroundings,
+    ThreadExecutor,
+)
+from dandelion.executors.coroutines import PLACES
+from dandelion.node.runtime import Runtime
+from dandelion.registration import Target
+from dandelion.scheduler import EngineState
+from dandelion.scheduler.records import EnginePhase
+from dandelion.settings import Settings
+
+ANY_NUMBER = 1 << 30
+"""Places of an engine whose calls end where they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One entry of the list.
+
+    Attributes:
+        entry: as the settings have it.
+        names: the backends that it names and that can be loaded.
+        driver: the first of them: checks code.
+        others: the drivers of the further ones.
+    """
+
+    entry: str
+    names: tuple[str, ...]
+    driver: Driver
+    others: tuple[Driver, ...] = ()
+
+    @property
+    def drivers(self) -> tuple[Driver, ...]:
+        """The drivers of all names."""
+        return self.driver, *self.others
+
+
+def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
+    """Load the drivers of all entries, and give the reasons of those that cannot be loaded.
+
+    Raises:
+        InvalidInput: an entry names a backend that does not exist, or an option is unknown or bad.
+    """
+    loaded: list[Backend] = []
+    reasons: list[BackendUnavailable] = []
+    for entry in settings.backends:
+        drivers: list[Driver] = []
+        for name in entry.split("|"):
+            try:
+                driver = load_driver(name)
+                driver.configure(settings.options.get(name, {}))
+                drivers.append(driver)
+            except BackendUnavailable as error:
+                reasons.append(error)
+        if drivers:
+            first, *others = drivers
+            loaded.append(Backend(entry, tuple(d.name for d in drivers), first, tuple(others)))
+    return loaded, reasons
+
+
+def check_names(settings: Settings, embedded: Iterable[str]) -> None:
+    """Refuse options and numbers of engines that nothing would read.
+
+    Backends that are installed and not started may have both, so one file of settings can serve
+    several nodes.
+
+    Args:
+        settings: of the node.
+        embedded: names of drivers that the program provides.
+
+    Raises:
+        InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
+    """
+    started = {name for entry in settings.backends for name in entry.split("|")}
+    for name in settings.options.keys() - started - set(embedded):
+        if name not in backend_names():
+            raise unknown_backend(f"options.{name}", name)
+        with contextlib.suppress(BackendUnavailable):
+            load_driver(name).configure(settings.options[name])
+    known = {*settings.backends, *started, *backend_names(), *embedded}
+    for name, count in settings.engines.items():
+        if name not in known:
+            raise unknown_backend(f"engines.{name}", name)
+        if count < 0:
+            raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
+
+
+def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
+    """Give a driver for every format that any installed backend runs, to check code with.
+
+    A node registers functions with code for backends that it does not run: another of their code
+    objects may run here, or they are called elsewhere.
+    """
+    checkers: dict[str, Driver] = {}
+    for name in backend_names():
+        with contextlib.suppress(BackendUnavailable):
+            driver = load_driver(name)
+            checkers.update(dict.fromkeys(driver.formats, driver))
+    for backend in backends:
+        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver))
+    return checkers
+
+
+def targets(
+    backends: Iterable[Backend], executors: Iterable[Executor], format_name: str
+) -> list[Target]:
+    """Give the devices that are up and run a format, one for each kind of device."""
+    drivers = {d.name: d for b in backends for d in b.drivers}
+    found: dict[tuple[str, tuple[str, ...]], Target] = {}
+    for executor in executors:
+        engine = executor.engine
+        driver, archs = drivers.get(executor.info.backend), executor.info.capacity.archs
+        closed = engine.phase in (EnginePhase.UNAVAILABLE, EnginePhase.CLOSED)
+        if driver is not None and archs and not closed and format_name in engine.formats:
+            found[driver.name, archs] = Target(driver, archs)
+    return list(found.values())
+
+
+class EngineStarter:
+    """Makes the executors of a node, on its loop.
+
+    Args:
+        settings: of the node.
+        around: what all executors share.
+        runtime: takes them.
+
+    Attributes:
+        sharings: what was prepared for workers; to be closed after the executors.
+    """
+
+    def __init__(self, settings: Settings, around: Surroundings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._around = around
+        self._runtime = runtime
+        self._demands = Demands()
+        self._ids = itertools.count(1)
+        self.sharings: list[Sharing] = []
+
+    def start(self, backend: Backend) -> None:
+        """Start the engines of one entry; they become ready in the background.
+
+        Raises:
+            BackendUnavailable: it is known at once that the backend does not work here.
+        """
+        driver = backend.driver
+        if driver.hosting is Hosting.PROCESS:
+            self._start_process(backend, "")
+            return
+        factory = driver.factory()
+        resources = factory.probe()
+        if not resources:
+            raise BackendUnavailable(driver.name, "it finds nothing to run on")
+        wanted = self._settings.engines.get(driver.name, len(resources))
+        for index in range(wanted):
+            resource = resources[index % len(resources)]
+            info = StartedEngine("", driver.name, resource.name, resource.description)
+            self._runtime.add(self._executor(driver, info))
+
+    def _state(self, driver: Driver, info: StartedEngine, places: int) -> EngineState:
+        return EngineState(
+            next(self._ids), driver.formats, (info.backend, info.resource), places
+        )
+
+    def _executor(self, driver: Driver, info: StartedEngine) -> Executor:
+        factory, around = driver.factory(), self._around
+        resource = info.resource
+        if driver.hosting is Hosting.INLINE:
+            state = self._state(driver, info, ANY_NUMBER)
+            return InlineExecutor(
+                state, info, around, lambda: _synchronous(factory.engine(resource), driver)
+            )
+        if driver.hosting is Hosting.THREAD:
+            state = self._state(driver, info, 0)
+            return ThreadExecutor(
+                state, info, around, lambda: _synchronous(factory.engine(resource), driver)
+            )
+        state = self._state(driver, info, PLACES)
+        loop = self._runtime.loop
+        return LoopExecutor(
+            state, info, around, lambda: _asynchronous(factory.engine(resource), driver), loop
+        )
+
+    def _start_process(self, backend: Backend, resource: str) -> None:
+        """Start the sequential engine of one resource; its answer decides what else is started.
+
+        The first engine chooses among the backends of the entry. Once it is up, one more is started
+        for each further resource, and workers that share its own.
+        """
+        info = StartedEngine("", backend.entry, resource)
+        state = self._state(backend.driver, info, 0)
+
+        def ready(executor: Executor) -> None:
+            assert isinstance(executor, ProcessExecutor), "it lives in a process"
+            answer = executor.answer
+            info.backend = answer.backend
+            info.description = answer.description
+            info.resource = resource or answer.resources[0]
+            state.device = (info.backend, info.resource)
+            state.planner = answer.plans
+            if state.name:
+                return  # it was lost and is up again
+            driver = next((d for d in backend.drivers if d.name == answer.backend), backend.driver)
+            chosen = Backend(backend.entry, (answer.backend,), driver)
+            if not resource:
+                engines = self._settings.engines
+                limit = engines.get(backend.entry, engines.get(answer.backend))
+                for other in answer.resources[1:limit]:
+                    self._start_process(chosen, other)
+            if answer.workers:
+                self._start_workers(chosen, info.resource, answer.workers)
+
+        self._add(backend, state, info, ready, {}, "sequential")
+
+    def _start_workers(self, backend: Backend, resource: str, count: int) -> None:
+        """Start the workers of the concurrent engine of one resource."""
+        name = backend.names[0]
+        driver = load_driver(name)
+        driver.configure(self._settings.options.get(name, {}))
+        sharing = driver.sharing().share(resource)
+        self.sharings.append(sharing)
+        for number in range(count):
+            info = StartedEngine("", name, resource)
+            state = self._state(backend.driver, info, 0)
+            state.worker = True
+            state.shared_fault_domain = sharing.shared_fault_domain
+
+            def ready(
+                executor: Executor, info: StartedEngine = info, number: int = number
+            ) -> None:
+                assert isinstance(executor, ProcessExecutor), "it lives in a process"
+                executor.engine.planner = executor.answer.plans
+                info.name = f"{executor.answer.engine}/{number}"
+                info.description = f"{executor.answer.description}, {sharing.description}"
+
+            self._add(backend, state, info, ready, sharing.environment, "worker")
+
+    def _add(
+        self,
+        backend: Backend,
+        state: EngineState,
+        info: StartedEngine,
+        ready: Callable[[Executor], None],
+        environment: Mapping[str, str],
+        role: str,
+    ) -> None:
+        options = {name: self._settings.options.get(name, {}) for name in backend.names}
+        processes = Processes(
+            backend.names,
+            info.resource,
+            {name: {**given, "role": role} for name, given in options.items()},
+            environment,
+            self._around.arena.map,
+            self._settings.spins_us[1],
+        )
+        executor = ProcessExecutor(
+            state, info, self._around, processes, self._runtime, self._demands
+        )
+        executor.ready = ready
+        self._runtime.add(executor)
+
+
+def _synchronous(engine: Engine | AsyncEngine, driver: Driver) -> Engine:
+    if isinstance(engine, AsyncEngine):
+        hosting = driver.hosting.name
+        raise BackendUnavailable(engine.name, f"its hosting is {hosting}, its engine asynchronous")
+    return engine
+
+
+def _asynchronous(engine: Engine | AsyncEngine, driver: Driver) -> AsyncEngine:
+    if isinstance(engine, Engine):
+        raise BackendUnavailable(engine.name, "its hosting is LOOP, its engine synchronous")
+    return engine
