@@ -121,7 +121,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         description: of the resource in use, for people.
         capacity: what the engine has.
         workers: how many further engines should share the resource.
-        spare: a process should wait to take this one's place.
+        standby: a process should wait to take this one's place.
     """
 
     backend: str
@@ -130,7 +130,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     description: str
     capacity: Capacity = Capacity()
     workers: int = 0
-    spare: bool = False
+    standby: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):

@@ -68,8 +68,8 @@ class _Call(Call):
 
     node: Channel[Request] | None = None
 
-    def begins(self, now_ns: int) -> None:
-        Call.begins(self, now_ns)
+    def start_deadline(self, now_ns: int) -> None:
+        Call.start_deadline(self, now_ns)
         if self.node is not None:
             self.node.send(Begun(self.id))
 
@@ -98,14 +98,15 @@ class EngineProcess:
             try:
                 driver = load_driver(name)
                 driver.configure(options.get(name, {}))
-                driver.attach(self._arena)
-                resources = driver.probe()
+                factory = driver.factory()
+                factory.attach(self._arena)
+                resources = factory.probe()
                 chosen = resource or resources[0].name
-                driver.warm(chosen)
+                factory.warm(chosen)
                 order = order or self._node.receive()
                 if isinstance(order, Open) and order.hurry:
-                    driver.hurry(order.device_bytes)
-                engine = driver.engine(chosen)
+                    factory.prepare_failover(order.device_bytes)
+                engine = factory.engine(chosen)
             except BackendUnavailable as error:
                 reasons.append(error)
                 continue
@@ -131,7 +132,7 @@ class EngineProcess:
                 description,
                 engine.capacity,
                 engine.workers,
-                engine.spare,
+                engine.standby,
             )
         )
 
@@ -182,7 +183,7 @@ class EngineProcess:
             self._node.send(Failed(request.call, error.record(), call.stages, fatal))
             return fatal
         self._node.send(Done(request.call, outputs, call.stages))
-        engine.settle()
+        engine.clean_up()
         return False
 
     def _set(self, wire: WireSet) -> ItemSet:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dandelion.driver import (
     AsyncEngine,
+    Checker,
     Driver,
     Engine,
     Hosting,
@@ -107,19 +108,19 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
             raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
 
 
-def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
-    """Give a driver for every format that any installed backend runs, to check code with.
+def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
+    """Give a checker for every format that any installed backend runs.
 
     A node registers functions that have code for backends which it does not run, as long as one of
     their alternatives runs here or elsewhere; calling them tells.
     """
-    checkers: dict[str, Driver] = {}
+    checkers: dict[str, Checker] = {}
     for name in backend_names():
         with contextlib.suppress(BackendUnavailable):
             driver = load_driver(name)
-            checkers.update(dict.fromkeys(driver.formats, driver))
+            checkers.update(dict.fromkeys(driver.formats, driver.checker()))
     for backend in backends:
-        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver))
+        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
     return checkers
 
 
@@ -133,7 +134,7 @@ def targets(
         driver, archs = drivers.get(host.facts.backend), host.facts.capacity.archs
         gone = host.state in (State.UNAVAILABLE, State.CLOSED)
         if driver is not None and archs and not gone and format_name in host.formats:
-            found[driver.name, archs] = Target(driver, archs)
+            found[driver.name, archs] = Target(driver.checker(), archs)
     return list(found.values())
 
 
@@ -181,7 +182,7 @@ class EngineStarter:
         if driver.hosting is Hosting.PROCESS:
             self._start_process(backend, "")
             return
-        resources = driver.probe()
+        resources = driver.factory().probe()
         if not resources:
             raise BackendUnavailable(driver.name, "it finds nothing to run on")
         wanted = self._settings.engines.get(driver.name, len(resources))
@@ -196,10 +197,10 @@ class EngineStarter:
                 facts,
                 driver.formats,
                 self._changed,
-                lambda: _synchronous(driver.engine(facts.resource)),
+                lambda: _synchronous(driver.factory().engine(facts.resource)),
                 lambda engine, _: None,
             )
-        engine = driver.engine(facts.resource)
+        engine = driver.factory().engine(facts.resource)
         if isinstance(engine, AsyncEngine):
             return LoopHost(facts, driver.formats, self._changed, self._loop, engine)
         return InlineHost(facts, driver.formats, self._changed, engine)
@@ -233,14 +234,14 @@ class EngineStarter:
         """Start the workers of the concurrent engine of one resource."""
         driver = load_driver(backend.names[0])
         driver.configure(self._settings.options.get(backend.names[0], {}))
-        sharing = driver.share(resource)
+        sharing = driver.sharing().share(resource)
         self.sharings.append(sharing)
         for number in range(count):
             facts = HostFacts(
                 backend.names[0],
                 resource,
                 worker=True,
-                shared_fate=sharing.shared_fate,
+                shared_fault_domain=sharing.shared_fault_domain,
             )
 
             def describe(engine: Engine, facts: HostFacts, number: int = number) -> None:

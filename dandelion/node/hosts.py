@@ -81,7 +81,7 @@ class HostFacts:
         name, description: known when it is ready.
         capacity: what its engine has, known when it is ready.
         worker: it shares its resource with others, and runs at the same time as they.
-        shared_fate: a fault of one worker ends the calls of all.
+        shared_fault_domain: a fault of one worker ends the calls of all.
     """
 
     backend: str
@@ -90,7 +90,7 @@ class HostFacts:
     description: str = ""
     capacity: Capacity = field(default_factory=Capacity)
     worker: bool = False
-    shared_fate: bool = False
+    shared_fault_domain: bool = False
     counts: HostCounts = field(default_factory=HostCounts)
 
     @property

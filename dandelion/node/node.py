@@ -102,7 +102,7 @@ class Node:
         self._arena = SharedDomain(self.settings.arena_bytes)
         self._transfers = Transfers()
         self._checkers = load_checkers(self._backends)
-        platform = {f.name: f for b in self._backends for f in b.driver.functions()}
+        platform = {f.name: f for b in self._backends for f in b.driver.platform_functions}
         self._library = Library(self.catalog, platform, self._arena, self._transfers, caps)
         self._registrar = Registrar(self.catalog, platform, self._checkers, self._targets, caps)
         self._traces = TraceStore(self.settings.keep_traces)
@@ -188,8 +188,8 @@ class Node:
             self._settle(lambda: None)
 
     def _end_checks(self) -> None:
-        for driver in self._checkers.values():
-            _closed(driver.close)
+        for checker in self._checkers.values():
+            _closed(checker.close)
 
     def _settle(self, event: Callable[[], None]) -> None:
         """Have an event carried out, and wait until it and all before it are."""

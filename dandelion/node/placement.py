@@ -93,7 +93,7 @@ class FifoPlacement(Generic[Waiting]):
             other
             for other in self.hosts(tuple(host.formats)[:1])
             if other is not host
-            and other.facts.shared_fate
+            and other.facts.shared_fault_domain
             and other.facts.device == host.facts.device
         ]
 
@@ -179,7 +179,9 @@ class FifoPlacement(Generic[Waiting]):
 
     def next_for(self, host: EngineHost) -> tuple[Waiting, str] | None:
         """Take the oldest waiting call that fits a host."""
-        if host.facts.shared_fate and not _standing([host], self.hosts(tuple(host.formats))):
+        if host.facts.shared_fault_domain and not _standing(
+            [host], self.hosts(tuple(host.formats))
+        ):
             return None
         best: tuple[int, Waiting] | None = None
         for formats, line in self._lines.items():
@@ -221,15 +223,17 @@ class FifoPlacement(Generic[Waiting]):
 
 def _standing(hosts: list[EngineHost], among: list[EngineHost]) -> list[EngineHost]:
     """Leave out those that share their fate with one that is not up."""
-    fallen = {h.facts.device for h in among if h.facts.shared_fate and h.state is State.STARTING}
+    fallen = {
+        h.facts.device for h in among if h.facts.shared_fault_domain and h.state is State.STARTING
+    }
     if not fallen:
         return hosts
-    return [h for h in hosts if not h.facts.shared_fate or h.facts.device not in fallen]
+    return [h for h in hosts if not h.facts.shared_fault_domain or h.facts.device not in fallen]
 
 
 def _admits(host: EngineHost, needs: Needs) -> bool:
     """Tell whether a host is able to run a call at all."""
-    if needs.alone and host.facts.shared_fate:
+    if needs.alone and host.facts.shared_fault_domain:
         return False
     room = host.facts.capacity.device_bytes
     return needs.demand is None or not room or needs.demand.device_bytes <= room
@@ -239,7 +243,7 @@ def _prefers(host: EngineHost, needs: Needs) -> bool:
     """Tell whether a host is of the kind, worker or sequential, that a call should have."""
     if needs.demand is None:
         return True
-    return host.facts.worker != host.facts.capacity.filled_by(needs.demand)
+    return host.facts.worker != host.facts.capacity.saturated_by(needs.demand)
 
 
 def _rank(host: EngineHost, needs: Needs) -> tuple[bool, bool, int, int]:

@@ -213,7 +213,7 @@ class ProcessHost(ThreadHost):
         if work not in self._slow:
             return
         refused = self._refused(work)
-        work.call.begins(work.started_ns)  # it may have waited for this thread
+        work.call.start_deadline(work.started_ns)  # it may have waited for this thread
         result = (None, refused) if refused is not None else run_call(engine, work)
         if isinstance(result[1], EngineDied) and self._remote.posted != work.call.id:
             work.begun = False

@@ -25,7 +25,7 @@ from typing import ParamSpec
 
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Cancel, Complete, Fail, Instruction, Run
-from dandelion.driver import Call, InstanceSets
+from dandelion.driver import Call, Demand, InstanceSets
 from dandelion.errors import (
     Cancelled,
     DandelionError,
@@ -153,7 +153,7 @@ class Pump:
         if host.state is State.READY:
             self._placement.add_host(host)  # again, if it was lost for a while
             self._reconsider()
-            for other in list(self.hosts) if host.facts.shared_fate else (host,):
+            for other in list(self.hosts) if host.facts.shared_fault_domain else (host,):
                 self._feed(other)  # its siblings waited for it, too
         elif host.state in (State.UNAVAILABLE, State.CLOSED):
             self._placement.remove_host(host)
@@ -195,7 +195,7 @@ class Pump:
         again = False
         if wanted and work.attempt - (not work.begun) < ATTEMPTS and _may_run_again(work, error):
             again = True
-            alone = work.alone or (work.begun and host.facts.shared_fate)
+            alone = work.alone or (work.begun and host.facts.shared_fault_domain)
             attempt = work.attempt + work.begun
             self._place(WaitingCall(invocation, run, attempt, alone, work.cache_key), behind=alone)
         elif outputs is not None:
@@ -206,7 +206,7 @@ class Pump:
             self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
         elif error is not None:
             self._fail(invocation, run, _blamed(work, error))
-        if host.state is State.STARTING and host.facts.shared_fate:
+        if host.state is State.STARTING and host.facts.shared_fault_domain:
             for other in self._placement.siblings(host):
                 other.doubt()
         if again or host.state is State.STARTING:  # others may take what waits, if it was lost
@@ -286,7 +286,9 @@ class Pump:
             return Needs(formats, alone=waiting.alone)
         code_format, driver = asked
         function = self._library.function(run.function, code_format)
-        demand = driver.demand(function, function.with_static(run.inputs))
+        planner = driver.planner()
+        inputs = function.with_static(run.inputs)
+        demand = planner.demand(function, inputs) if planner is not None else Demand()
         return Needs(formats, demand, waiting.alone, function.identity, driver)
 
     def _answered(self, waiting: WaitingCall) -> bool:
@@ -408,7 +410,7 @@ def _may_run_again(work: Work, error: DandelionError | None) -> bool:
     """
     if work.call.function.spec.kind != "compute" or work.host is None:
         return False
-    shared = isinstance(error, Faulted) and work.host.facts.shared_fate
+    shared = isinstance(error, Faulted) and work.host.facts.shared_fault_domain
     return shared or isinstance(error, EngineDied)
 
 

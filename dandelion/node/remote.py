@@ -228,7 +228,8 @@ class RemoteEngine(Engine):
         if function.identity not in self._loaded or channel is None:
             return Sent.NOTHING
         if demand is None:
-            demand = self.driver.demand(function, call.inputs)
+            planner = self.driver.planner()
+            demand = planner.demand(function, call.inputs) if planner is not None else Demand()
         if self._processes.ending and (function.static or demand.device_bytes > LIGHT_BYTES):
             if quickly:
                 return Sent.NOTHING
@@ -327,7 +328,7 @@ class RemoteEngine(Engine):
         except Ended:
             return Answer.CARE
         while isinstance(reply, Begun):
-            call.begins(time.monotonic_ns())
+            call.start_deadline(time.monotonic_ns())
             try:
                 reply = channel.take()
             except Ended:
@@ -345,7 +346,7 @@ class RemoteEngine(Engine):
         if self._out:
             self._out.popleft()
         if self._out:
-            self._out[0].call.begins(time.monotonic_ns())
+            self._out[0].call.start_deadline(time.monotonic_ns())
         out.call.stages.update(reply.stages)
         if isinstance(reply, Failed):
             raise from_record(reply.error)
@@ -382,7 +383,7 @@ class RemoteEngine(Engine):
             raise EngineDied(self.name, "it is being closed")
         if self._processes.ending:
             raise TimedOut(call.function.spec.name, "wall", call.limit_s)
-        call.begins(time.monotonic_ns())
+        call.start_deadline(time.monotonic_ns())
 
     def finish(self, call: Call) -> InstanceSets:
         """Wait for the outputs of the call that is out first; end the process if it has to be.
@@ -488,7 +489,7 @@ def _received(channel: Channel[Reply], call: Call, spin_ns: int = 0) -> Reply | 
             reply = channel.receive(call.left_s() + GRACE_S, spin_ns)
             if not isinstance(reply, Begun):
                 return reply
-            call.begins(time.monotonic_ns())
+            call.start_deadline(time.monotonic_ns())
     except Ended:
         return None
 

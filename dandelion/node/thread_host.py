@@ -144,7 +144,7 @@ class ThreadHost(EngineHost):
         if engine.lost:
             return self._closing or self._recovered(engine)
         try:
-            engine.settle()
+            engine.clean_up()
         except Exception as error:
             return self._recovered(engine, error)
         return True
