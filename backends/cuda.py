@@ -10,14 +10,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dandelion.driver import Driver, Sharing
-from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.driver import Driver
+from dandelion.errors import BackendUnavailable
 
 from .gpu.calls import Attributes, Calls, Compiler
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
-from .gpu.device import Device, Protection
-from .gpu.mps import share_by_mps
+from .gpu.device import Protection
+from .gpu.mps import MpsSharing
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install 'dandelion-engine[cuda]', and NVIDIA's driver"
@@ -60,21 +60,16 @@ class CudaDriver(CudaLikeDriver):
 
     name: ClassVar[str] = "cuda"
     device_class: ClassVar[type[CudaLikeDevice]] = CudaDevice
-    default_weights: ClassVar[str] = "25%"
-    default_workers: ClassVar[int] = 2
-    settings: ClassVar[tuple[str, ...]] = (*CudaLikeDriver.settings, "worker_percentage")
+    settings: ClassVar[Mapping[str, str]] = {
+        **CudaLikeDriver.settings,
+        "weights": "25%",
+        "workers": "2",
+        "worker_percentage": "",
+    }
 
-    def configure(self, options: Mapping[str, str]) -> None:
-        super().configure(options)
-        given = self._options.get("worker_percentage", "")
-        if given and not (given.isdecimal() and 0 < int(given) <= 100):
-            raise InvalidInput("cuda.worker_percentage", f"'{given}'", "write 1 to 100")
-
-    def share(self, resource: str) -> Sharing:
-        return share_by_mps(self._options.get("worker_percentage", ""))
-
-    def device(self, resource: str) -> Device:
-        return CudaDevice(self.ordinal(resource), self.cache())
+    def __init__(self) -> None:
+        super().__init__()
+        self._sharing = MpsSharing(self.options)
 
 
 def _import(name: str) -> Any:  # the binding's names are only known once it is loaded

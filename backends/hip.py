@@ -18,7 +18,7 @@ from dandelion.errors import BackendUnavailable
 from .gpu.calls import Attributes, Calls, Compiler
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
-from .gpu.device import Device, Protection
+from .gpu.device import Protection
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install 'dandelion-engine[hip]', and ROCm"
@@ -55,11 +55,7 @@ class HipDriver(CudaLikeDriver):
 
     name: ClassVar[str] = "hip"
     device_class: ClassVar[type[CudaLikeDevice]] = HipDevice
-    default_weights: ClassVar[str] = "0"
-
-    def device(self, resource: str) -> Device:
-        asked_for = "weights" in self._options
-        return HipDevice(self.ordinal(resource), self.cache(), trusts_protection=asked_for)
+    trusts_protection: ClassVar[bool] = False
 
 
 def _import(name: str) -> Any:  # the binding's names are only known once it is loaded

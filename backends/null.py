@@ -5,17 +5,27 @@ By default output i is input i, passed on by reference. Two options of the code 
 ``fail`` makes every call end with that message.
 
 A backend in five steps, each to be seen below: name the formats that you run and where your engines
-are hosted; say what is there (`probe`); refuse code that can never run (`check`); start an engine
-(`engine`); let the engine turn sets into sets (`_run`). Then name the module in the entry points
-``dandelion.backends``.
+are hosted (`NullDriver`); refuse code that can never run (`NullChecker`); list what there is and
+start engines on it (`NullFactory`); turn sets into sets (`NullEngine`). Then name the module in the
+entry points ``dandelion.backends``. Calls here fit every engine, so there is no planner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from dandelion.data import Item, ItemSet
-from dandelion.driver import Call, Demand, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import (
+    Call,
+    Checker,
+    Driver,
+    Engine,
+    EngineFactory,
+    Hosting,
+    InstanceSets,
+    Resource,
+)
 from dandelion.errors import InvalidFunction, Problem, Raised, nearest
 from dandelion.function import Function
 
@@ -29,17 +39,35 @@ class NullDriver(Driver):
     formats: ClassVar[frozenset[str]] = frozenset({"null"})
     hosting: ClassVar[Hosting] = Hosting.INLINE
 
-    def probe(self) -> list[Resource]:
-        return [Resource("null", "answers at once")]
+    def __init__(self) -> None:
+        self._checker = NullChecker()
+        self._factory = NullFactory()
 
-    def check(self, function: Function) -> None:
-        limit = function.spec.limits.output_items
-        problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
+    def checker(self) -> Checker:
+        return self._checker
+
+    def factory(self) -> NullFactory:
+        return self._factory
+
+
+class NullChecker(Checker):
+    """Checks the options."""
+
+    def check(self, functions: Sequence[Function]) -> None:
+        problems = []
+        for function in functions:
+            limit = function.spec.limits.output_items
+            options = function.code.options.items()
+            problems += [p for item in options if (p := _problem(*item, limit))]
         if problems:
             raise InvalidFunction(tuple(problems))
 
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        return Demand(output_bytes=0)  # by reference, or small and on the heap
+
+class NullFactory(EngineFactory):
+    """Starts engines."""
+
+    def probe(self) -> list[Resource]:
+        return [Resource("null", "answers at once")]
 
     def engine(self, resource: str) -> NullEngine:
         return NullEngine()

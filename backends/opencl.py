@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import linecache
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,11 +32,13 @@ from dandelion.memory.context import address_of
 
 from .gpu import pocl
 from .gpu.compiling import LOG_BYTES
-from .gpu.confined import ConfinedEngine
+from .gpu.confined import DEFAULT_PROCESSES, ConfinedEngine
 from .gpu.device import Abilities, Device, Handle, Properties
 from .gpu.driver import GpuDriver
+from .gpu.factory import GpuFactory
 from .gpu.host_memory import POOL_BYTES
 from .gpu.host_runtime import HostRuntime
+from .gpu.options import GpuOptions
 from .gpu.plan import Launch, Pointer, Zero
 from .gpu.pocl_runtime import PoclRuntime
 from .gpu.source import CodeFormat, LoadedCode
@@ -61,7 +63,7 @@ def enforcement() -> dict[str, str]:
     Raises:
         BackendUnavailable: they cannot be confined here.
     """
-    made = OpenClDriver()
+    made = OpenClDriver().factory()
     resource = made.probe()[0].name
     if not made.runs_on_host(resource):
         return {}
@@ -95,19 +97,30 @@ class OpenClDriver(GpuDriver):
     them in the engine's process instead, which is for code that one trusts."""
 
     name: ClassVar[str] = "opencl"
-    settings: ClassVar[tuple[str, ...]] = (
-        *GpuDriver.settings,
-        "threads",
-        "processes",
-        "unconfined",
-    )
+    settings: ClassVar[Mapping[str, str]] = {
+        **GpuDriver.settings,
+        "threads": "0",
+        "processes": str(DEFAULT_PROCESSES),
+        "unconfined": "false",
+    }
 
     def __init__(self) -> None:
         super().__init__()
+        self._factory = OpenClFactory(self.options)
+
+    def factory(self) -> OpenClFactory:
+        return self._factory
+
+
+class OpenClFactory(GpuFactory):
+    """Starts engines on OpenCL devices."""
+
+    def __init__(self, options: GpuOptions) -> None:
+        super().__init__(options)
         self._on_host: dict[str, bool] = {}
 
     def probe(self) -> list[Resource]:
-        pocl.prepare_environment(self._size("threads"))
+        pocl.prepare_environment(self._options.size("threads"))
         cl = pocl.binding()
         return [
             Resource(
@@ -121,7 +134,7 @@ class OpenClDriver(GpuDriver):
 
     def runs_on_host(self, resource: str) -> bool:
         if resource not in self._on_host:
-            pocl.prepare_environment(self._size("threads"))
+            pocl.prepare_environment(self._options.size("threads"))
             cl = pocl.binding()
             for name, device in _devices(cl).items():
                 self._on_host[name] = bool(device.type & cl.device_type.CPU)
@@ -129,10 +142,10 @@ class OpenClDriver(GpuDriver):
         return self._on_host.get(resource, True)
 
     def host_runtime(self) -> HostRuntime:
-        return PoclRuntime(self._size("threads"))
+        return PoclRuntime(self._options.size("threads"))
 
     def device(self, resource: str) -> Device:
-        return OpenClDevice(resource, threads=self._size("threads"))
+        return OpenClDevice(resource, threads=self._options.size("threads"))
 
 
 @dataclass(slots=True)
@@ -150,7 +163,7 @@ class OpenClDevice(Device):
     """One OpenCL device.
 
     Args:
-        resource: its name, as `OpenClDriver.probe` lists it; empty or ``0`` for the first.
+        resource: its name, as `OpenClFactory.probe` lists it; empty or ``0`` for the first.
         threads: how many threads PoCL uses; 0 for one for each core.
         shared: use SVM where it can be; False is for tests of the other way.
     """

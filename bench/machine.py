@@ -78,7 +78,7 @@ def probe(backends: Sequence[str]) -> Devices:
     missing = {}
     for backend in backends:
         try:
-            resources = load_driver(backend).probe()
+            resources = load_driver(backend).factory().probe()
         except BackendUnavailable as error:
             missing[backend] = f"{error.missing} ({error.remedy})"
             continue

@@ -159,21 +159,6 @@ class Catalog(abc.ABC):
     def close(self) -> None:
         """Release files and connections."""
 
-    def get_callable(
-        self, name: str, version: int | None = None
-    ) -> FunctionSpec | CompositionRecord:
-        """Find a function or composition.
-
-        Raises:
-            Unknown: with the nearest registered name.
-        """
-        found = self.find_callable(name, version)
-        if found is None:
-            names = [r.name for r in self.records() if not isinstance(r, LibraryRecord)]
-            close = nearest(name, names) if version is None else None
-            raise Unknown("function or composition", name, version, close)
-        return found
-
 
 def kind_of(record: Record | type[Record]) -> str:
     """Word for a kind of record: ``function``, ``composition``, ``library``."""

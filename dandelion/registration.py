@@ -40,7 +40,7 @@ from dandelion.documents import (
     item_content,
     set_spec,
 )
-from dandelion.driver import Driver
+from dandelion.driver import Checker
 from dandelion.errors import (
     Conflict,
     DandelionError,
@@ -66,9 +66,9 @@ TEXT_LIMIT_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Devices of one kind that are up: their driver, and `Capacity.archs`."""
+    """Devices of one kind that are up: what prepares code for them, and `Capacity.archs`."""
 
-    driver: Driver
+    checker: Checker
     archs: tuple[str, ...]
 
 
@@ -90,7 +90,7 @@ class Preparation:
         misses = 0
         for target in self.targets:
             try:
-                target.driver.prepare(self.function, target.archs)
+                target.checker.prepare(self.function, target.archs)
             except InvalidBlueprint as error:
                 if any(problem.code != "no-code" for problem in error.problems):
                     raise
@@ -109,7 +109,7 @@ class Draft:
         blobs: those of the document.
         batch: its records.
         generation: of the catalogue that it was checked against.
-        codes: all code objects, loaded, with the drivers that can check them.
+        codes: all code objects, loaded, with what checks them.
         preparations: what can be compiled ahead.
     """
 
@@ -117,7 +117,7 @@ class Draft:
     blobs: Blobs
     batch: Batch
     generation: int
-    codes: list[tuple[Driver, Function]]
+    codes: list[tuple[Checker, Function]]
     preparations: list[Preparation]
 
     def look_into_code(self) -> None:
@@ -137,15 +137,15 @@ class Draft:
             InvalidFunction, InvalidBlueprint: what is wrong.
         """
         known = {function.identity for _, function in earlier.codes}
-        self._check([(d, f) for d, f in self.codes if f.identity not in known])
+        self._check([(c, f) for c, f in self.codes if f.identity not in known])
 
-    def _check(self, codes: Iterable[tuple[Driver, Function]]) -> None:
-        """Give each driver its functions together."""
-        functions: dict[Driver, list[Function]] = {}
-        for driver, function in codes:
-            functions.setdefault(driver, []).append(function)
-        for driver, found in functions.items():
-            driver.check_all(found)
+    def _check(self, codes: Iterable[tuple[Checker, Function]]) -> None:
+        """Give each checker its functions together."""
+        functions: dict[Checker, list[Function]] = {}
+        for checker, function in codes:
+            functions.setdefault(checker, []).append(function)
+        for checker, found in functions.items():
+            checker.check(found)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Registrar:
     Attributes:
         catalog: what is registered already.
         platform: functions that the platform provides, by name; their names are reserved.
-        drivers: for each format of code objects a driver that can check it.
+        checkers: what checks code objects, by their format.
         targets: gives the devices that are up and run a format, those that have architectures.
         caps: the operator's largest limits. More is refused; limits that are left at their default
             are lowered to the cap.
@@ -163,12 +163,12 @@ class Registrar:
 
     catalog: Catalog
     platform: Mapping[str, FunctionSpec]
-    drivers: Mapping[str, Driver]
+    checkers: Mapping[str, Checker]
     targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
     caps: Limits = _NO_CAPS
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
-    _codes: list[tuple[Driver, Function]] = field(default_factory=list)
+    _codes: list[tuple[Checker, Function]] = field(default_factory=list)
     _preparations: list[Preparation] = field(default_factory=list)
 
     def draft(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Draft:
@@ -256,23 +256,23 @@ class Registrar:
         return StaticItem(name, self._blobs.add(item.bytes()), item.dtype, item.shape)
 
     def _code(self, where: str, spec: FunctionSpec, document: CodeDocument) -> CodeObject:
-        driver = self.drivers.get(document.format)
-        if driver is None:
-            close = nearest(document.format, self.drivers) or ""
-            known = ", ".join(sorted(self.drivers))
+        checker = self.checkers.get(document.format)
+        if checker is None:
+            close = nearest(document.format, self.checkers) or ""
+            known = ", ".join(sorted(self.checkers))
             raise InvalidFunction(
                 (Problem("unknown-format", f"no backend runs '{document.format}'", where,
                          expected=f"one of {known}", nearest=close),)
             )  # fmt: skip
         main = content(document.main).bytes()
         files = {name: self._blob(value) for name, value in document.files.items()}
-        for name in driver.references(main):
+        for name in checker.references(main):
             if name not in files:
                 files[name] = self._reference(where, name, files)
         code = CodeObject(document.format, self._blob(document.main), files, document.options)
         loaded = {name: self._read(digest) for name, digest in files.items()}
         function = Function(spec, code, main, loaded)
-        self._codes.append((driver, function))
+        self._codes.append((checker, function))
         targets = tuple(self.targets(document.format))
         if targets:
             self._preparations.append(Preparation(function, targets))

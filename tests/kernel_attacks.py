@@ -162,7 +162,7 @@ class Attacker:
 
     def run(self, call: Call) -> tuple[bytes, bytes]:
         results, memory = self.engine.run(call)
-        self.engine.settle()
+        self.engine.clean_up()
         assert results is not None
         assert memory is not None
         return results.items[0].bytes(), memory.items[0].bytes()
@@ -184,7 +184,7 @@ def attacker(command: tuple[str, ...], processes: int = 4) -> Iterator[Attacker]
     """Start an engine."""
     driver = OpenClDriver()
     driver.configure({"pool_bytes": "16M", "processes": str(processes), "threads": "1"})
-    engine = ConfinedEngine(driver, "cpu", {"pool_bytes": "16M", "threads": "1"}, command)
+    engine = ConfinedEngine(driver.options, driver.factory().host_runtime(), "cpu", command)
     try:
         yield Attacker(engine)
     finally:

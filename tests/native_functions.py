@@ -96,7 +96,7 @@ def run(engine: Engine, fn: Function, *values: Any, **how: Any) -> InstanceSets:
     try:
         return engine.run(call_of(fn, *values, **how))
     finally:
-        engine.settle()
+        engine.clean_up()
 
 
 def first(outputs: InstanceSets) -> ItemSet:
@@ -110,10 +110,10 @@ def engine_of(backend: str, **options: str) -> Iterator[Engine]:
     """Give an engine of its own driver, and close it."""
     driver = load_driver(backend)
     driver.configure(options)
-    engine = driver.engine("0")
+    engine = driver.factory().engine("0")
     assert isinstance(engine, Engine)
     try:
         yield engine
     finally:
         engine.close()
-        driver.close()
+        driver.checker().close()

@@ -59,7 +59,7 @@ def run(engine: ProcessEngine, fn: Function, *values: Any, **how: Any) -> Instan
     try:
         return engine.run(call_of(fn, *values, **how))
     finally:
-        engine.settle()
+        engine.clean_up()
 
 
 def first(outputs: InstanceSets) -> ItemSet:
@@ -72,9 +72,9 @@ def first(outputs: InstanceSets) -> ItemSet:
 def process_engine(ahead: int = 2) -> Iterator[ProcessEngine]:
     """Give an engine of its own driver, and close it."""
     driver = ProcessDriver(ahead)
-    engine = driver.engine("0")
+    engine = driver.factory().engine("0")
     try:
         yield engine
     finally:
         engine.close()
-        driver.close()
+        driver.checker().close()

@@ -25,6 +25,7 @@ FLOORS = [
     ["dispatcher"],
     ["scheduler"],
     ["settings", "engine_process"],
+    ["testing"],
     ["node"],
     ["frontend"],
     ["cli"],

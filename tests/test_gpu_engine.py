@@ -17,7 +17,9 @@ from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.conformance import HOST_KERNELS
 from dandelion.backends.gpu.device import Device, Properties, Protection
 from dandelion.backends.gpu.driver import GpuDriver
+from dandelion.backends.gpu.factory import GpuFactory
 from dandelion.backends.gpu.host import HostDevice, Memory
+from dandelion.backends.gpu.options import GpuOptions
 from dandelion.backends.gpu.plan import Launch
 from dandelion.backends.gpu.sequential import SequentialEngine
 from dandelion.backends.gpu.weights import WeightsLimit
@@ -41,7 +43,8 @@ from dandelion.errors import (
     TimedOut,
 )
 from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
-from dandelion.memory import Failing, HeapDomain, MemoryDomain, SharedDomain, Tracked
+from dandelion.memory import HeapDomain, MemoryDomain, SharedDomain
+from dandelion.testing import Failing, Tracked
 
 POOL_BYTES = 1 << 20
 FAR_NS = 60 * 10**9
@@ -160,7 +163,7 @@ class Runner:
     def run(self, wanted: Function, *inputs: ItemSet | None, settle: bool = True) -> InstanceSets:
         outputs = self.engine.run(self.call(wanted, *inputs))
         if settle:
-            self.engine.settle()
+            self.engine.clean_up()
         return outputs
 
 
@@ -310,7 +313,7 @@ def test_names_come_from_the_first_input_that_is_not_static(runner: Runner) -> N
 def test_stages_are_told(runner: Runner) -> None:
     call = runner.call(totals(), one("x", bytes(64)))
     runner.engine.run(call)
-    runner.engine.settle()
+    runner.engine.clean_up()
     assert set(call.stages) == {"plan", "copy_in", "kernels", "copy_out", "zero"}
     assert all(ns >= 0 for ns in call.stages.values())
 
@@ -513,9 +516,10 @@ def weighed(weights: npt.NDArray[Any] = WEIGHTS, name: str = "F", static: bool =
 @pytest.mark.parametrize(("limit", "kept"), [("25%", True), ("1M", True), ("0", False)])
 def test_constants_that_stay_on_the_device_need_no_room_in_the_pool(limit: str, kept: bool) -> None:
     driver = load_driver("cuda")
+    assert isinstance(driver, GpuDriver)
     driver.configure({"weights": limit})
     x = np.arange(1000, dtype=np.int32)
-    found = driver.demand(weighed(), (one("x", x), one("w", WEIGHTS)))
+    found = driver.planner().demand(weighed(), (one("x", x), one("w", WEIGHTS)))
     both = x.nbytes * 2 + 256
     assert (found.device_bytes < both) if kept else (found.device_bytes > WEIGHTS.nbytes)
     assert (found.blocks, found.block_threads) == (16, 64)
@@ -629,10 +633,11 @@ class CrowdedDevice(HostDevice):
         return Properties("crowded", 4 * self._memory_bytes, self._memory_bytes)
 
 
-class CrowdedDriver(GpuDriver):
+class CrowdedFactory(GpuFactory):
     """Leaves a quarter of what it finds to constants."""
 
-    name = "crowded"
+    def __init__(self) -> None:
+        super().__init__(GpuOptions("crowded", {**GpuOptions.SHARED, "weights": "25%"}))
 
     def probe(self) -> list[Resource]:
         return [Resource("0", "crowded")]
@@ -640,18 +645,15 @@ class CrowdedDriver(GpuDriver):
     def device(self, resource: str) -> CrowdedDevice:
         return CrowdedDevice(KERNELS, 16 << 20, holds=True)
 
-    def weights(self) -> WeightsLimit:
-        return WeightsLimit(share=0.25)
-
 
 def test_an_engine_that_replaces_another_keeps_as_many_constants() -> None:
     lost_bytes, held = 0, []
     for _ in range(2):
-        driver = CrowdedDriver()
-        driver.hurry(lost_bytes)
+        factory = CrowdedFactory()
+        factory.prepare_failover(lost_bytes)
         runner = HoldingRunner(holding())
         runner.engine.close()
-        engine = driver.engine("0")
+        engine = factory.engine("0")
         assert isinstance(engine, SequentialEngine)
         runner.engine = engine
         for i in range(4):
@@ -676,10 +678,10 @@ def test_a_driver_tells_without_a_device(driver: GpuDriver) -> None:
     assert driver.formats == {"blueprint"}
     assert driver.hosting is Hosting.PROCESS
     wanted = matmul()
-    driver.check(wanted)
-    assert driver.references(wanted.main) == ("kernels.c", "kernels.host")
+    driver.checker().check([wanted])
+    assert driver.checker().references(wanted.main) == ("kernels.c", "kernels.host")
     sets = (one("cfg", np.array([4])), one("A", bytes(128 * 128 * 8)))
-    demand = driver.demand(wanted, sets)
+    demand = driver.planner().demand(wanted, sets)
     assert demand.output_bytes == 128 * 128 * 8
     assert demand.device_bytes == 2 * 128 * 128 * 8
     assert demand.blocks == 16
@@ -688,7 +690,7 @@ def test_a_driver_tells_without_a_device(driver: GpuDriver) -> None:
 def test_demand_is_what_the_engine_acquires(driver: GpuDriver, host: Runner) -> None:
     sets = (one("x", bytes(1234 * 4)),)
     kept = host.run(totals(), *sets)
-    assert host.domain.alive == [driver.demand(totals(), sets).output_bytes]
+    assert host.domain.alive == [driver.planner().demand(totals(), sets).output_bytes]
     assert kept
 
 
@@ -699,7 +701,7 @@ def test_sets_must_match_the_blueprint(driver: GpuDriver) -> None:
         "F", (SetSpec("cfg"), SetSpec("a"), SetSpec("extra")), (SetSpec("C"),), {}, ()
     )
     with pytest.raises(InvalidBlueprint) as caught:
-        driver.check(spec)
+        driver.checker().check([spec])
     found = {(p.code, p.where) for p in caught.value.problems}
     assert found == {
         ("unknown-set", "blueprint.inputs"),
@@ -713,7 +715,7 @@ def test_missing_files_are_found_at_registration(driver: GpuDriver) -> None:
     wanted = matmul()
     wanted.files = {"kernels.c": FILES["kernels.c"]}
     with pytest.raises(InvalidBlueprint) as caught:
-        driver.check(wanted)
+        driver.checker().check([wanted])
     assert [p.code for p in caught.value.problems] == ["unknown-file"]
 
 
@@ -723,7 +725,7 @@ def test_settings(driver: GpuDriver) -> None:
     for bad in ({"pool_byte": "1"}, {"pool_bytes": "much"}, {"exact_stages": "perhaps"}):
         with pytest.raises(InvalidInput):
             load_driver("opencl").configure(bad)
-    engine = driver.sequential("")
+    engine = driver.factory().sequential("")
     assert engine.pool.size_bytes == 2 << 20
     assert engine.exact_stages
     engine.close()
@@ -731,7 +733,7 @@ def test_settings(driver: GpuDriver) -> None:
 
 def test_an_unknown_resource(driver: GpuDriver) -> None:
     with pytest.raises(BackendUnavailable):
-        driver.engine("quantum7")
+        driver.factory().engine("quantum7")
 
 
 def test_a_missing_library_says_how_to_get_it(
@@ -739,9 +741,9 @@ def test_a_missing_library_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyopencl", None)
     with pytest.raises(BackendUnavailable) as caught:
-        driver.probe()
+        driver.factory().probe()
     assert "dandelion-engine[opencl]" in caught.value.remedy
-    driver.check(matmul())
+    driver.checker().check([matmul()])
 
 
 def test_errors_cross_a_process() -> None:

@@ -177,10 +177,10 @@ def gone(process: int) -> bool:
 
 
 def test_a_source_is_compiled_once_for_each_architecture(compiler: Compiler) -> None:
-    compiler.driver().prepare(function(), SM_90)
-    compiler.driver().prepare(function(name="another"), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(name="another"), SM_90)
     assert compiler.runs() == ["sm_90a"]
-    compiler.driver().prepare(function(), ("sm_86", "compute_86"))
+    compiler.driver().checker().prepare(function(), ("sm_86", "compute_86"))
     assert compiler.runs() == ["sm_90a", "sm_86"]
     assert len(list(compiler.cache.iterdir())) == 2
 
@@ -188,13 +188,13 @@ def test_a_source_is_compiled_once_for_each_architecture(compiler: Compiler) -> 
 def test_what_is_known_starts_no_process(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler.driver().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
 
     def refuse(*arguments: object, **others: object) -> None:
         raise AssertionError("a process")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    compiler.driver().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
 
 
 def test_the_engine_finds_what_was_compiled(compiler: Compiler) -> None:
@@ -204,7 +204,7 @@ def test_the_engine_finds_what_was_compiled(compiler: Compiler) -> None:
 
     from dandelion.blueprint import Code, Module
 
-    compiler.driver().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
     formats = (CodeFormat.PORTABLE,)
     code = choose(Module("m", (Code("k.c"),)), {"k.c": GOOD}, "cuda", formats, SM_90)
     table = CudaDriver.device_class.compiler()
@@ -218,12 +218,12 @@ def test_amds_sources_are_compiled_too(
     compiler: Compiler, libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", libraries["hip"])
-    compiler.driver(HipDriver).prepare(function(), ("gfx90a", "gfx90a:xnack-"))
+    compiler.driver(HipDriver).checker().prepare(function(), ("gfx90a", "gfx90a:xnack-"))
     assert compiler.runs() == ["gfx90a"]
 
 
 def test_without_a_cache_the_first_call_compiles(compiler: Compiler) -> None:
-    compiler.driver(cache="off").prepare(function(), SM_90)
+    compiler.driver(cache="off").checker().prepare(function(), SM_90)
     assert compiler.runs() == []
 
 
@@ -232,7 +232,7 @@ def test_without_a_compiler_the_first_call_says_so(
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setattr(CudaDriver, "name", "null")  # has no compiler, on any machine
-    compiler.driver().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
     assert not compiler.cache.exists()
 
 
@@ -243,12 +243,12 @@ def test_where_no_process_can_be_had_the_first_call_compiles(
         raise BlockingIOError("no further process")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    compiler.driver().prepare(function(), SM_90)
+    compiler.driver().checker().prepare(function(), SM_90)
     assert compiler.runs() == []
 
 
 def test_binaries_are_not_compiled(compiler: Compiler) -> None:
-    compiler.driver().prepare(function(b"ELF", "k.cubin", "sm_90"), SM_90)
+    compiler.driver().checker().prepare(function(b"ELF", "k.cubin", "sm_90"), SM_90)
     assert compiler.runs() == []
 
 
@@ -257,7 +257,7 @@ def test_binaries_are_not_compiled(compiler: Compiler) -> None:
 
 def test_code_for_other_devices_is_refused(compiler: Compiler) -> None:
     with pytest.raises(InvalidBlueprint) as caught:
-        compiler.driver(cache="off").prepare(function(arch="sm_80"), SM_90)
+        compiler.driver(cache="off").checker().prepare(function(arch="sm_80"), SM_90)
     (problem,) = caught.value.problems
     assert problem.code == "no-code"
     assert "sm_80" in problem.message
@@ -267,7 +267,7 @@ def test_code_for_other_devices_is_refused(compiler: Compiler) -> None:
 
 def test_the_compilers_words_and_the_place_are_told(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction) as caught:
-        compiler.driver().prepare(function(bad("BAD")), SM_90)
+        compiler.driver().checker().prepare(function(bad("BAD")), SM_90)
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("compile", "k.c")
     assert 'bad.c(2): error: identifier "BAD" is undefined' in problem.excerpt
@@ -276,13 +276,13 @@ def test_the_compilers_words_and_the_place_are_told(compiler: Compiler) -> None:
 
 def test_a_compilers_words_have_an_end(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction) as caught:
-        compiler.driver().prepare(function(bad("WORDY")), SM_90)
+        compiler.driver().checker().prepare(function(bad("WORDY")), SM_90)
     assert len(caught.value.problems[0].excerpt) == LOG_BYTES
 
 
 def test_files_of_the_machine_are_not_included(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction, match="headers"):
-        compiler.driver().prepare(function(GOOD + b'#include "/etc/passwd"\n'), SM_90)
+        compiler.driver().checker().prepare(function(GOOD + b'#include "/etc/passwd"\n'), SM_90)
     assert compiler.runs() == []
 
 
@@ -298,7 +298,7 @@ def test_a_compiler_that_hangs_is_ended(
 
     monkeypatch.setattr(compile_process, "_ended", late)
     with pytest.raises(InvalidFunction, match="more than 30 s"):
-        compiler.driver().prepare(function(bad("HANG")), SM_90)
+        compiler.driver().checker().prepare(function(bad("HANG")), SM_90)
     assert limits == [30.0]
     process, _, group = compiler.hanging()
     assert gone(process)
@@ -327,7 +327,7 @@ def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_s
 
 def test_a_compiler_that_dies_is_the_sources_fault(compiler: Compiler) -> None:
     with pytest.raises(InvalidFunction, match="signal 11; it has 4 GiB"):
-        compiler.driver().prepare(function(bad("CRASH")), SM_90)
+        compiler.driver().checker().prepare(function(bad("CRASH")), SM_90)
     assert gone(int((compiler.folder / "crashed").read_text())), (
         "and leaves nothing that it started"
     )
@@ -360,7 +360,7 @@ def test_a_caller_that_is_interrupted_leaves_no_process(
     started: list[int] = []
     monkeypatch.setattr(compile_process, "_ended", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        compiler.driver().prepare(function(), SM_90)
+        compiler.driver().checker().prepare(function(), SM_90)
     assert gone(started[0])
 
 
@@ -415,7 +415,7 @@ def test_what_a_compiler_raises_is_typed(
 
     monkeypatch.setattr(compile_process, "compiled", fail)
     job = Job(os.getpid(), "", "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0)
-    told = answer(job, CudaDriver().compiler())
+    told = answer(job, CudaDriver.device_class.compiler())
     assert isinstance(told, Answer)
     assert told.error is not None
     assert type(from_record(told.error)) is wanted

@@ -896,15 +896,15 @@ def test_the_driver_tells_what_it_is() -> None:
     driver = load_driver("http")
     assert driver.hosting is Hosting.LOOP
     assert driver.formats == {"http"}
-    (spec,) = driver.functions()
+    (spec,) = driver.platform_functions
     assert (spec.name, spec.input_names, spec.output_names, spec.kind) == (
         "HTTP", ("requests",), ("headers", "bodies"), "io"
     )  # fmt: skip
-    (resource,) = driver.probe()
-    driver.check(Function(spec, spec.code[0]))
+    (resource,) = driver.factory().probe()
+    driver.checker().check([Function(spec, spec.code[0])])
 
     async def scenario() -> None:
-        made = driver.engine(resource.name)
+        made = driver.factory().engine(resource.name)
         assert isinstance(made, AsyncEngine)
         await made.close()
         await made.close()
@@ -914,11 +914,11 @@ def test_the_driver_tells_what_it_is() -> None:
 
 def test_settings_reach_the_engine() -> None:
     driver = http.driver({"concurrency": "3"})
-    assert driver.settings.concurrency == 3
+    assert driver.factory().settings.concurrency == 3
     driver.configure(LOCAL)
 
     async def scenario() -> None:
-        made = driver.engine("http")
+        made = driver.factory().engine("http")
         async with raw(OK) as server:
             assert only(await made.run(a_call(get(server.url))))[1] == b"ok"
             await made.close()
@@ -942,14 +942,15 @@ def test_functions_of_another_shape_are_refused() -> None:
     code = CodeObject("http", options={"speed": "fast"})
     spec = FunctionSpec("H", http.HTTP.inputs, http.HTTP.inputs, code=(code,))
     with pytest.raises(InvalidFunction) as caught:
-        http.driver().check(Function(spec, code))
+        http.driver().checker().check([Function(spec, code)])
     found = [problem.where for problem in caught.value.problems]
     assert found == ["inputs, outputs", "kind", "code.options.speed"]
 
 
 def test_the_driver_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from dandelion.driver import load_driver; load_driver('http').functions();"
+        "import sys; from dandelion.driver import load_driver;"
+        "load_driver('http').platform_functions;"
         "sys.exit('aiohttp' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

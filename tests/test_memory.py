@@ -31,19 +31,10 @@ from hypothesis.stateful import (
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import ContextFull, InvalidInput
-from dandelion.memory import (
-    ArenaMap,
-    Context,
-    Failing,
-    HeapDomain,
-    Limited,
-    SharedDomain,
-    Tracked,
-    TransferCounts,
-    Transfers,
-)
+from dandelion.memory import ArenaMap, HeapDomain, SharedDomain, TransferCounts, Transfers
 from dandelion.memory.context import PAGE_BYTES, address_of
 from dandelion.memory.free_ranges import FreeRanges
+from dandelion.testing import Failing, Limited, Tracked
 
 PAGE = PAGE_BYTES
 
@@ -267,22 +258,6 @@ def test_placing_in_a_full_domain_changes_nothing() -> None:
             transfers.place((a_set("a", here, b"elsewhere"),), domain)
         assert domain.stats() == before
         assert transfers.counts() == TransferCounts()
-
-
-def test_a_registered_way_is_taken() -> None:
-    used: list[int] = []
-
-    def way(data: Bytes, destination: Context, offset_bytes: int) -> memoryview:
-        used.append(offset_bytes)
-        return destination.write(offset_bytes, data)
-
-    transfers = Transfers()
-    transfers.register("device", "heap", way)
-    context = HeapDomain(100).acquire(100)
-    assert bytes(transfers.transfer(b"abc", context, 8, "device")) == b"abc"
-    assert bytes(transfers.transfer(b"def", context, 16)) == b"def"
-    assert used == [8]
-    assert transfers.counts() == TransferCounts(copies=2, copied_bytes=6)
 
 
 def test_typed_arrays_are_transferred_as_bytes() -> None:

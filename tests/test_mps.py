@@ -45,7 +45,7 @@ def test_workers_get_its_environment(stand_in: Path) -> None:
     sharing = share_by_mps("25")
     try:
         assert sharing.concurrent
-        assert sharing.shared_fate
+        assert sharing.shared_fault_domain
         assert sharing.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
         assert sharing.environment["CUDA_MPS_PIPE_DIRECTORY"] != "/somebody/elses"
     finally:
@@ -61,5 +61,5 @@ def test_without_a_daemon_workers_take_turns_and_say_so(
     assert "did not come up" in failed.description
     monkeypatch.setenv("PATH", "/nowhere")
     missing = share_by_mps("")
-    assert not missing.shared_fate
+    assert not missing.shared_fault_domain
     assert CONTROL in missing.description

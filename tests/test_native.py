@@ -39,8 +39,9 @@ from dandelion.errors import (
     OutOfMemory,
 )
 from dandelion.function import CodeObject, FunctionSpec, Limits
-from dandelion.memory import HeapDomain, SharedDomain, Tracked
+from dandelion.memory import HeapDomain, SharedDomain
 from dandelion.node import Node, Settings
+from dandelion.testing import Tracked
 
 from .native_functions import (
     HEADERS,
@@ -70,10 +71,12 @@ def test_driver_is_found_by_name() -> None:
     driver = load_driver("native")
     assert driver.formats == {"elf"}
     assert driver.hosting is Hosting.THREAD
-    assert [r.name for r in driver.probe()] == [str(n) for n in range(len(os.sched_getaffinity(0)))]
+    assert [r.name for r in driver.factory().probe()] == [
+        str(n) for n in range(len(os.sched_getaffinity(0)))
+    ]
     for resource in ("100000", "x"):
         with pytest.raises(BackendUnavailable):
-            driver.engine(resource)
+            driver.factory().engine(resource)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_what_is_enforced_is_told() -> None:
 def test_a_zygote_that_cannot_lock_itself_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nursery, "_BOOT", "raise SystemExit(1)")
     with pytest.raises(BackendUnavailable):
-        NativeDriver().engine("0")
+        NativeDriver().factory().engine("0")
 
 
 # --- the launcher -----------------------------------------------------------------------------
@@ -355,7 +358,7 @@ def test_all_problems_come_at_once() -> None:
     data = built("echo.c")
     broken = patched(patched(data, 24, "<Q", 0), segment(data, executable=True) + 4, "<I", 7)
     with pytest.raises(InvalidFunction) as caught:
-        NativeDriver().check(function(broken))
+        NativeDriver().checker().check([function(broken)])
     codes = {problem.code for problem in caught.value.problems}
     assert {"bad-entry", "writable-code"} <= codes
 
@@ -390,7 +393,7 @@ def test_bad_options_are_refused(options: dict[str, str]) -> None:
     fn = function(built("echo.c"))
     fn.code = CodeObject("elf", fn.code.main, options=options)
     with pytest.raises(InvalidFunction):
-        NativeDriver().check(fn)
+        NativeDriver().checker().check([fn])
 
 
 def mutants(data: bytes, count: int, seed: int) -> Iterator[bytes]:

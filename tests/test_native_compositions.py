@@ -32,7 +32,7 @@ SHAPES = [(1, 1, 3), (1, 1, 4), (1, 300, 3), (300, 1, 4), (7, 5, 4), (64, 61, 3)
 def compiled(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, str]]:
     backend = {"elf": "native", "wasm": "wasm"}[request.param]
     try:
-        load_driver(backend).probe()
+        load_driver(backend).factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     with engine_of(backend) as engine:
@@ -42,7 +42,7 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, str]]:
 @pytest.fixture(scope="module")
 def native() -> Iterator[Engine]:
     try:
-        load_driver("native").probe()
+        load_driver("native").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     with engine_of("native") as engine:

@@ -27,7 +27,7 @@ def a_function(inputs: str, outputs: str, /, **options: str) -> Function:
 
 
 def run(function: Function, *inputs: ItemSet | None) -> InstanceSets:
-    engine = DRIVER.engine("null")
+    engine = DRIVER.factory().engine("null")
     deadline = time.monotonic_ns() + 10**9
     call = Call(1, function, inputs, HeapDomain(0), deadline)
     try:
@@ -94,25 +94,25 @@ def test_limits_hold() -> None:
 @pytest.mark.parametrize("options", [{"outputs": "-1"}, {"outputs": ""}, {"output": "3"}])
 def test_check_refuses_options_it_does_not_know(options: dict[str, str]) -> None:
     with pytest.raises(InvalidFunction) as caught:
-        DRIVER.check(a_function("a", "c", **options))
+        DRIVER.checker().check([a_function("a", "c", **options)])
     (problem,) = caught.value.problems
     assert problem.where == f"code.options.{next(iter(options))}"
 
 
 def test_check_takes_what_it_knows() -> None:
-    DRIVER.check(a_function("a", "c", outputs="3", fail="x"))
-    DRIVER.check(a_function("a", "c"))
+    DRIVER.checker().check([a_function("a", "c", outputs="3", fail="x")])
+    DRIVER.checker().check([a_function("a", "c")])
 
 
 def test_probe_and_hosting() -> None:
-    (resource,) = DRIVER.probe()
+    (resource,) = DRIVER.factory().probe()
     assert resource.name == "null"
     assert DRIVER.hosting is Hosting.INLINE
     assert DRIVER.formats == {"null"}
-    assert DRIVER.demand(a_function("a", "c"), (None,)).output_bytes == 0
+    assert DRIVER.planner() is None
 
 
 @pytest.mark.parametrize("count", ["100001", "9" * 5000])
 def test_more_items_than_the_limit_are_refused_before_they_are_made(count: str) -> None:
     with pytest.raises(InvalidFunction, match="at most 100000"):
-        DRIVER.check(a_function("", "x", outputs=count))
+        DRIVER.checker().check([a_function("", "x", outputs=count)])

@@ -626,7 +626,7 @@ def test_a_fault_costs_its_own_call(confined: Attacker, name: str) -> None:
     left_ns = 3 * 10**9 if name == "loop" else 60 * 10**9
     with pytest.raises((Faulted, TimedOut)):
         confined.run(confined.call(bad, packed([("getpid",)]), b"x", left_ns))
-    confined.engine.settle()
+    confined.engine.clean_up()
     assert bad.identity not in confined.engine.hosts()
     assert confined.attack([("getpid",)])[0] == [other]
 
@@ -668,11 +668,11 @@ def test_without_landlock_the_device_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("dandelion.confinement.lockdown.landlock_abi", lambda: 0)
     driver = load_driver("opencl")
     try:
-        driver.probe()
+        driver.factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     with pytest.raises(BackendUnavailable, match="Landlock") as caught:
-        driver.engine("cpu")
+        driver.factory().engine("cpu")
     assert "unconfined" in caught.value.remedy
 
 

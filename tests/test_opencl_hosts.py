@@ -112,7 +112,7 @@ def honest(who: Attacker) -> None:
 @pytest.fixture(autouse=True)
 def _available() -> None:
     try:
-        load_driver("opencl").probe()
+        load_driver("opencl").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
 
@@ -124,7 +124,7 @@ def test_a_lie_costs_its_own_call(lie: str) -> None:
         kept = who.engine.hosts()
         with pytest.raises(DandelionError) as caught:
             who.attack([("getpid",)], wanted=function("Liar"))
-        who.engine.settle()
+        who.engine.clean_up()
         assert isinstance(caught.value, Faulted), caught.value
         assert caught.value.function == "Liar"
         assert not who.engine.lost

@@ -18,7 +18,7 @@ class Idle(EngineHost):
 def host(name: str, formats: str = "x", *, worker: bool = False, shared: bool = False,
          room: int = 0, blocks: int = 0, places: int = 1) -> EngineHost:  # fmt: skip
     facts = HostFacts("b", "0", name, capacity=Capacity(room, blocks))
-    facts.worker, facts.shared_fate = worker, shared
+    facts.worker, facts.shared_fault_domain = worker, shared
     made = Idle(facts, frozenset(formats.split()), places, lambda _: None)
     made.state = State.READY
     return made
@@ -106,13 +106,13 @@ def test_a_launch_fills_a_device_that_holds_no_more_of_its_blocks(
     blocks: int, threads: int, fills: bool
 ) -> None:
     h200 = Capacity(1 << 30, 132, ("sm_90",), 2048)
-    assert h200.filled_by(Demand(blocks=blocks, block_threads=threads)) is fills
+    assert h200.saturated_by(Demand(blocks=blocks, block_threads=threads)) is fills
 
 
 def test_a_device_that_does_not_tell_is_full_with_a_block_for_each_unit() -> None:
-    assert Capacity(0, 2).filled_by(Demand(blocks=2, block_threads=8))
-    assert not Capacity(0, 2).filled_by(Demand(blocks=1, block_threads=1024))
-    assert not Capacity().filled_by(Demand(blocks=10**6, block_threads=1024))
+    assert Capacity(0, 2).saturated_by(Demand(blocks=2, block_threads=8))
+    assert not Capacity(0, 2).saturated_by(Demand(blocks=1, block_threads=1024))
+    assert not Capacity().saturated_by(Demand(blocks=10**6, block_threads=1024))
 
 
 def test_an_idle_worker_that_knows_the_function_comes_first(
@@ -136,7 +136,7 @@ def test_filling_calls_take_a_worker_where_there_is_nothing_else() -> None:
     assert chosen(workers, Needs(("x",), Demand(blocks=500))) == "worker0"
 
 
-def test_calls_that_must_run_alone_avoid_shared_fate() -> None:
+def test_calls_that_must_run_alone_avoid_shared_fault_domains() -> None:
     alone = Needs(("x",), Demand(device_bytes=1), alone=True)
     assert chosen(device(), alone) == "sequential"
     assert chosen(device(busy="sequential"), alone) is None

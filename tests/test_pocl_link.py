@@ -46,7 +46,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     if platform.machine() != "x86_64":
         pytest.skip("objects are linked for x86-64 only")
     try:
-        load_driver("opencl").probe()
+        load_driver("opencl").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("linked")

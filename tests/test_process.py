@@ -42,7 +42,8 @@ from dandelion.errors import (
     TimedOut,
     Unauthorized,
 )
-from dandelion.memory import HeapDomain, SharedDomain, Tracked
+from dandelion.memory import HeapDomain, SharedDomain
+from dandelion.testing import Tracked
 
 from .python_functions import call_of, first, function, process_engine, run
 
@@ -60,9 +61,11 @@ def test_driver_is_found_by_name() -> None:
     driver = load_driver("process")
     assert driver.formats == {"python"}
     assert driver.hosting is Hosting.THREAD
-    assert [r.name for r in driver.probe()] == [str(n) for n in range(len(os.sched_getaffinity(0)))]
+    assert [r.name for r in driver.factory().probe()] == [
+        str(n) for n in range(len(os.sched_getaffinity(0)))
+    ]
     with pytest.raises(BackendUnavailable):
-        driver.engine("100000")
+        driver.factory().engine("100000")
 
 
 def test_bytes_pass_through(engine: ProcessEngine) -> None:
@@ -121,7 +124,7 @@ def test_a_function_object_becomes_a_document_that_runs(
     fn = function(
         code.main, inputs=document.inputs, outputs=document.outputs, entry=code.options["entry"]
     )
-    driver.check(fn)
+    driver.checker().check([fn])
     numbers = [np.arange(4), np.arange(3)]
     assert first(run(engine, fn, numbers)).numpy().tolist() == [6, 3]
 
@@ -455,12 +458,12 @@ def test_a_call_need_not_be_settled(engine: ProcessEngine) -> None:
 
 def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
     driver = ProcessDriver(ahead=1)
-    one, two = driver.engine("0"), driver.engine("0")
+    one, two = driver.factory().engine("0"), driver.factory().engine("0")
     try:
         one.close()
         assert first(run(two, ECHO, b"1")).bytes() == b"1"
         two.close()
-        three = driver.engine("0")
+        three = driver.factory().engine("0")
         assert first(run(three, ECHO, b"1")).bytes() == b"1"
         three.close()
     finally:
@@ -475,12 +478,12 @@ def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
 def driver() -> Iterator[ProcessDriver]:
     driver = ProcessDriver()
     yield driver
-    driver.close()
+    driver.checker().close()
 
 
 def problems(driver: ProcessDriver, *args: object, **how: object) -> list[tuple[str, int, int]]:
     try:
-        driver.check(function(*args, **how))  # type: ignore[arg-type]
+        driver.checker().check([function(*args, **how)])  # type: ignore[arg-type]
     except InvalidFunction as error:
         return [(p.code, p.line, p.column) for p in error.problems]
     return []
@@ -606,7 +609,7 @@ def test_idle_engines_keep_no_sandbox_that_another_one_needs(
 ) -> None:
     monkeypatch.setattr("dandelion.backends.process.nursery._MOMENT_NS", 5 * 10**9)
     driver = ProcessDriver()
-    nurseries, programs = Nurseries("group", ahead), Programs(driver._compiled)
+    nurseries, programs = Nurseries("group", ahead), Programs(driver.checker()._compiled)
     group = [ProcessEngine(f"{n}", nurseries, programs, native()) for n in range(engines)]
     try:
         for engine in group + group:
@@ -614,4 +617,4 @@ def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     finally:
         for engine in group:
             engine.close()
-        driver.close()
+        driver.checker().close()

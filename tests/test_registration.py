@@ -19,7 +19,7 @@ def refusal(**fields: Any) -> str:
     function = FunctionDocument(
         "f", **{"inputs": ("a",), "outputs": ("b",), "code": (CodeDocument("null"),), **fields}
     )
-    registrar = Registrar(MemoryCatalog(), {}, {"null": load_driver("null")})
+    registrar = Registrar(MemoryCatalog(), {}, {"null": load_driver("null").checker()})
     with pytest.raises(InvalidFunction) as caught:
         registrar.draft(RegistrationDocument(functions=(function,)))
     (problem,) = caught.value.problems
@@ -68,7 +68,7 @@ def test_a_set_of_something_else_than_items_is_refused() -> None:
 
 def test_nothing_of_a_document_is_kept() -> None:
     """Its contents may be large."""
-    null = load_driver("null")
+    null = load_driver("null").checker()
     registrar = Registrar(
         MemoryCatalog(), {}, {"null": null}, lambda _: (Target(null, ("sm_90",)),)
     )

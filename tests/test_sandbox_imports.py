@@ -88,7 +88,7 @@ def test_what_registration_accepts_of_the_standard_library_is_there(engine: Proc
 def test_registration_refuses_what_is_not_there(statement: str, imports: str, refused: str) -> None:
     found = []
     try:
-        ProcessDriver().check(function(f"{statement}\ndef f(x): pass", imports=imports))
+        ProcessDriver().checker().check([function(f"{statement}\ndef f(x): pass", imports=imports)])
     except InvalidFunction as error:
         found = [(problem.code, problem.expected) for problem in error.problems]
     hint = f"imports=['{refused}'] with the function"
@@ -206,11 +206,11 @@ def test_a_package_can_be_declared_with_all_its_modules(package: str) -> None:
     fn = function(
         f"def f(x):\n    from {package} import late\n    return late.VALUE", imports=f"{package}.*"
     )
-    ProcessDriver().check(fn)
+    ProcessDriver().checker().check([fn])
     with process_engine() as engine:
         assert first(run(engine, fn, b"")).text() == "late"
     with pytest.raises(InvalidFunction, match="no module"):
-        ProcessDriver().check(function("def f(x): pass", imports=f"{package}.late.*"))
+        ProcessDriver().checker().check([function("def f(x): pass", imports=f"{package}.late.*")])
 
 
 def test_a_part_that_is_not_there_says_how_to_declare_it(package: str) -> None:

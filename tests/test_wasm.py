@@ -32,8 +32,9 @@ from dandelion.errors import (
     TimedOut,
 )
 from dandelion.function import Function
-from dandelion.memory import SharedDomain, Tracked
+from dandelion.memory import SharedDomain
 from dandelion.node import Node, Settings
+from dandelion.testing import Tracked
 
 from .native_functions import MIB, call_of, engine_of, first, function, run
 
@@ -87,16 +88,16 @@ def test_driver_is_found_by_name() -> None:
     driver = load_driver("wasm")
     assert driver.formats == {"wasm"}
     assert driver.hosting is Hosting.THREAD
-    assert driver.probe()
+    assert driver.factory().probe()
     with pytest.raises(BackendUnavailable):
-        driver.engine("100000")
+        driver.factory().engine("100000")
 
 
 def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wasmtime", None)
     driver = WasmDriver()
-    driver.check(ECHO)
-    for action in (driver.probe, lambda: driver.engine("0")):
+    driver.checker().check([ECHO])
+    for action in (driver.factory().probe, lambda: driver.factory().engine("0")):
         with pytest.raises(BackendUnavailable) as caught:
             action()
         assert "[wasm]" in caught.value.remedy
@@ -324,7 +325,7 @@ def test_cancelling_ends_a_call(engine: WasmEngine) -> None:
 
 def test_closing_during_a_call_ends_it() -> None:
     driver = WasmDriver()
-    engine = driver.engine("0")
+    engine = driver.factory().engine("0")
     call = call_of(made("(loop (br 0))"), b"")
 
     def work() -> None:
@@ -364,7 +365,7 @@ REFUSED = {
 def test_refused_modules(code: str) -> None:
     fn = function(assembled("", head=REFUSED[code]), kind="wasm")
     with pytest.raises(InvalidFunction) as caught:
-        WasmDriver().check(fn)
+        WasmDriver().checker().check([fn])
     assert code in {problem.code for problem in caught.value.problems}
 
 
@@ -394,8 +395,8 @@ def test_run_must_be_a_plain_function() -> None:
 def test_code_that_is_not_valid_is_refused_at_registration() -> None:
     driver = WasmDriver()
     with pytest.raises(InvalidFunction, match="nothing on stack") as caught:
-        driver.check(made("drop"))
-    driver.close()
+        driver.checker().check([made("drop")])
+    driver.checker().close()
     assert caught.value.problems[0].code == "invalid-code"
 
 

@@ -47,8 +47,8 @@ from dandelion.function import Digest
 from dandelion.search_path import environment
 
 from .calls import Compiler
+from .checker import GpuChecker
 from .compiling import compiled, loaded
-from .driver import GpuDriver
 from .host_folder import HostFolders
 from .host_policy import policy
 from .source import LoadedCode, header
@@ -216,7 +216,8 @@ def prepared(job: Job) -> tuple[Compiler | BackendUnavailable, set[str]]:
     before = _libraries()
     try:
         driver = load_driver(job.backend)
-        compiler = driver.compiler() if isinstance(driver, GpuDriver) else None
+        checker = driver.checker()
+        compiler = checker.compiler() if isinstance(checker, GpuChecker) else None
         if compiler is None:
             raise BackendUnavailable(job.backend, "a compiler")
         loaded(compiler)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,8 @@ from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, plan_call
 
 if TYPE_CHECKING:
-    from .driver import GpuDriver
+    from .host_runtime import HostRuntime
+    from .options import GpuOptions
 
 DEFAULT_PROCESSES = 8
 MAX_PROCESSES = 256
@@ -71,9 +71,9 @@ class ConfinedEngine(Engine):
     """Runs each function's kernels in a confined process of its own.
 
     Args:
-        driver: of the device.
+        options: of the backend.
+        runtime: what the processes load.
         resource: which device.
-        options: of the driver, for the processes.
         command: how a process is started, for tests.
 
     Raises:
@@ -82,21 +82,18 @@ class ConfinedEngine(Engine):
 
     def __init__(
         self,
-        driver: GpuDriver,
+        options: GpuOptions,
+        runtime: HostRuntime,
         resource: str,
-        options: Mapping[str, str],
         command: tuple[str, ...] = (),
     ) -> None:
         if not lockdown.landlock_abi():
             raise BackendUnavailable(
-                driver.name,
+                options.backend,
                 "Landlock, to confine kernels that run on the host",
-                f"use Linux 5.19 or newer with Landlock, or set {driver.name}.unconfined=true",
+                f"use Linux 5.19 or newer with Landlock, or set {options.backend}.unconfined=true",
             )
-        runtime = driver.host_runtime()
-        assert runtime is not None, "a device that runs kernels on the host has one"
-        self.name = f"{driver.name}:{resource or '0'}"
-        self._driver = driver
+        self.name = f"{options.backend}:{resource or '0'}"
         self._resource = resource
         self._options = options
         self._command = command
@@ -229,7 +226,7 @@ class ConfinedEngine(Engine):
             self._hosts.move_to_end(identity)
             return host
         self._drop(identity)
-        while len(self._hosts) >= self._driver.processes():
+        while len(self._hosts) >= self._options.processes():
             self._drop(next(iter(self._hosts)))
         try:
             host = self._ahead.take()
@@ -253,22 +250,22 @@ class ConfinedEngine(Engine):
         """
         end_s = time.monotonic() + START_LIMIT_S
         while not host.wait_confined(_LOOK_S):
-            call.begins(time.monotonic_ns())
+            call.start_deadline(time.monotonic_ns())
             if call.left_s() <= 0:
                 raise TimedOut(call.function.spec.name, "wall", call.limit_s)
             if time.monotonic() > end_s:
                 raise EngineDied(self.name, "a kernel host does not start")
-        call.begins(time.monotonic_ns())
+        call.start_deadline(time.monotonic_ns())
 
     def _started(self) -> HostProcess:
         return HostProcess(
             self.name,
             self._runtime,
             self._folders.make(),
-            self._driver.name,
+            self._options.backend,
             self._resource,
-            self._options,
-            self._driver.pool_bytes() or POOL_BYTES,
+            self._options.given,
+            self._options.size("pool_bytes") or POOL_BYTES,
             self._command,
         )
 
@@ -306,7 +303,7 @@ class ConfinedEngine(Engine):
 
     # between calls
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         """Zero what the last call left in the memory of its host."""
         self._ahead.called()
         used, self._used = self._used, None

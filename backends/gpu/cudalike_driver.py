@@ -7,68 +7,93 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dandelion.driver import Resource
-from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.errors import BackendUnavailable
 from dandelion.function import Function
 
 from .calls import Calls, Compiler
+from .checker import GpuChecker
 from .compile_process import LIMIT_S, compile_apart
 from .compiling import SOURCES, CodeCache, default_folder, key_of
 from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
+from .factory import GpuFactory
+from .options import GpuOptions
 from .program import make_program
 from .source import LoadedCode, choose
 from .source_check import checked_source
-from .weights import WeightsLimit
 
 
-class CudaLikeDriver(GpuDriver):
-    """Devices behind a `Calls` table.
+class CudaLikeChecker(GpuChecker):
+    """Also compiles sources ahead, into the cache of compiled code."""
 
-    Further settings: ``cache``, the folder that keeps compiled sources, ``off`` for none, by
-    default a folder of the user's cache; ``weights`` (``8G`` or ``25%``), how much of an engine's
-    device memory constants may take.
+    def __init__(self, options: GpuOptions, device_class: type[CudaLikeDevice]) -> None:
+        self._options = options
+        self._device_class = device_class
+
+    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
+        """Compile what the cache does not have; see `Checker.prepare`."""
+        chosen = self._chosen(function, archs)
+        cache = code_cache(self._options)
+        if cache is None:
+            return
+        missing: dict[str, LoadedCode] = {}
+        for code in chosen:
+            if code.format in SOURCES:
+                checked_source(code)
+                key = key_of(self.compiler(), code, archs[0])
+                if cache.get(key) is None:
+                    missing[key] = code
+        if missing:
+            backend = self._options.backend
+            binaries = compile_apart(backend, archs[0], missing.values(), LIMIT_S)
+            for key, binary in zip(missing, binaries, strict=False):
+                cache.put(key, binary)
+
+    def _chosen(self, function: Function, archs: tuple[str, ...]) -> list[LoadedCode]:
+        """Choose the code of all modules that a function's kernels come from."""
+        config = make_program(function).config
+        used = {kernel.module for kernel in config.kernels}
+        backend, formats = self._device_class.backend, self._device_class.formats
+        modules = [m for m in config.modules if m.name in used]
+        return [choose(m, function.files, backend, formats, archs) for m in modules]
+
+    def compiler(self) -> Compiler:
+        return self._device_class.compiler()
+
+
+class CudaLikeFactory(GpuFactory):
+    """Starts engines on devices behind a `Calls` table.
+
+    Args:
+        options: of the backend.
+        device_class: of its devices.
+        trusts_protection: use the protection of mapped memory also where ``weights`` is not set.
     """
 
-    settings: ClassVar[tuple[str, ...]] = (*GpuDriver.settings, "cache", "weights")
-    device_class: ClassVar[type[CudaLikeDevice]]
-    default_weights: ClassVar[str]
-    default_spare: ClassVar[bool] = True
-    compile_limit_s: ClassVar[float] = LIMIT_S
-
-    def configure(self, options: Mapping[str, str]) -> None:
-        super().configure(options)
-        self.weights()
-
-    def weights(self) -> WeightsLimit:
-        text = self._options.get("weights", self.default_weights).strip()
-        if not text.endswith("%"):
-            return WeightsLimit(self._size("weights", text))
-        try:
-            percent = float(text[:-1])
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent <= 80:
-            where = f"{self.name}.weights"
-            raise InvalidInput(where, f"'{text}' is no share", "write 0% to 80%, or a size")
-        return WeightsLimit(share=percent / 100)
+    def __init__(
+        self, options: GpuOptions, device_class: type[CudaLikeDevice], trusts_protection: bool
+    ) -> None:
+        super().__init__(options)
+        self._device_class = device_class
+        self._trusts_protection = trusts_protection
 
     def probe(self) -> list[Resource]:
+        device_class, backend = self._device_class, self._options.backend
         try:
-            calls = self.device_class.calls()
-            found = self._found(calls)
+            found = self._found(device_class.calls())
         except BackendUnavailable:
             raise
         except Exception as error:  # whatever a binding raises where its library is missing
-            raise BackendUnavailable(self.name, str(error), self.device_class.remedy) from None
+            raise BackendUnavailable(backend, str(error), device_class.remedy) from None
         if not found:
-            raise BackendUnavailable(self.name, "no device", self.device_class.remedy)
+            raise BackendUnavailable(backend, "no device", device_class.remedy)
         return found
 
     def _found(self, calls: Calls) -> list[Resource]:
         def do(answer: tuple[Any, ...]) -> Any:
             if answer[0]:
-                text = calls.describe(answer[0])
-                raise BackendUnavailable(self.name, text, self.device_class.remedy)
+                text, remedy = calls.describe(answer[0]), self._device_class.remedy
+                raise BackendUnavailable(self._options.backend, text, remedy)
             return answer[1] if len(answer) > 1 else None
 
         do(calls.initialize(0))
@@ -80,45 +105,44 @@ class CudaLikeDriver(GpuDriver):
             found.append(Resource(str(ordinal), do(calls.device_name(ordinal)), total, details))
         return found
 
-    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
-        """Compile what the cache does not have; see `Driver.prepare`."""
-        chosen = self._chosen(function, archs)
-        cache = self.cache()
-        if cache is None:
-            return
-        missing: dict[str, LoadedCode] = {}
-        for code in chosen:
-            if code.format in SOURCES:
-                checked_source(code)
-                key = key_of(self.compiler(), code, archs[0])
-                if cache.get(key) is None:
-                    missing[key] = code
-        if missing:
-            binaries = compile_apart(self.name, archs[0], missing.values(), self.compile_limit_s)
-            for key, binary in zip(missing, binaries, strict=False):
-                cache.put(key, binary)
-
-    def _chosen(self, function: Function, archs: tuple[str, ...]) -> list[LoadedCode]:
-        """Choose the code of all modules that a function's kernels come from."""
-        config = make_program(function).config
-        used = {kernel.module for kernel in config.kernels}
-        backend, formats = self.device_class.backend, self.device_class.formats
-        modules = [m for m in config.modules if m.name in used]
-        return [choose(m, function.files, backend, formats, archs) for m in modules]
-
-    def compiler(self) -> Compiler:
-        return self.device_class.compiler()
-
-    def ordinal(self, resource: str) -> int:
-        """Read the name of a resource; the empty one is the first."""
+    def device(self, resource: str) -> CudaLikeDevice:
         if not (resource or "0").isdecimal():
-            raise BackendUnavailable(self.name, f"no device '{resource}'", "write its number: 0")
-        return int(resource or "0")
+            backend = self._options.backend
+            raise BackendUnavailable(backend, f"no device '{resource}'", "write its number: 0")
+        trusts = self._trusts_protection or "weights" in self._options.given
+        return self._device_class(int(resource or "0"), code_cache(self._options), trusts)
 
-    def cache(self) -> CodeCache | None:
-        """Give the cache of compiled code, if there is to be one."""
-        setting = self._options.get("cache", "")
-        if setting == "off":
-            return None
-        folder = Path(setting) if setting else default_folder()
-        return None if folder is None else CodeCache(folder)
+
+class CudaLikeDriver(GpuDriver):
+    """Devices behind a `Calls` table.
+
+    Further settings: ``cache``, the folder that keeps compiled sources, ``off`` for none, by
+    default a folder of the user's cache; ``weights`` (``8G`` or ``25%``), how much of an engine's
+    device memory constants may take.
+    """
+
+    settings: ClassVar[Mapping[str, str]] = {
+        **GpuDriver.settings,
+        "standby": "true",
+        "cache": "",
+        "weights": "0",
+    }
+    device_class: ClassVar[type[CudaLikeDevice]]
+    trusts_protection: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checker = CudaLikeChecker(self.options, self.device_class)
+        self._factory = CudaLikeFactory(self.options, self.device_class, self.trusts_protection)
+
+    def factory(self) -> CudaLikeFactory:
+        return self._factory
+
+
+def code_cache(options: GpuOptions) -> CodeCache | None:
+    """Give the cache of compiled code, if there is to be one."""
+    setting = options.text("cache")
+    if setting == "off":
+        return None
+    folder = Path(setting) if setting else default_folder()
+    return None if folder is None else CodeCache(folder)

@@ -65,12 +65,13 @@ def main(arguments: list[str]) -> int:
             driver = load_driver(settings.backend)
             assert isinstance(driver, GpuDriver)
             driver.configure(settings.options)
-            runtime = driver.host_runtime()
+            factory = driver.factory()
+            runtime = factory.host_runtime()
             assert runtime is not None
-            driver.demand(*rehearsal())  # what reading and planning import
+            driver.planner().demand(*rehearsal())  # what reading and planning import
             header()
             facts = give_up_rights(runtime, settings)
-            engine = driver.sequential(settings.resource)
+            engine = factory.sequential(settings.resource)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
             if broker.receive(_IDLE_S) is None:  # else it is wanted at once
@@ -189,7 +190,7 @@ def rehearse(engine: SequentialEngine) -> None:
     except DandelionError as error:
         name = engine.name.partition(":")[0]
         raise BackendUnavailable(name, f"no kernel runs: {error}") from error
-    engine.settle()
+    engine.clean_up()
     engine.forget(function)
 
 

@@ -5,7 +5,7 @@ own: its folders are private, it is a child of the node and ends with it, and no
 device is changed, so a daemon that somebody else runs is not disturbed.
 
 Under MPS a fault of one client ends the work of all clients of that daemon. The node knows that as
-`Sharing.shared_fate` and runs what merely shared the device again.
+`Sharing.shared_fault_domain` and runs what merely shared the device again.
 
 Source: NVIDIA's documentation of the Multi-Process Service.
 """
@@ -20,7 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from dandelion.driver import Sharing
+from dandelion.driver import DeviceSharing, Sharing
+
+from .options import GpuOptions
 
 CONTROL = "nvidia-cuda-mps-control"
 _START_LIMIT_S = 5.0
@@ -94,6 +96,16 @@ class MpsDaemon:
             self._process.wait()
 
 
+class MpsSharing(DeviceSharing):
+    """Shares each NVIDIA device by a daemon of its own."""
+
+    def __init__(self, options: GpuOptions) -> None:
+        self._options = options
+
+    def share(self, resource: str) -> Sharing:
+        return share_by_mps(self._options.worker_percentage())
+
+
 def share_by_mps(percentage: str) -> Sharing:
     """Prepare that processes share a device: by MPS if that can be had, else they take turns.
 
@@ -110,7 +122,7 @@ def share_by_mps(percentage: str) -> Sharing:
     return Sharing(
         {**daemon.variables, **limit},
         concurrent=True,
-        shared_fate=True,
+        shared_fault_domain=True,
         description="concurrent by MPS" + (f", {percentage} % each" if percentage else ""),
         close=daemon.close,
     )

@@ -9,11 +9,9 @@ costs nothing to begin with.
 
 from __future__ import annotations
 
-from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, DeviceFull, InternalError
 
 from .device import Device
-from .layout import Slot
 from .plan import Plan
 
 
@@ -66,19 +64,6 @@ class BufferPool:
             self._device.zero(self._known_bytes, plan.used_bytes - self._known_bytes)
             self._known_bytes = plan.used_bytes
         self.dirty_bytes = plan.used_bytes
-
-    def write(self, slot: Slot, data: Bytes) -> None:
-        """Copy an input to its slot, in the order of the device's work."""
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
-        if size != slot.size_bytes:
-            raise InternalError(f"{size} bytes for a buffer of {slot.size_bytes}")
-        self._device.copy_in(slot.offset_bytes, data)
-
-    def read(self, slot: Slot, view: memoryview) -> None:
-        """Copy an output from its slot, in the order of the device's work."""
-        if view.nbytes != slot.size_bytes:
-            raise InternalError(f"{view.nbytes} bytes for a buffer of {slot.size_bytes}")
-        self._device.copy_out(slot.offset_bytes, view)
 
     def clean(self) -> None:
         """Zero what was used, in the order of the device's work."""

@@ -157,7 +157,7 @@ class SequentialEngine(Engine):
         ready = known.ready
         self.weights.enter(ready.block)
         pool = self.pool
-        if pool.dirty_bytes:  # nobody called `settle`, or it failed
+        if pool.dirty_bytes:  # nobody called `clean_up`, or it failed
             pool.clean()
         pool.begin(ready.plan)
         planned = clock()
@@ -269,7 +269,7 @@ class SequentialEngine(Engine):
 
     # between calls
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         """Zero what the last call used; the device does it while the outputs are on their way."""
         call, self._settling = self._settling, None
         if self._broken:

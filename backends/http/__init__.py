@@ -13,11 +13,18 @@ Files: `settings` (what an operator decides), `policy` (which addresses may be r
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dandelion.data import SetSpec
-from dandelion.driver import AsyncEngine, Driver, Hosting, Resource
+from dandelion.driver import (
+    AsyncEngine,
+    Checker,
+    Driver,
+    EngineFactory,
+    Hosting,
+    Resource,
+)
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import CodeObject, Function, FunctionSpec
 
@@ -42,36 +49,51 @@ class HttpDriver(Driver):
     name: ClassVar[str] = "http"
     formats: ClassVar[frozenset[str]] = frozenset({"http"})
     hosting: ClassVar[Hosting] = Hosting.LOOP
+    platform_functions: ClassVar[tuple[FunctionSpec, ...]] = (HTTP,)
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self._settings = read_settings(settings or {})
-
-    @property
-    def settings(self) -> Settings:
-        """The settings that new engines will have."""
-        return self._settings
+        self._checker = HttpChecker()
+        self._factory = HttpFactory(read_settings(settings or {}))
 
     def configure(self, options: Mapping[str, str]) -> None:
-        self._settings = read_settings(options)
+        self._factory.settings = read_settings(options)
+
+    def checker(self) -> Checker:
+        return self._checker
+
+    def factory(self) -> HttpFactory:
+        return self._factory
+
+
+class HttpChecker(Checker):
+    """Checks sets, kind and options."""
+
+    def check(self, functions: Sequence[Function]) -> None:
+        problems = [problem for function in functions for problem in _problems(function)]
+        if problems:
+            raise InvalidFunction(tuple(problems))
+
+
+class HttpFactory(EngineFactory):
+    """Starts engines.
+
+    Attributes:
+        settings: what new engines will have.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
     def probe(self) -> list[Resource]:
         if importlib.util.find_spec("aiohttp") is None:
             raise BackendUnavailable("http", "no module 'aiohttp'", "pip install aiohttp")
         return [Resource("http", "HTTP/1.1 over the node's event loop")]
 
-    def check(self, function: Function) -> None:
-        problems = _problems(function)
-        if problems:
-            raise InvalidFunction(tuple(problems))
-
     def engine(self, resource: str) -> AsyncEngine:
         self.probe()
         from .engine import HttpEngine
 
-        return HttpEngine(self._settings)
-
-    def functions(self) -> tuple[FunctionSpec, ...]:
-        return (HTTP,)
+        return HttpEngine(self.settings)
 
 
 def _problems(function: Function) -> list[Problem]:

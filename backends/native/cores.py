@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import Architecture, native
-from dandelion.driver import Driver, Hosting, Resource
+from dandelion.driver import Checker, Driver, EngineFactory, Hosting, Resource
 from dandelion.errors import (
     BackendUnavailable,
     EngineDied,
@@ -30,6 +31,14 @@ _OPTIONS = ("context_bytes",)
 _SETTINGS = ("ahead", "pin")
 
 
+@dataclass(slots=True)
+class NativeOptions:
+    """How many sandboxes wait for each engine, and whether they run on its core only."""
+
+    ahead: int
+    pin: bool
+
+
 class NativeDriver(Driver):
     """Runs code of the format ``elf``.
 
@@ -43,9 +52,9 @@ class NativeDriver(Driver):
     hosting: ClassVar[Hosting] = Hosting.THREAD
 
     def __init__(self, ahead: int = 3, pin: bool = True) -> None:
-        self._ahead = ahead
-        self._pin = pin
-        self._programs = Programs()
+        self._options = NativeOptions(ahead, pin)
+        self._checker = NativeChecker()
+        self._factory = NativeFactory(self.name, self._options)
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name, value in options.items():
@@ -53,45 +62,62 @@ class NativeDriver(Driver):
             if name == "ahead":
                 if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
                     raise InvalidInput(where, f"'{value}' is no number", f"1 to {AHEAD_LIMIT}")
-                self._ahead = int(value)
+                self._options.ahead = int(value)
             elif name == "pin":
                 if value not in ("yes", "no"):
                     raise InvalidInput(where, f"'{value}' is neither yes nor no")
-                self._pin = value == "yes"
+                self._options.pin = value == "yes"
             else:
                 close = nearest(name, _SETTINGS)
                 hint = f"did you mean '{close}'?" if close else f"there are {', '.join(_SETTINGS)}"
                 raise InvalidInput(where, "there is no such setting", hint)
+
+    def checker(self) -> Checker:
+        return self._checker
+
+    def factory(self) -> NativeFactory:
+        return self._factory
+
+
+class NativeChecker(Checker):
+    """Checks options and executables."""
+
+    def check(self, functions: Sequence[Function]) -> None:
+        for function in functions:
+            _check(function)
+
+
+class NativeFactory(EngineFactory):
+    """Starts engines for cores."""
+
+    def __init__(self, name: str, options: NativeOptions) -> None:
+        self._name = name
+        self._options = options
+        self._programs = Programs()
 
     def probe(self) -> list[Resource]:
         _require()
         cores = sorted(os.sched_getaffinity(0))
         return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
 
-    def check(self, function: Function) -> None:
-        limit = function.spec.limits.memory_bytes
-        problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
-        if not problems:
-            _, problems = elf.read(function.main, bounds(context_bytes(function))[0])
-        if problems:
-            raise InvalidFunction(tuple(problems))
-
     def engine(self, resource: str) -> NativeEngine:
         architecture = _require()
         cores = sorted(os.sched_getaffinity(0))
         if not resource.isdecimal() or int(resource) >= len(cores):
             raise BackendUnavailable(
-                self.name, f"no core '{resource}'", f"there are 0 to {len(cores) - 1}"
+                self._name, f"no core '{resource}'", f"there are 0 to {len(cores) - 1}"
             )
-        name = f"{self.name}:{resource}"
-        core = cores[int(resource)] if self._pin else -1
-        engine = NativeEngine(name, Nursery(name, core, self._ahead), self._programs, architecture)
+        name = f"{self._name}:{resource}"
+        core = cores[int(resource)] if self._options.pin else -1
+        engine = NativeEngine(
+            name, Nursery(name, core, self._options.ahead), self._programs, architecture
+        )
         try:
             engine.start()
         except EngineDied as error:
             engine.close()
             raise BackendUnavailable(
-                self.name,
+                self._name,
                 f"sandboxes cannot be made: {error.message}",
                 "allow this user seccomp filters, and programs in memory files",
             ) from None
@@ -114,6 +140,15 @@ def enforcement() -> dict[str, str]:
         return nursery.facts() | {"seccomp": "exit and arch_prctl(ARCH_SET_FS) only"}
     finally:
         nursery.close()
+
+
+def _check(function: Function) -> None:
+    limit = function.spec.limits.memory_bytes
+    problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
+    if not problems:
+        _, problems = elf.read(function.main, bounds(context_bytes(function))[0])
+    if problems:
+        raise InvalidFunction(tuple(problems))
 
 
 def _problem(option: str, value: str, limit_bytes: int) -> Problem | None:

@@ -3,7 +3,7 @@
 What an end means is decided in this order: the call was cancelled; its time is up; the process was
 killed by somebody else (no report); it tried what it may not, or faulted; it exited with a code
 other than zero; it left outputs. The process, its context and its address space are never used
-again. Making the next sandbox waits for `settle`, when the outputs have been handed over.
+again. Making the next sandbox waits for `clean_up`, when the outputs have been handed over.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class NativeEngine(Engine):
             self._nursery.replace(ready)
         return self._nursery.take(deadline_ns)
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         if not self._clear():
             return
         try:

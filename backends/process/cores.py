@@ -7,23 +7,31 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import Architecture, native
-from dandelion.driver import Driver, Hosting, Resource
+from dandelion.driver import Checker, Driver, EngineFactory, Hosting, Resource
 from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Raised
 from dandelion.function import Function
 
 from .check import stated_problems, too_long
-from .checker import Checker
 from .engine import ProcessEngine
+from .examiner import SourceExaminer
 from .nurseries import Nurseries
 from .nursery import Nursery
 from .programs import Programs
 
 ENGINES_PER_ZYGOTE = 4
 AHEAD_LIMIT = 256
+
+
+@dataclass(slots=True)
+class ProcessOptions:
+    """How many sandboxes wait for each set of imports and group of engines."""
+
+    ahead: int
 
 
 class ProcessDriver(Driver):
@@ -38,11 +46,9 @@ class ProcessDriver(Driver):
     hosting: ClassVar[Hosting] = Hosting.THREAD
 
     def __init__(self, ahead: int = 4) -> None:
-        self._ahead = ahead
-        self._programs = Programs(self._compiled)
-        self._checker: Checker | None = None
-        self._groups: dict[int, Nurseries] = {}
-        self._lock = threading.Lock()
+        self._options = ProcessOptions(ahead)
+        self._checker = ProcessChecker(self.name)
+        self._factory = ProcessFactory(self.name, self._options, self._checker)
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name, value in options.items():
@@ -54,17 +60,29 @@ class ProcessDriver(Driver):
                 raise InvalidInput(
                     "options.process.ahead", f"'{value}' is no number", f"1 to {AHEAD_LIMIT}"
                 )
-            self._ahead = int(value)
+            self._options.ahead = int(value)
 
-    def probe(self) -> list[Resource]:
-        _require()
-        cores = sorted(os.sched_getaffinity(0))
-        return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
+    def checker(self) -> ProcessChecker:
+        return self._checker
 
-    def check(self, function: Function) -> None:
-        self.check_all((function,))
+    def factory(self) -> ProcessFactory:
+        return self._factory
 
-    def check_all(self, functions: Sequence[Function]) -> None:
+
+class ProcessChecker(Checker):
+    """Examines sources in sandboxes, and keeps them compiled.
+
+    Attributes:
+        programs: what was compiled.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.programs = Programs(self._compiled)
+        self._examiner: SourceExaminer | None = None
+        self._lock = threading.Lock()
+
+    def check(self, functions: Sequence[Function]) -> None:
         """Refuse code that could never run; sources are examined in sandboxes, and kept compiled.
 
         Where there are no sandboxes no Python function can run. Then only what needs none is
@@ -77,48 +95,65 @@ class ProcessDriver(Driver):
         problems = [problem for function in functions for problem in stated_problems(function)]
         sources = [function for function in functions if not too_long(function)]
         with suppress(BackendUnavailable):
-            examined = self._checking().examine_all(sources)
+            examined = self.examiner().examine_all(sources)
             for function, found in zip(sources, examined, strict=True):
                 problems += found.problems
                 if found.code and not found.problems:
-                    self._programs.add(function, found.code)
+                    self.programs.add(function, found.code)
         if problems:
             raise InvalidFunction(tuple(problems))
 
-    def _checking(self) -> Checker:
+    def examiner(self) -> SourceExaminer:
+        """Give what examines sources, started when it is first used."""
         architecture = _require()
         with self._lock:
-            if self._checker is None:
-                self._checker = Checker(f"{self.name}-check", architecture)
-            return self._checker
+            if self._examiner is None:
+                self._examiner = SourceExaminer(f"{self._name}-check", architecture)
+            return self._examiner
 
     def _compiled(self, function: Function, deadline_ns: int) -> bytes:
         """Compile a function that is called, and was registered before this node was started."""
-        examined = self._checking().examine(function, deadline_ns)
+        examined = self.examiner().examine(function, deadline_ns)
         if not examined.code:
             raise Raised(function.spec.name, str(examined.problems[0]))
         return examined.code
 
     def close(self) -> None:
         with self._lock:
-            checker = self._checker
-        if checker is not None:
-            checker.close()
+            examiner = self._examiner
+        if examiner is not None:
+            examiner.close()
+
+
+class ProcessFactory(EngineFactory):
+    """Starts engines for cores."""
+
+    def __init__(self, name: str, options: ProcessOptions, checker: ProcessChecker) -> None:
+        self._name = name
+        self._options = options
+        self._checker = checker
+        self._groups: dict[int, Nurseries] = {}
+        self._lock = threading.Lock()
+
+    def probe(self) -> list[Resource]:
+        _require()
+        cores = sorted(os.sched_getaffinity(0))
+        return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
 
     def engine(self, resource: str) -> ProcessEngine:
         architecture = _require()
         known = [r.name for r in self.probe()]
         if resource not in known:
             raise BackendUnavailable(
-                self.name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
+                self._name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
             )
-        name = f"{self.name}:{resource}"
+        name = f"{self._name}:{resource}"
         group = int(resource) // ENGINES_PER_ZYGOTE
         with self._lock:
             if group not in self._groups:
-                self._groups[group] = Nurseries(f"{self.name}-{group}", self._ahead)
-        self._checking().start()  # the first call may have to compile
-        return ProcessEngine(name, self._groups[group], self._programs, architecture)
+                self._groups[group] = Nurseries(f"{self._name}-{group}", self._options.ahead)
+        self._checker.examiner().start()  # the first call may have to compile
+        return ProcessEngine(name, self._groups[group], self._checker.programs, architecture)
 
 
 def enforcement() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
 call cannot leave anything for the next one. After a reply it is forgotten, and the next one taken,
-by `settle`, when the outputs have been handed over; its zygote kills it within milliseconds. What
+by `clean_up`, when the outputs have been handed over; its zygote kills it within milliseconds. What
 an end means is decided in this order: the call was cancelled; it tried what it may not; it ran out
 of time; it replied; it died.
 """
@@ -155,7 +155,7 @@ class ProcessEngine(Engine):
             _discard(ready)
         return nursery.take(deadline_ns)
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         used = self._clear()
         if used is not None and used.nursery.ahead >= self._nurseries.engines:  # one for each
             spare = used.nursery.spare()

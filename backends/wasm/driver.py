@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from dandelion.driver import Driver, Hosting, Resource
+from dandelion.driver import Checker, Driver, EngineFactory, Hosting, Resource
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import Function
 
@@ -25,15 +26,28 @@ class WasmDriver(Driver):
     hosting: ClassVar[Hosting] = Hosting.THREAD
 
     def __init__(self) -> None:
-        self._programs = Programs()
+        programs = Programs()
+        self._checker = WasmChecker(programs)
+        self._factory = WasmFactory(self.name, programs)
 
-    def probe(self) -> list[Resource]:
-        require()
-        cores = sorted(os.sched_getaffinity(0))
-        return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
+    def checker(self) -> Checker:
+        return self._checker
 
-    def check(self, function: Function) -> None:
-        """Refuse modules that could never run, and compile the others, if that is possible here."""
+    def factory(self) -> WasmFactory:
+        return self._factory
+
+
+class WasmChecker(Checker):
+    """Refuses modules that could never run, and compiles the others, if that is possible here."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+
+    def check(self, functions: Sequence[Function]) -> None:
+        for function in functions:
+            self._check(function)
+
+    def _check(self, function: Function) -> None:
         problems = [
             Problem("unknown-option", f"no option '{name}'", f"code.options.{name}")
             for name in function.code.options
@@ -50,12 +64,25 @@ class WasmDriver(Driver):
     def close(self) -> None:
         self._programs.close()
 
+
+class WasmFactory(EngineFactory):
+    """Starts engines for cores."""
+
+    def __init__(self, name: str, programs: Programs) -> None:
+        self._name = name
+        self._programs = programs
+
+    def probe(self) -> list[Resource]:
+        require()
+        cores = sorted(os.sched_getaffinity(0))
+        return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
+
     def engine(self, resource: str) -> WasmEngine:
         from .engine import WasmEngine
 
         known = [r.name for r in self.probe()]
         if resource not in known:
             raise BackendUnavailable(
-                self.name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
+                self._name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
             )
-        return WasmEngine(f"{self.name}:{resource}", self._programs)
+        return WasmEngine(f"{self._name}:{resource}", self._programs)

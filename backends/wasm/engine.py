@@ -240,7 +240,7 @@ class WasmEngine(Engine):
             raise Exited(spec.name, data.exit_code, printed)
         return reader.outputs(reader.entries(data), call.domain)
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         used, self._used = self._used, None
         if used is not None:
             used.close()

@@ -59,7 +59,7 @@ class Caller:
     """Calls one function on one engine of its own."""
 
     def __init__(self, driver: Driver, resource: str, function: Function) -> None:
-        engine = driver.engine(resource)
+        engine = driver.factory().engine(resource)
         assert isinstance(engine, Engine)
         self.engine = engine
         self.function = function
@@ -67,7 +67,7 @@ class Caller:
         self._inputs = (item_set("x", b"hello"),)
 
     def call(self) -> None:
-        """Make one call, without what may wait until after it; that is the engine's `settle`."""
+        """Make one call, without what may wait until after it; that is the engine's `clean_up`."""
         deadline = time.monotonic_ns() + 10**10
         call = Call(next(_ids), self.function, self._inputs, self._domain, deadline)
         (result,) = self.engine.run(call)
@@ -80,7 +80,7 @@ class Caller:
             started = perf_counter_ns()
             self.call()
             timed.record_ns(perf_counter_ns() - started)
-            self.engine.settle()
+            self.engine.clean_up()
 
 
 class Team:
@@ -89,8 +89,8 @@ class Team:
     def __init__(self, backend: str) -> None:
         self.function = loaded(echo(backend, "Echo"))
         self.driver = load_driver(backend)
-        resources = [r.name for r in self.driver.probe()]
-        self.driver.check(self.function)
+        resources = [r.name for r in self.driver.factory().probe()]
+        self.driver.checker().check([self.function])
         self.callers: list[Caller] = []
         try:
             for at in range(2):
@@ -135,7 +135,7 @@ def starts(bench: Bench, teams: Mapping[str, Team]) -> list[Row]:
     """Time calls in all ways in which they come."""
     count = bench.pick(60, 1000, 3000)
     actions = {name: team.callers[0].call for name, team in teams.items()}
-    settle = {name: team.callers[0].engine.settle for name, team in teams.items()}
+    settle = {name: team.callers[0].engine.clean_up for name, team in teams.items()}
     bench.say(BURSTS)
     bursts = bench.pick(4, 50, 100) * BURST
     rows = _rows(BURSTS, in_turns(actions, count=bursts, warm_up=BURST, after=settle, block=BURST,
@@ -184,7 +184,7 @@ def none_waiting(bench: Bench, backends: list[str]) -> list[Row]:
         for backend in backends:
             driver = load_driver(backend)
             driver.configure({"ahead": "1"})
-            caller = Caller(driver, driver.probe()[0].name, loaded(echo(backend, "Echo")))
+            caller = Caller(driver, driver.factory().probe()[0].name, loaded(echo(backend, "Echo")))
             stack.callback(caller.engine.close)
             caller.call()
             actions[backend] = caller.call
@@ -205,7 +205,7 @@ def memory(backend: str) -> list[Row]:
 def _memory(backend: str, team: Team, others: set[int]) -> list[Row]:
     for caller in team.callers:
         caller.call()
-        caller.engine.settle()
+        caller.engine.clean_up()
     rows = []
     found: dict[str, list[int]] = {"zygote": [], "waiting sandbox": []}
     for zygote in set(children(os.getpid())) - others:

@@ -59,8 +59,9 @@ class LocalEngine(Closing):
             driver = load_driver(backend)
             assert isinstance(driver, GpuDriver)
             driver.configure(_OPTIONS.get(backend, _SMALL))
-            driver.attach(self.domain.map)
-            self.engine = driver.sequential("0")
+            factory = driver.factory()
+            factory.attach(self.domain.map)
+            self.engine = factory.sequential("0")
         except BaseException:
             self.domain.close()
             raise
@@ -86,7 +87,7 @@ class LocalEngine(Closing):
 
     def settle(self) -> None:
         """Zero what the last call used, and wait until it is."""
-        self.engine.settle()
+        self.engine.clean_up()
         self.engine.device.synchronize()
         self.domain.recycle()
 
@@ -112,7 +113,7 @@ class EngineProcess(Closing):
         options = {**_OPTIONS.get(backend, _SMALL), "workers": str(workers)}
         self._driver = load_driver(backend)
         self._driver.configure(options)
-        self._sharing = self._driver.share("0") if workers else Sharing()
+        self._sharing = self._driver.sharing().share("0") if workers else Sharing()
         role = {"role": "worker"} if workers else {}
         self.engine = RemoteEngine(
             (backend,),
@@ -140,7 +141,8 @@ class EngineProcess(Closing):
         self._number += 1
         deadline = time.monotonic_ns() + _DEADLINE_S * 10**9
         call = Call(self._number, function, sets, self.domain, deadline)
-        call.demand = self._driver.demand(function, sets)
+        planner = self._driver.planner()
+        call.demand = planner.demand(function, sets) if planner is not None else None
         engine = self.engine
         if engine.begin(call) is not Sent.ALL:  # the first one: the function is not there yet
             outputs: InstanceSets = engine.run(call)
@@ -203,7 +205,7 @@ class HeldCall:
     def call_and_settle(self) -> None:
         """Run it, and zero before anything else is done."""
         self.call()
-        self._local.engine.settle()
+        self._local.engine.clean_up()
 
     def forget(self) -> None:
         """Drop all that the engine knows of the function."""

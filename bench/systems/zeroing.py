@@ -84,8 +84,9 @@ def measure(order: ZeroOrder) -> ZeroSeen:
     driver = load_driver(order.backend)
     assert isinstance(driver, GpuDriver)
     driver.configure({"pool_bytes": str(2 * max(*order.sizes, *order.calls) + (1 << 20))})
-    resource = driver.probe()[0]
-    engine = driver.sequential(resource.name)
+    factory = driver.factory()
+    resource = factory.probe()[0]
+    engine = factory.sequential(resource.name)
     with contextlib.closing(engine):
         sizes = {size: _zero(engine, order, size) for size in order.sizes}
         calls = {size: _call(engine, order, size) for size in order.calls}
@@ -152,7 +153,7 @@ def _call(engine: SequentialEngine, order: ZeroOrder, size: int) -> dict[str, Hi
         assert result.items[0].data[0] == 7
 
     def after() -> None:
-        engine.settle()
+        engine.clean_up()
         engine.device.synchronize()
 
     found = in_turns({CALL: call, AFTER: after}, count=order.count, seconds=order.seconds)

@@ -118,7 +118,7 @@ def _blueprint(path: Path) -> list[Problem]:
         config = parse_blueprint(data)
         files = _neighbours(path.parent, config)
         if files is not None:
-            load_checkers([])[_FORMAT].check(_function(path.stem, data, config, files))
+            load_checkers([])[_FORMAT].check([_function(path.stem, data, config, files)])
     except InvalidBlueprint as error:
         return list(error.problems)
     return []

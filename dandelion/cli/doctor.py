@@ -150,7 +150,7 @@ def backends() -> list[Finding]:
 def _backend(name: str) -> list[Finding]:
     try:
         driver = load_driver(name)
-        resources = driver.probe()
+        resources = driver.factory().probe()
     except BackendUnavailable as error:
         return [Finding("backend", name, False, error.missing, error.remedy)]
     except Exception as error:  # a third party's backend may raise anything, and is to be named

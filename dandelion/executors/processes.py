@@ -100,7 +100,7 @@ class Processes:
             if self.leaving:
                 return None
             reply = self._opened(self._spawned(), device_bytes)
-        if isinstance(reply, Ready) and reply.spare and not self.leaving:
+        if isinstance(reply, Ready) and reply.standby and not self.leaving:
             with contextlib.suppress(OSError):  # it goes without
                 self.spare = self._spawned()
         return reply

@@ -1,21 +1,16 @@
 """Moving data between domains, and counting the copies.
 
-A transfer is read-then-write unless a pair of kinds registered something better. Data that lies in
-the destination domain already is passed by reference.
+Data that lies in the destination domain already is passed by reference; all else is copied.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.memory.context import Context, MemoryDomain
-
-Way: TypeAlias = Callable[[Bytes, Context, int], memoryview]
-"""Moves data into a context at an offset in bytes and gives a read-only view of it there."""
 
 
 @dataclass(slots=True)
@@ -28,18 +23,13 @@ class TransferCounts:
 
 
 class Transfers:
-    """The ways between kinds of memory, with counts of what was copied. Safe from any thread."""
+    """Copies data into domains, and counts what was copied. Safe from any thread."""
 
     ALIGNMENT_BYTES = 256
 
     def __init__(self) -> None:
-        self._ways: dict[tuple[str, str], Way] = {}
         self._counts = TransferCounts()
         self._lock = threading.Lock()
-
-    def register(self, source_kind: str, destination_kind: str, way: Way) -> None:
-        """Use `way` for data of one kind of domain that goes to another."""
-        self._ways[source_kind, destination_kind] = way
 
     def counts(self) -> TransferCounts:
         """Give a snapshot of the counts."""
@@ -51,9 +41,7 @@ class Transfers:
         with self._lock:
             self._counts.references += items
 
-    def transfer(
-        self, data: Bytes, destination: Context, offset_bytes: int, source_kind: str = "heap"
-    ) -> memoryview:
+    def transfer(self, data: Bytes, destination: Context, offset_bytes: int) -> memoryview:
         """Copy `data` to an offset of a context.
 
         Returns:
@@ -62,10 +50,7 @@ class Transfers:
         Raises:
             ContextFull: it does not fit.
         """
-        way = self._ways.get((source_kind, destination.domain.kind))
-        view = (
-            way(data, destination, offset_bytes) if way else destination.write(offset_bytes, data)
-        )
+        view = destination.write(offset_bytes, data)
         with self._lock:
             self._counts.copies += 1
             self._counts.copied_bytes += view.nbytes

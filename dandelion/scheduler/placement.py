@@ -146,7 +146,7 @@ def _prefers(engine: EngineState, needs: Needs) -> bool:
     """Tell whether an engine is of the kind, worker or sequential, that a call should have."""
     if needs.demand is None:
         return True
-    return engine.worker != engine.capacity.filled_by(needs.demand)
+    return engine.worker != engine.capacity.saturated_by(needs.demand)
 
 
 def _without_suspects(

@@ -108,9 +108,6 @@ def test_what_is_not_there_is_not_found(catalog: Catalog) -> None:
     assert not catalog.has_blob(digest_of(b"no"))
     with pytest.raises(Unknown):
         catalog.blob(digest_of(b"no"))
-    with pytest.raises(Unknown) as caught:
-        catalog.get_callable("resise")
-    assert caught.value.nearest == "resize"
 
 
 @pytest.mark.parametrize("digest", ["", "..", "../catalog.sqlite", "a" * 64, "/etc/passwd", "é"])

@@ -28,7 +28,7 @@ def of_driver(name: str) -> Make:
     def make() -> Device:
         driver = load_driver(name)
         assert isinstance(driver, GpuDriver)
-        return driver.device(driver.probe()[0].name)
+        return driver.factory().device(driver.factory().probe()[0].name)
 
     return make
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dandelion.errors import ContextFull, InvalidInput
-from dandelion.memory import Context, HeapDomain, MemoryDomain, SharedDomain, Tracked
+from dandelion.memory import Context, HeapDomain, MemoryDomain, SharedDomain
+from dandelion.testing import Tracked
 
 CAPACITY = 1024 * 1024
 MAKERS: dict[str, Callable[[], MemoryDomain]] = {

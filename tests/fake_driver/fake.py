@@ -23,7 +23,8 @@ import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets
 from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
-from dandelion.memory import SharedDomain, Tracked
+from dandelion.memory import SharedDomain
+from dandelion.testing import Tracked
 
 KINDS = (
     "memory", "module", "stream", "graph", "executable", "event", "registered", "reserved",
@@ -167,7 +168,7 @@ class Runner:
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
         outputs = self.engine.run(Call(self.number, function, inputs, self.domain, deadline))
-        self.engine.settle()
+        self.engine.clean_up()
         return outputs
 
     def close(self) -> None:

@@ -506,16 +506,16 @@ def code_is_compiled_once(fake: Fake) -> None:
 def the_driver_lists_devices_and_takes_settings(fake: Fake) -> None:
     driver = load_driver(fake.kind)
     driver.configure({"pool_bytes": "2M", "cache": str(fake.cache.folder), "weights": "10%"})
-    (resource,) = driver.probe()
+    (resource,) = driver.factory().probe()
     assert resource.name == "0"
     assert resource.description == "Fake device (a fixture)"
     assert resource.memory_bytes == 256 << 20
     assert resource.details["architecture"] == fake.arch
-    engine = driver.engine("0")
+    engine = driver.factory().engine("0")
     engine.close()
     fake.nothing_left()
     for name in ("1", "quantum7"):
-        expect(BackendUnavailable, lambda name=name: driver.engine(name))
+        expect(BackendUnavailable, lambda name=name: driver.factory().engine(name))
     for bad in ({"weights": "much"}, {"weights": "99%"}, {"weights": "x%"}, {"cach": "off"}):
         expect(InvalidInput, lambda bad=bad: load_driver(fake.kind).configure(bad))
     fake.nothing_left()

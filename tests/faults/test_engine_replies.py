@@ -15,12 +15,13 @@ import pytest
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Call, Demand, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Call, Demand, Hosting
 from dandelion.errors import DandelionError, EngineDied, InternalError, TimedOut
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node import Node, Settings, processes
 from dandelion.node.remote import RemoteEngine, Sent
+from dandelion.testing import Script, ScriptedDriver
 
 PROGRAM = """#!{python}
 import os, socket, struct, sys, time
@@ -30,7 +31,7 @@ peer = socket.socket(fileno=int(sys.argv[3]))
 node = request_channel(peer)
 
 def greet(spare=False):
-    node.send(Ready("told", "told:0", ("0",), "as told", spare=spare))
+    node.send(Ready("told", "told:0", ("0",), "as told", standby=spare))
 
 def frame(body):
     peer.sendall(struct.pack("<I", len(body)) + body)
@@ -51,21 +52,10 @@ def answer(call):
 SILENT = "greet(); time.sleep(60)"
 
 
-class Told(Driver):
+def told_driver() -> ScriptedDriver:
     """A backend whose engine process is replaced."""
-
-    name = "told"
-    formats = frozenset({"told"})
-    hosting = Hosting.PROCESS
-
-    def probe(self) -> list[Resource]:
-        raise AssertionError("a node leaves that to the process")
-
-    def engine(self, resource: str) -> Engine:
-        raise AssertionError("a node leaves that to the process")
-
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        return Demand(output_bytes=1)
+    script = Script(demand=lambda function, inputs: Demand(output_bytes=1))
+    return ScriptedDriver("told", script, Hosting.PROCESS)
 
 
 Tell = Callable[[str], None]
@@ -88,7 +78,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
 @pytest.fixture
 def engine() -> Iterator[RemoteEngine]:
     arena = SharedDomain(1 << 20)
-    engine = RemoteEngine(("told",), "", {}, {}, (Told(),), arena, Transfers())
+    engine = RemoteEngine(("told",), "", {}, {}, (told_driver(),), arena, Transfers())
     yield engine
     engine.abandon()
     engine.close()
@@ -196,7 +186,7 @@ def test_a_spare_takes_the_place_of_a_process_that_died(
 )
 def test_a_node_closes_while_a_process_starts_or_works(told: str, tell: Tell) -> None:
     tell(told)
-    node = Node(Settings(backends=(), arena_bytes=1 << 20), [Told()])
+    node = Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()])
     node.start()
     begin = time.monotonic()
     if "greet" in told:
@@ -208,7 +198,7 @@ def test_a_node_closes_while_a_process_starts_or_works(told: str, tell: Tell) ->
 def test_a_node_closes_while_a_call_is_out(tell: Tell) -> None:
     tell(SILENT)
     errors: list[DandelionError] = []
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
         code = (CodeDocument("told"),)
         node.register(FunctionDocument("F", ("a",), ("b",), code=code))
 
@@ -260,7 +250,7 @@ def two_calls(node: Node) -> list[str]:
 def test_a_short_call_is_sent_while_another_runs(spin_us: int, tell: Tell) -> None:
     tell(f"greet()\n{WARM}\na = run(); b = run(); answer(a.call); answer(b.call); run()")
     settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
-    with Node(settings, [Told()]) as node:
+    with Node(settings, [told_driver()]) as node:
         assert two_calls(node) == ["answer", "answer"]
 
 
@@ -269,7 +259,7 @@ def test_long_calls_wait_where_any_engine_may_take_them(tell: Tell) -> None:
         "greet()\nwhile True:\n    a = run(); time.sleep(0.02)\n"
         "    import select; assert not select.select([peer], [], [], 0)[0]\n    answer(a.call)"
     )
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
         assert two_calls(node) == ["answer", "answer"]
 
 
@@ -288,7 +278,7 @@ def test_a_call_pays_for_no_death_before_it_began(
         f"if starts <= {deaths}: run(); sys.exit(3)\n"
         "while True: answer(run().call)"
     )
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [Told()]) as node:
+    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
         assert sorted(two_calls(node)) == sorted(expected)
 
 

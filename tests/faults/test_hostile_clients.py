@@ -71,7 +71,7 @@ def serving(**settings: object) -> Iterator[Served]:
             try:
                 yield served
             finally:
-                gate.gate.release(100)
+                gate.gate.open(100)
                 for connection in served.opened:
                     connection.close()
 
@@ -235,11 +235,11 @@ def test_a_steady_body_may_take_its_time() -> None:
 def test_a_body_that_the_node_does_not_read_is_not_stalled(quick: Served) -> None:
     connection = quick.connect()
     connection.sendall(HEAD % b"wait" + b"Content-Length: 1\r\n\r\nx")
-    assert quick.gate.started.acquire(timeout=LIMIT_S)
+    assert quick.gate.gate.entered(LIMIT_S)
     large = b"Connection: close\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
     connection.sendall(HEAD % b"echo" + large)  # which waits for its turn behind the first
     assert not select.select([connection], [], [], 1.0)[0]
-    quick.gate.gate.release()
+    quick.gate.gate.open()
     answers = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answers.count(b"HTTP/1.1 200 ") == 2
 
@@ -351,7 +351,7 @@ def test_health_is_told_when_all_places_are_taken() -> None:
         busy = [served.connect() for _ in range(4)]
         for connection in busy:
             connection.sendall(HEAD % b"wait" + b"Content-Length: 1\r\n\r\nx")
-        assert served.gate.started.acquire(timeout=LIMIT_S)  # of the first: one waits at the gate
+        assert served.gate.gate.entered(LIMIT_S)  # of the first: one waits at the gate
         while served.node.facts().running < 4:
             assert served.healthy()
         connection = served.connect()
@@ -363,7 +363,7 @@ def test_health_is_told_when_all_places_are_taken() -> None:
         status, headers, body = answer_of(connection)
         assert (status, headers["retry-after"]) == (503, "1")
         assert json.loads(body)["error"]["fields"] == {"limit": 4}
-        served.gate.gate.release(4)
+        served.gate.gate.open(4)
         assert {answer_of(connection)[0] for connection in busy} == {200}
         assert served.ask()[0] == 200
 

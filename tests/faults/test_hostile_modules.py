@@ -58,14 +58,14 @@ def many_blocks(count: int) -> bytes:
 @pytest.mark.timeout(300)
 def test_a_module_that_takes_too_much_is_refused() -> None:
     driver = WasmDriver()
-    driver.check(function(small(), kind="wasm"))
+    driver.checker().check([function(small(), kind="wasm")])
     hostile = many_blocks(500_000)
     before = peak_bytes()
     with pytest.raises(InvalidFunction, match=SPENT):
-        driver.check(function(hostile, kind="wasm"))
+        driver.checker().check([function(hostile, kind="wasm")])
     assert peak_bytes() - before < 64 * MIB
-    driver.check(function(many_blocks(10), kind="wasm"))
-    driver.close()
+    driver.checker().check([function(many_blocks(10), kind="wasm")])
+    driver.checker().close()
 
 
 def test_no_module_is_compiled_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dandelion.backends.process import check, checker
+from dandelion.backends.process import check, examiner
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.programs import Programs
 
@@ -33,12 +33,12 @@ MIB = 1024 * 1024
 def driver() -> Iterator[ProcessDriver]:
     driver = ProcessDriver()
     yield driver
-    driver.close()
+    driver.checker().close()
 
 
 def refusal(driver: ProcessDriver, fn: Function) -> str:
     try:
-        driver.check(fn)
+        driver.checker().check([fn])
     except InvalidFunction as error:
         return str(error)
     return ""
@@ -66,8 +66,8 @@ def test_a_long_sum_registers_and_runs(terms: int) -> None:
     with process_engine() as engine:
         fn = function(added(terms))
         driver = ProcessDriver()
-        driver.check(fn)
-        driver.close()
+        driver.checker().check([fn])
+        driver.checker().close()
         assert first(run(engine, fn, b"")).text() == str(terms)
 
 
@@ -85,8 +85,8 @@ def test_nothing_is_compiled_in_the_node(monkeypatch: pytest.MonkeyPatch) -> Non
     with process_engine() as engine:
         assert first(run(engine, fn, b"")).text() == "a source to look for"
     driver = ProcessDriver()
-    driver.check(fn)
-    driver.close()
+    driver.checker().check([fn])
+    driver.checker().close()
     assert not any("to look for" in str(source) for source in seen)
 
 
@@ -160,25 +160,25 @@ def test_registering_while_the_node_closes_leaves_nothing() -> None:
 def test_the_next_source_is_examined_after_the_zygote_died() -> None:
     before = children()
     driver = ProcessDriver()
-    driver.check(function(HEAD))
+    driver.checker().check([function(HEAD)])
     for _ in range(3):
         (zygote,) = children() - before
         pidfd = os.pidfd_open(zygote)
         os.kill(zygote, signal.SIGKILL)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         os.close(pidfd)
-        driver.check(function(HEAD))
-    driver.close()
+        driver.checker().check([function(HEAD)])
+    driver.checker().close()
     assert not children() - before
-    driver.check(function(HEAD))  # it may be used again
-    driver.close()
+    driver.checker().check([function(HEAD)])  # it may be used again
+    driver.checker().close()
     assert not children() - before
 
 
 def test_a_driver_that_nobody_closed_leaves_nothing() -> None:
     before = children()
     driver = ProcessDriver()
-    driver.check(function(HEAD))
+    driver.checker().check([function(HEAD)])
     assert children() - before
     del driver
     gc.collect()
@@ -212,9 +212,9 @@ def a_set(name: str, *data: bytes) -> ItemSet:
     ],
 )
 def test_forged_answers(problems: ItemSet | None, code: ItemSet | None) -> None:
-    assert checker._examined((a_set("problems", b"\x91\x90"), a_set("code", b"1")), 1)
+    assert examiner._examined((a_set("problems", b"\x91\x90"), a_set("code", b"1")), 1)
     with pytest.raises(BadOutput):
-        checker._examined((problems, code), 1)
+        examiner._examined((problems, code), 1)
 
 
 def test_programs_are_kept_up_to_a_bound() -> None:
@@ -242,7 +242,7 @@ def test_a_machine_without_sandboxes_registers_what_others_run(
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: "Elsewhere")
     driver = ProcessDriver()
-    driver.check(function("def f(x)"))  # nothing here can run it, nor tell
+    driver.checker().check([function("def f(x)")])  # nothing here can run it, nor tell
     with pytest.raises(InvalidFunction):
-        driver.check(function(HEAD, imports="no such"))
+        driver.checker().check([function(HEAD, imports="no such")])
     assert check.SOURCE_LIMIT_BYTES == MIB

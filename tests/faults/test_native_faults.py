@@ -29,7 +29,8 @@ from dandelion.errors import (
     TimedOut,
 )
 from dandelion.function import Function
-from dandelion.memory import Failing, SharedDomain, Tracked
+from dandelion.memory import SharedDomain
+from dandelion.testing import Failing, Tracked
 from tests.native_functions import MIB, built, call_of, engine_of, first, function, run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -95,7 +96,7 @@ class Background:
             engine.run(call)
         except DandelionError as error:
             self.error = error
-        engine.settle()
+        engine.clean_up()
 
     def _wait_for_sandbox(self, engine: NativeEngine) -> Sandbox:
         while self._thread.is_alive():

@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar, cast
+from typing import cast
 
 import pytest
 
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Demand, Hosting
 from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.function import Function, FunctionSpec, Limits
 from dandelion.memory import Context
@@ -33,6 +33,7 @@ from dandelion.node.hosts import State
 from dandelion.node.invocation import Invocation
 from dandelion.node.process_host import ProcessHost
 from dandelion.node.replies import Replies
+from dandelion.testing import Script, ScriptedDriver
 
 PROGRAM = """#!{python}
 import mmap, os, signal, socket, sys, time
@@ -43,7 +44,7 @@ node = request_channel(socket.socket(fileno=int(sys.argv[3])))
 arena = mmap.mmap(int(sys.argv[4]), int(sys.argv[5]))
 try:
     node.receive()
-    node.send(Ready("echo", "echo:0", ("0",), "gives back", spare=True))
+    node.send(Ready("echo", "echo:0", ("0",), "gives back", standby=True))
     while True:
         run = node.receive()
         if not isinstance(run, Run):
@@ -73,21 +74,10 @@ except (Ended, OSError):
 """
 
 
-class Echo(Driver):
+def echo() -> ScriptedDriver:
     """A backend whose engine process is replaced."""
-
-    name: ClassVar[str] = "echo"
-    formats: ClassVar[frozenset[str]] = frozenset({"echo"})
-    hosting: ClassVar[Hosting] = Hosting.PROCESS
-
-    def probe(self) -> list[Resource]:
-        raise AssertionError("a node leaves that to the process")
-
-    def engine(self, resource: str) -> Engine:
-        raise AssertionError("a node leaves that to the process")
-
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        return Demand(output_bytes=400_000)
+    script = Script(demand=lambda function, inputs: Demand(output_bytes=400_000))
+    return ScriptedDriver("echo", script, Hosting.PROCESS)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +106,7 @@ def running(spin_us: int = 0, engines: int = 1) -> Iterator[Node]:
         engine_spin_us=spin_us,
         max_wall_s=1e9,
     )
-    with Node(settings, [Echo() for _ in range(engines)]) as node:
+    with Node(settings, [echo() for _ in range(engines)]) as node:
         assert node.wait_ready()
         register(node, "F")
         yield node
@@ -391,7 +381,7 @@ def test_a_removal_finds_the_process_dead_before_who_waits_for_it(
 def test_the_thread_of_the_loop_may_wait_for_what_the_loop_has_sent() -> None:
     async def calls() -> None:
         settings = Settings(backends=(), arena_bytes=8 << 20)
-        async with Node(settings, [Echo()]) as node:
+        async with Node(settings, [echo()]) as node:
             while not node.ready():
                 await asyncio.sleep(0.01)
             register(node, "F")

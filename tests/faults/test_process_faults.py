@@ -25,7 +25,8 @@ from dandelion.backends.process.turnover import PAUSE_MS, QUIET_MS, Turnover
 
 from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
-from dandelion.memory import Failing, SharedDomain, Tracked
+from dandelion.memory import SharedDomain
+from dandelion.testing import Failing, Tracked
 from tests.python_functions import call_of, first, function, process_engine, run
 
 ECHO = function("def f(x):\n    return x\n")
@@ -167,7 +168,7 @@ def test_a_sandbox_that_goes_on_after_its_reply_is_ended(ahead: int) -> None:
             assert first(engine.run(call_of(STAYS, b"1"))).bytes() == b"1"
             assert engine._used is not None
             used.append(os.pidfd_open(engine._used.sandbox.pid))
-            engine.settle()
+            engine.clean_up()
         assert gone(used)
         assert first(run(engine, ECHO, b"2")).bytes() == b"2"
 
@@ -203,7 +204,10 @@ def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
     quiet = "from dandelion.backends.process import turnover; turnover.QUIET_MS = 60_000;"
     monkeypatch.setattr(nursery, "_BOOT", nursery._BOOT.replace("run(sys", quiet + "run(sys"))
     driver = ProcessDriver(ahead=2)
-    with closing(driver.engine("0")) as idle, closing(driver.engine("0")) as busy:
+    with (
+        closing(driver.factory().engine("0")) as idle,
+        closing(driver.factory().engine("0")) as busy,
+    ):
         run(idle, ECHO, b"1", left_s=20)  # and it has one of the two at hand now
         for _ in range(3):
             assert first(run(busy, ECHO, b"2", left_s=20)).bytes() == b"2"

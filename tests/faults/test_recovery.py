@@ -21,15 +21,16 @@ from types import SimpleNamespace
 import pytest
 
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource, Sharing
+from dandelion.driver import Demand, Hosting, Sharing
 from dandelion.engine_process.messages import reply_channel
 from dandelion.errors import DandelionError
-from dandelion.function import Function, Limits
+from dandelion.function import Limits
 from dandelion.memory import SharedDomain
 from dandelion.node import Node, Settings, processes, remote, thread_host
 from dandelion.node.hosts import State, Work
 from dandelion.node.process_host import ProcessHost
 from dandelion.node.processes import Process, Processes
+from dandelion.testing import Script, ScriptedDriver
 
 LIMIT_S = 20.0
 """How long anything may take that is about to happen."""
@@ -58,7 +59,7 @@ def wait_for(name):
 
 def ready(workers=0, spare=False):
     workers = 0 if worker else workers
-    node.send(Ready("played", "played:0", ("0",), "played", workers=workers, spare=spare))
+    node.send(Ready("played", "played:0", ("0",), "played", workers=workers, standby=spare))
 
 def unavailable():
     node.send(Failed(-1, BackendUnavailable("played", "no room").record()))
@@ -86,27 +87,11 @@ except (Ended, OSError):
 """
 
 
-class Played(Driver):
+def played(demand: Demand) -> ScriptedDriver:
     """A backend whose engine process is replaced."""
-
-    name = "played"
-    formats = frozenset({"played"})
-    hosting = Hosting.PROCESS
-
-    def __init__(self, demand: Demand) -> None:
-        self._demand = demand
-
-    def probe(self) -> list[Resource]:
-        raise AssertionError("a node leaves that to the process")
-
-    def engine(self, resource: str) -> Engine:
-        raise AssertionError("a node leaves that to the process")
-
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        return self._demand
-
-    def share(self, resource: str) -> Sharing:
-        return Sharing({"WORKER": "1"}, concurrent=True, shared_fate=True)
+    sharing = Sharing({"WORKER": "1"}, concurrent=True, shared_fault_domain=True)
+    script = Script(demand=lambda function, inputs: demand, share=lambda resource: sharing)
+    return ScriptedDriver("played", script, Hosting.PROCESS)
 
 
 @pytest.fixture
@@ -123,7 +108,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         )
         program.chmod(0o700)
         monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-        driver = Played(Demand(output_bytes=output_bytes, device_bytes=device_bytes))
+        driver = played(Demand(output_bytes=output_bytes, device_bytes=device_bytes))
         monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
         node = Node(Settings(backends=(), arena_bytes=ARENA_BYTES), [driver] * engines)
         nodes.enter_context(node)

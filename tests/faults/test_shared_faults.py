@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource, Sharing
+from dandelion.driver import Demand, Hosting, Sharing
 from dandelion.errors import DandelionError
-from dandelion.function import Function
 from dandelion.node import Node, Settings, processes
 from dandelion.node.hosts import State
+from dandelion.testing import Script, ScriptedDriver
 
 ROUNDS = 5
 WORKERS = 8
@@ -79,27 +79,13 @@ except (Ended, OSError):
 """
 
 
-class Shared(Driver):
+def shared(broken: Path) -> ScriptedDriver:
     """A device that two workers share."""
-
-    name = "shared"
-    formats = frozenset({"shared"})
-    hosting = Hosting.PROCESS
-
-    def __init__(self, broken: Path) -> None:
-        self._broken = broken
-
-    def probe(self) -> list[Resource]:
-        raise AssertionError("a node leaves that to the process")
-
-    def engine(self, resource: str) -> Engine:
-        raise AssertionError("a node leaves that to the process")
-
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        return Demand(output_bytes=1)
-
-    def share(self, resource: str) -> Sharing:
-        return Sharing({"BROKEN": str(self._broken)}, concurrent=True, shared_fate=True)
+    sharing = Sharing({"BROKEN": str(broken)}, concurrent=True, shared_fault_domain=True)
+    script = Script(
+        demand=lambda function, inputs: Demand(output_bytes=1), share=lambda resource: sharing
+    )
+    return ScriptedDriver("shared", script, Hosting.PROCESS)
 
 
 @contextmanager
@@ -125,7 +111,7 @@ def played(
     )
     program.chmod(0o700)
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-    driver = Shared(broken)
+    driver = shared(broken)
     monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
     settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
     with Node(settings, [driver]) as node:

@@ -12,6 +12,6 @@ from dandelion.errors import BackendUnavailable
 def cuda() -> str:
     """The architecture of the first NVIDIA device."""
     try:
-        return load_driver("cuda").probe()[0].details["architecture"]
+        return load_driver("cuda").factory().probe()[0].details["architecture"]
     except BackendUnavailable as error:
         pytest.skip(str(error))

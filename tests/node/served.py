@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 
 from dandelion.data import SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
-from dandelion.driver import Call, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.node import Settings
+from dandelion.testing import Gate, ScriptedDriver, echo
 
 SETTINGS = Settings(
     backends=("null",), arena_bytes=16 << 20, body_limit_bytes=8 << 20, max_waiting=16
 )
 
 
-class GateEngine(Engine):
-    """Runs a call until its gate opens or it is cancelled."""
-
-    name = "gate:0"
-
-    def __init__(self, driver: GateDriver) -> None:
-        self._driver = driver
-
-    def _run(self, call: Call) -> InstanceSets:
-        self._driver.started.release()
-        self._driver.gate.acquire()
-        if call.function.main == b"bug":
-            raise KeyError("a bug in an engine")
-        return call.inputs
-
-    def cancel(self, call_id: int) -> bool:
-        self._driver.cancelled.release()
-        self._driver.gate.release()
-        return True
-
-    def close(self) -> None:
-        pass
-
-
-class GateDriver(Driver):
-    """Calls wait until the test lets them go."""
-
-    name = "gate"
-    formats = frozenset({"gate"})
-    hosting = Hosting.THREAD
+class GateDriver(ScriptedDriver):
+    """A backend whose calls wait at a gate; those of the code ``bug`` raise behind it."""
 
     def __init__(self) -> None:
-        self.started = threading.Semaphore(0)
-        self.gate = threading.Semaphore(0)
-        self.cancelled = threading.Semaphore(0)
+        self.gate = Gate(self._behind)
+        self.behind: Callable[..., InstanceSets] = echo
+        super().__init__("gate", self.gate.script)
 
-    def probe(self) -> list[Resource]:
-        return [Resource("0", "a gate")]
-
-    def engine(self, resource: str) -> Engine:
-        return GateEngine(self)
+    def _behind(self, engine: Engine, call: Call) -> InstanceSets:
+        if call.function.main == b"bug":
+            raise KeyError("a bug in an engine")
+        return self.behind(engine, call)
 
 
 def function(

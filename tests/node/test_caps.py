@@ -95,7 +95,7 @@ def test_stored_functions_run_under_lower_caps(tmp_path: Path) -> None:
 def test_the_context_of_a_native_function_is_within_its_memory_limit() -> None:
     fn = native_function(b"no executable", context_bytes=64 * MIB, memory_bytes=32 * MIB)
     with pytest.raises(InvalidFunction, match=r"limits\.memory_bytes"):
-        load_driver("native").check(fn)
+        load_driver("native").checker().check([fn])
     assert context_bytes(fn) == 32 * MIB
     fn = native_function(b"no executable", context_bytes=64 * MIB, memory_bytes=128 * MIB)
     assert context_bytes(fn) == 64 * MIB

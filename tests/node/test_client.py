@@ -44,7 +44,7 @@ def node(gate: GateDriver) -> Iterator[Node]:
         node.register(DOCUMENT)
         assert node.wait_ready()
         yield node
-        gate.gate.release(100)
+        gate.gate.open(100)
 
 
 @pytest.fixture(scope="module")

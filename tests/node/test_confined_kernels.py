@@ -26,7 +26,7 @@ LIBC = "int open(const char *p, int f); __kernel void k(__global long *a) { a[0]
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     try:
-        load_driver("opencl").probe()
+        load_driver("opencl").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     if landlock_abi() < 2:

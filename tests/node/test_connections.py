@@ -36,7 +36,7 @@ def served() -> Iterator[Served]:
         node.register(DOCUMENT)
         with BackgroundServer(node) as server:
             yield Served(gate, int(server.url.rsplit(":", 1)[1]))
-            gate.gate.release(100)
+            gate.gate.open(100)
 
 
 def post(name: str, body: bytes, *headers: str) -> bytes:
@@ -75,8 +75,8 @@ def test_thousands_of_requests_behind_one_that_waits(served: Served) -> None:
     requests = post("wait", b"first") + post("echo", b"next") * 2000 + LAST
     with contextlib.closing(served.connect()) as connection:
         connection.sendall(requests)
-        assert served.gate.started.acquire(timeout=10)
-        served.gate.gate.release()
+        assert served.gate.gate.entered()
+        served.gate.gate.open()
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.count(b"HTTP/1.1 200 ") == 2002
 
@@ -84,11 +84,11 @@ def test_thousands_of_requests_behind_one_that_waits(served: Served) -> None:
 def test_leaving_cancels_the_request_that_is_under_way(served: Served) -> None:
     with contextlib.closing(served.connect()) as connection:
         connection.sendall(post("wait", b"1") + post("wait", b"2"))
-        assert served.gate.started.acquire(timeout=10)
-        served.gate.gate.release()
-        assert served.gate.started.acquire(timeout=10)
-        assert not served.gate.cancelled.acquire(blocking=False)
-    assert served.gate.cancelled.acquire(timeout=10)
+        assert served.gate.gate.entered()
+        served.gate.gate.open()
+        assert served.gate.gate.entered()
+        assert not served.gate.gate.was_cancelled(0)
+    assert served.gate.gate.was_cancelled()
 
 
 @pytest.mark.parametrize("piece", [b"x: y\r\n" * 100, b"z" * 1000])
@@ -110,8 +110,8 @@ def test_rubbish_behind_a_request_ends_the_connection_alone(
 ) -> None:
     answer = served.answers(post("wait", b"1") + post("echo", b"2") + b"\0\0 rubbish\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert served.gate.started.acquire(timeout=10)
-    served.gate.gate.release()
+    assert served.gate.gate.entered()
+    served.gate.gate.open()
     assert served.answers(LAST).startswith(b"HTTP/1.1 200 ")
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
@@ -123,9 +123,9 @@ def test_a_server_that_stops_says_so_to_those_who_wait() -> None:
         with BackgroundServer(node, drain_s=0) as server:
             connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
             connection.sendall(post("wait", b"1"))
-            assert gate.started.acquire(timeout=10)
+            assert gate.gate.entered()
         with contextlib.closing(connection):
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert gate.cancelled.acquire(timeout=10)
+        assert gate.gate.was_cancelled()
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"ShuttingDown" in answer

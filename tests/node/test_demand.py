@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dandelion.documents import CodeDocument, Content, FunctionDocument
-from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets, Resource, load_driver
+from dandelion.driver import Demand, Hosting, InstanceSets, load_driver
 from dandelion.errors import DeviceFull, Faulted
 from dandelion.function import Function
 from dandelion.node import Node, Settings, engines, processes
+from dandelion.testing import Script, ScriptedDriver
 
 PROGRAM = """#!{python}
 import json, os, socket, sys, time
@@ -52,35 +54,14 @@ except (Ended, OSError):
 """
 
 
-class _Told(Driver):
-    """A backend whose demand is a multiple of the input."""
+def told(name: str, output_bytes: int, factor: int) -> ScriptedDriver:
+    """A backend of the format ``told`` whose demand is a multiple of the input."""
 
-    formats = frozenset({"told"})
-    hosting = Hosting.PROCESS
-    output_bytes: int
-    factor: int
-
-    def probe(self) -> list[Resource]:
-        raise AssertionError("a node leaves that to the process")
-
-    def engine(self, resource: str) -> Engine:
-        raise AssertionError("a node leaves that to the process")
-
-    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+    def demand(function: Function, inputs: InstanceSets) -> Demand:
         assert inputs[0] is not None
-        return Demand(self.output_bytes, self.factor * inputs[0].size_bytes)
+        return Demand(output_bytes, factor * inputs[0].size_bytes)
 
-
-class First(_Told):
-    name = "first"
-    output_bytes = 16
-    factor = 1
-
-
-class Second(_Told):
-    name = "second"
-    output_bytes = 64
-    factor = 10
+    return ScriptedDriver(name, Script(demand=demand), Hosting.PROCESS, code_format="told")
 
 
 class Played:
@@ -115,7 +96,7 @@ def played(
     program.write_text(text)
     program.chmod(0o700)
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-    drivers: dict[str, type[Driver]] = {"first": First, "second": Second}
+    drivers = {"first": partial(told, "first", 16, 1), "second": partial(told, "second", 64, 10)}
     monkeypatch.setattr(
         engines,
         "load_driver",

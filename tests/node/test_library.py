@@ -1,6 +1,6 @@
 """What a node keeps of its catalogue, while the catalogue changes under it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -13,7 +13,7 @@ from dandelion.function import Function, FunctionSpec
 from dandelion.memory import HeapDomain, Transfers
 from dandelion.node import Node, Settings
 from dandelion.node.library import Library
-from tests.node.test_stress import ActedDriver
+from dandelion.testing import ScriptedDriver
 
 
 class ChangingCatalog(MemoryCatalog):
@@ -70,20 +70,9 @@ def test_each_composition_is_compiled_once_for_a_plan(monkeypatch: pytest.Monkey
         assert sorted(parsed) == sorted(set(parsed))
 
 
-class SlowDriver(ActedDriver):
-    """Does something else while code is checked."""
-
-    def __init__(self) -> None:
-        super().__init__(Hosting.INLINE)
-        self.meanwhile: Callable[[], object] = lambda: None
-
-    def check(self, function: Function) -> None:
-        self.meanwhile()
-
-
 def test_a_registration_whose_ground_is_removed_meanwhile_is_refused() -> None:
     """Code is checked while nothing is held, so a removal need not wait for that."""
-    driver = SlowDriver()
+    driver = ScriptedDriver("acted", hosting=Hosting.INLINE)
     code = (CodeDocument("acted"),)
     text = """function F(a) => (b); function G(a) => (b);
         composition Uses(x) => (y) { F(a = all x) => (m = b); G(a = all m) => (y = b); }"""
@@ -91,11 +80,11 @@ def test_a_registration_whose_ground_is_removed_meanwhile_is_refused() -> None:
     second = FunctionDocument("G", ("a",), ("b",), code=code)
     with Node(Settings(backends=(), arena_bytes=1 << 20), [driver]) as node:
         node.register(first)
-        driver.meanwhile = lambda: node.remove(FunctionSpec, "F")
+        driver.script.check = lambda functions: node.remove(FunctionSpec, "F")
         with pytest.raises(InvalidComposition, match="'F'"):
             node.register(text, functions=[second])
         assert node.catalog.records() == []
-        driver.meanwhile = lambda: None
+        driver.script.check = lambda functions: None
         node.register(first)
         node.register(text, functions=[second])
         with pytest.raises(Conflict):
@@ -104,17 +93,17 @@ def test_a_registration_whose_ground_is_removed_meanwhile_is_refused() -> None:
 
 
 def test_code_is_checked_once_although_the_catalogue_changes_meanwhile() -> None:
-    driver = SlowDriver()
+    driver = ScriptedDriver("acted", hosting=Hosting.INLINE)
     checked: list[str] = []
     code = (CodeDocument("acted"),)
     with Node(Settings(backends=(), arena_bytes=1 << 20), [driver]) as node:
 
-        def meanwhile() -> None:
-            driver.meanwhile = lambda: checked.append("other")
+        def meanwhile(functions: Sequence[Function]) -> None:
+            driver.script.check = lambda functions: checked.append("other")
             node.register(FunctionDocument("Other", ("a",), ("b",), code=code))
             checked.append("first")
 
-        driver.meanwhile = meanwhile
+        driver.script.check = meanwhile
         node.register(FunctionDocument("F", ("a",), ("b",), code=code))
         assert checked == ["other", "first"]
         assert {record.name for record in node.catalog.records()} == {"F", "Other"}

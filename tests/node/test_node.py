@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,6 @@ import pytest
 
 from dandelion.catalog import CompositionRecord
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
-from dandelion.driver import Call, Driver, Engine, Hosting, InstanceSets, Resource
 from dandelion.errors import (
     ApplicationFailed,
     BackendUnavailable,
@@ -31,53 +29,8 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
-
-
-class GateEngine(Engine):
-    """Runs a call until its gate opens or it is cancelled."""
-
-    def __init__(self, driver: "GateDriver") -> None:
-        self.name = "gate:0"
-        self._driver = driver
-
-    def _run(self, call: Call) -> InstanceSets:
-        self._driver.started.release()
-        self._driver.gate.acquire()
-        if call.function.main == b"bug":
-            raise KeyError("a bug in an engine")
-        if self._driver.deaths:
-            self._driver.deaths -= 1
-            raise EngineDied(self.name, "it was killed")
-        return call.inputs
-
-    def cancel(self, call_id: int) -> bool:
-        self._driver.cancelled.append(call_id)
-        self._driver.gate.release()
-        return True
-
-    def close(self) -> None:
-        self._driver.closed += 1
-
-
-class GateDriver(Driver):
-    """Calls wait until the test lets them go."""
-
-    name = "gate"
-    formats = frozenset({"gate"})
-    hosting = Hosting.THREAD
-
-    def __init__(self) -> None:
-        self.started = threading.Semaphore(0)
-        self.gate = threading.Semaphore(0)
-        self.cancelled: list[int] = []
-        self.closed = 0
-        self.deaths = 0
-
-    def probe(self) -> list[Resource]:
-        return [Resource("0", "a gate")]
-
-    def engine(self, resource: str) -> Engine:
-        return GateEngine(self)
+from dandelion.testing import Failures, echo
+from tests.node.served import GateDriver
 
 
 def function(name: str, code_format: str = "null", main: str = "", **sets: str) -> FunctionDocument:
@@ -112,8 +65,8 @@ def node(gate: GateDriver) -> Iterator[Node]:
         node.register(DOCUMENT)
         assert node.wait_ready()
         yield node
-        gate.gate.release(100)
-    assert gate.closed == 1
+        gate.gate.open(100)
+    assert gate.seen.closed == ["gate:0"]
 
 
 def test_results_come_by_name_and_as_numpy(node: Node) -> None:
@@ -191,50 +144,50 @@ def test_wrong_calls_say_what_is_wrong(node: Node) -> None:
 def test_a_deadline_ends_running_and_waiting_instances(node: Node, gate: GateDriver) -> None:
     with pytest.raises(DeadlineExceeded):
         node.invoke("Gates", x=[b"1", b"2", b"3"], deadline_s=0.05)
-    assert len(gate.cancelled) == 1
+    assert len(gate.seen.cancelled) == 1
     assert node.facts().waiting == 0
-    gate.gate.release(3)
+    gate.gate.open(3)
     assert len(node.invoke("Gates", x=[b"1", b"2", b"3"]).y) == 3
 
 
 def test_cancelling_the_caller_cancels_the_invocation(node: Node, gate: GateDriver) -> None:
     async def main() -> None:
         call = asyncio.ensure_future(node.invoke_async("Gates", x=[b"1", b"2"]))
-        await asyncio.to_thread(gate.started.acquire)
+        await asyncio.to_thread(gate.gate.entered)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
 
     asyncio.run(main())
-    assert len(gate.cancelled) == 1
+    assert len(gate.seen.cancelled) == 1
     assert node.facts().running == 0
 
 
 def test_more_than_the_limit_is_refused_and_nothing_is_lost(node: Node, gate: GateDriver) -> None:
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(node.invoke, "Gates", x=[b"x"]) for _ in range(8)]
-        gate.started.acquire()
+        assert gate.gate.entered()
         while node.facts().running < 8:
             pass
         with pytest.raises(Overloaded) as caught:
             node.invoke("F", a=b"")
         assert (caught.value.waiting, caught.value.limit) == (8, 8)
-        gate.gate.release(8)
+        gate.gate.open(8)
         assert [c.result().y.bytes() for c in calls] == [b"x"] * 8
 
 
 def test_a_bug_in_an_engine_ends_one_call(node: Node, gate: GateDriver) -> None:
-    gate.gate.release(2)
+    gate.gate.open(2)
     with pytest.raises(InternalError, match="KeyError"):
         node.invoke("Bug", a=b"")
     assert node.invoke("Gate", a=b"next").b.bytes() == b"next"
 
 
 def test_a_pure_call_is_run_again_once_if_its_engine_died(node: Node, gate: GateDriver) -> None:
-    gate.gate.release(10)
-    gate.deaths = 1
+    gate.gate.open(10)
+    gate.behind = Failures(EngineDied("gate:0", "it was killed"), echo)
     assert node.invoke("Gate", a=b"again").b.bytes() == b"again"
-    gate.deaths = 2
+    gate.behind = Failures(EngineDied("gate:0", "it was killed"), echo, count=2)
     with pytest.raises(Faulted) as caught:
         node.invoke("Gate", a=b"")
     assert isinstance(caught.value.__cause__, EngineDied)
@@ -260,7 +213,7 @@ def test_closing_ends_what_runs() -> None:
         with Node(Settings(backends=("null",)), [gate]) as node:
             node.register(DOCUMENT)
             call = pool.submit(node.invoke, "Gates", x=[b"1", b"2"])
-            gate.started.acquire()
+            assert gate.gate.entered()
         with pytest.raises(Cancelled, match="shutting down"):
             call.result()
     with pytest.raises(Cancelled, match="not running"):
@@ -269,11 +222,9 @@ def test_closing_ends_what_runs() -> None:
 
 
 def test_a_backend_that_does_not_work_says_why() -> None:
-    class Broken(GateDriver):
-        def engine(self, resource: str) -> Engine:
-            raise BackendUnavailable("gate", "no hinges", "buy some")
-
-    with Node(Settings(backends=("null",)), [Broken()]) as node:
+    broken = GateDriver()
+    broken.script.start = Failures(BackendUnavailable("gate", "no hinges", "buy some"), id)
+    with Node(Settings(backends=("null",)), [broken]) as node:
         node.register(DOCUMENT)
         with pytest.raises(ApplicationFailed) as caught:
             node.invoke("Gates", x=[b"1", b"2"])

@@ -5,66 +5,27 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument, gpu_function
-from dandelion.driver import Call, Capacity, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Capacity, Driver
 from dandelion.errors import Cancelled, InvalidBlueprint, InvalidFunction, Problem, Unknown
 from dandelion.function import Function
 from dandelion.node import Node, Settings
+from dandelion.testing import ScriptedDriver
 from tests.fake_driver import build
 
 
-class PreparedEngine(Engine):
-    """Gives its inputs back."""
-
-    name = "prepared:0"
-
-    def __init__(self, archs: tuple[str, ...]) -> None:
-        self.capacity = Capacity(archs=archs)
-
-    def _run(self, call: Call) -> InstanceSets:
-        return call.inputs
-
-    def close(self) -> None:
-        pass
-
-
-class PreparedDriver(Driver):
-    """A backend that notes what it is to prepare.
-
-    Args:
-        archs: of each of its devices.
-        make: is called before an engine is up.
-    """
-
-    name: ClassVar[str] = "prepared"
-    formats: ClassVar[frozenset[str]] = frozenset({"prepared"})
-    hosting: ClassVar[Hosting] = Hosting.THREAD
-
-    def __init__(self, *archs: tuple[str, ...], make: Callable[[], object] = lambda: None) -> None:
-        self.archs = archs
-        self.make = make
-        self.seen: list[tuple[str, tuple[str, ...]]] = []
-        self.act: Callable[[tuple[str, ...]], object] = lambda archs: None
-
-    def probe(self) -> list[Resource]:
-        return [Resource(str(i), "a device") for i in range(len(self.archs))]
-
-    def engine(self, resource: str) -> Engine:
-        self.make()
-        return PreparedEngine(self.archs[int(resource)])
-
-    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
-        self.seen.append((function.spec.name, archs))
-        self.act(archs)
+def prepared(*archs: tuple[str, ...]) -> ScriptedDriver:
+    """A backend with a device for each of these lists of architectures."""
+    resources = {str(number): Capacity(archs=given) for number, given in enumerate(archs)}
+    return ScriptedDriver("prepared", resources=resources)
 
 
 def function(name: str, code_format: str = "prepared") -> FunctionDocument:
@@ -78,34 +39,35 @@ def started(driver: Driver, ready: bool = True) -> Iterator[Node]:
         yield node
 
 
-def refused(archs: tuple[str, ...]) -> None:
+def refused(function: Function, archs: tuple[str, ...]) -> None:
     raise InvalidFunction((Problem("compile", "it does not compile", "k.c"),))
 
 
-def fits_new(archs: tuple[str, ...]) -> None:
+def fits_new(function: Function, archs: tuple[str, ...]) -> None:
     if archs == ("old",):
         raise InvalidBlueprint((Problem("no-code", "it has code for new, this device is old"),))
 
 
 def test_code_is_prepared_for_each_kind_of_device_once() -> None:
-    driver = PreparedDriver(("new", "old"), ("old",), ("old",))
+    driver = prepared(("new", "old"), ("old",), ("old",))
     with started(driver) as node:
         node.register(function("f"), function("g", "null"))
-        assert sorted(driver.seen) == [("f", ("new", "old")), ("f", ("old",))]
+        assert sorted(driver.seen.prepared) == [("f", ("new", "old")), ("f", ("old",))]
         assert node.invoke("f", a=b"x")["a"] is not None
 
 
 def test_devices_without_architectures_need_nothing() -> None:
-    driver = PreparedDriver(())
+    driver = prepared(())
     with started(driver) as node:
         node.register(function("f"))
-    assert driver.seen == []
+    assert driver.seen.prepared == []
 
 
 def test_while_no_engine_is_up_functions_are_registered_all_the_same() -> None:
     up = threading.Event()
-    driver = PreparedDriver(("new",), make=up.wait)
-    driver.act = refused
+    driver = prepared(("new",))
+    driver.script.start = lambda resource: up.wait()
+    driver.script.prepare = refused
     with started(driver, ready=False) as node:
         try:
             node.register(function("f"))
@@ -113,12 +75,12 @@ def test_while_no_engine_is_up_functions_are_registered_all_the_same() -> None:
             up.set()
         assert node.wait_ready()
         assert node.invoke("f", a=b"x")["a"] is not None
-    assert driver.seen == []
+    assert driver.seen.prepared == []
 
 
 def test_what_does_not_compile_is_refused_with_all_that_came_with_it() -> None:
-    driver = PreparedDriver(("new",))
-    driver.act = refused
+    driver = prepared(("new",))
+    driver.script.prepare = refused
     with started(driver) as node:
         before = node.records()
         with pytest.raises(InvalidFunction, match="does not compile"):
@@ -133,15 +95,15 @@ def test_what_does_not_compile_is_refused_with_all_that_came_with_it() -> None:
 
 
 def test_what_fits_one_of_the_devices_is_registered() -> None:
-    driver = PreparedDriver(("old",), ("new",))
-    driver.act = fits_new
+    driver = prepared(("old",), ("new",))
+    driver.script.prepare = fits_new
     with started(driver) as node:
         node.register(function("f"))
 
 
 def test_what_fits_no_device_is_refused() -> None:
-    driver = PreparedDriver(("old",), ("old",))
-    driver.act = fits_new
+    driver = prepared(("old",), ("old",))
+    driver.script.prepare = fits_new
     with started(driver) as node, pytest.raises(InvalidBlueprint) as caught:
         node.register(function("f"))
     (problem,) = caught.value.problems
@@ -149,35 +111,37 @@ def test_what_fits_no_device_is_refused() -> None:
 
 
 def test_what_compiles_for_one_device_and_not_for_another_is_refused() -> None:
-    driver = PreparedDriver(("old",), ("new",))
-    driver.act = lambda archs: refused(archs) if archs == ("new",) else None
+    driver = prepared(("old",), ("new",))
+    driver.script.prepare = lambda function, archs: (
+        refused(function, archs) if archs == ("new",) else None
+    )
     with started(driver) as node, pytest.raises(InvalidFunction):
         node.register(function("f"))
 
 
 def test_documents_that_are_refused_anyway_are_not_compiled() -> None:
-    driver = PreparedDriver(("new",))
+    driver = prepared(("new",))
     with started(driver) as node:
         with pytest.raises(InvalidFunction):
             node.register(function("f"), function("no name"))
-        assert driver.seen == []
+        assert driver.seen.prepared == []
 
 
 def test_nobody_waits_for_a_compiler_but_who_registers() -> None:
-    driver = PreparedDriver(("new",))
+    driver = prepared(("new",))
     reached, go = threading.Event(), threading.Event()
 
-    def wait(archs: tuple[str, ...]) -> None:
+    def wait(function: Function, archs: tuple[str, ...]) -> None:
         reached.set()
         assert go.wait(60)
 
     with started(driver) as node, ThreadPoolExecutor(1) as pool:
         node.register(function("g", "null"))
-        driver.act = wait
+        driver.script.prepare = wait
         slow = pool.submit(node.register, function("f"))
         try:
             assert reached.wait(60)
-            driver.act = lambda archs: None
+            driver.script.prepare = lambda function, archs: None
             node.register(function("other"))
             assert node.invoke("other", a=b"x")["a"] is not None
             with pytest.raises(Unknown):
@@ -189,11 +153,11 @@ def test_nobody_waits_for_a_compiler_but_who_registers() -> None:
 
 
 def test_a_node_that_closes_meanwhile_registers_nothing(tmp_path: Path) -> None:
-    driver = PreparedDriver(("new",))
+    driver = prepared(("new",))
     settings = Settings(backends=("null",), catalog=f"sqlite:{tmp_path}", arena_bytes=1 << 22)
     with Node(settings, [driver]) as node:
         assert node.wait_ready()
-        driver.act = lambda archs: node.close()
+        driver.script.prepare = lambda function, archs: node.close()
         with pytest.raises(Cancelled):
             node.register(function("f"))
 
@@ -238,7 +202,7 @@ def test_a_gpu_function_is_compiled_before_its_first_call(
     monkeypatch.setenv("FAKE_COMPILER", f"{sys.executable} {tmp_path / 'script.py'}")
     monkeypatch.setenv("FAKE_COMPILER_AHEAD", "1")
     monkeypatch.setenv("LD_PRELOAD", ":".join(map(str, build.build("cuda", tmp_path))))
-    options = {"cache": str(tmp_path / "cache"), "workers": "0", "spare": "false"}
+    options = {"cache": str(tmp_path / "cache"), "workers": "0", "standby": "false"}
     settings = Settings(backends=("cuda|opencl",), options={"cuda": {**options}})
     with Node(settings) as node:
         assert node.wait_ready()

@@ -16,7 +16,7 @@ import pytest
 
 from dandelion.data import item_set
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Call, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Call, Capacity, Driver, Engine, Hosting, InstanceSets
 from dandelion.errors import (
     Cancelled,
     DandelionError,
@@ -28,6 +28,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from dandelion.testing import Script, ScriptedDriver, echo
 
 ENDLESS = """
 function F(a) => (b);
@@ -50,62 +51,28 @@ class Bug(Exception):
     """Nothing that anybody expects."""
 
 
-class ActedEngine(Engine):
-    """Does as its driver says."""
-
-    def __init__(self, driver: "ActedDriver") -> None:
-        self._driver = driver
-        self.name = "acted:0"
-        self.lost = False
-
-    def _run(self, call: Call) -> InstanceSets:
-        self._driver.run(self)
-        return call.inputs
-
-    def cancel(self, call_id: int) -> bool:
-        self._driver.cancel()
-        return True
-
-    def settle(self) -> None:
-        self._driver.settle()
-
-    def recover(self) -> None:
-        self._driver.recover()
-        self.lost = False
-
-    def close(self) -> None:
-        self._driver.close()
+def acted(hosting: Hosting = Hosting.THREAD, engines: int = 1) -> ScriptedDriver:
+    """A backend whose engines come back whenever they are lost."""
+    resources = {str(number): Capacity() for number in range(engines)}
+    script = Script(recover=lambda engine: None)
+    return ScriptedDriver("acted", script, hosting, resources)
 
 
-class ActedDriver(Driver):
-    """A backend whose every step can be replaced by a test."""
+def after(act: Callable[[Engine], object]) -> Callable[[Engine, Call], InstanceSets]:
+    """Do something in each call, and then give its inputs back."""
 
-    name = "acted"
-    formats = frozenset({"acted"})
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        act(engine)
+        return echo(engine, call)
 
-    def __init__(self, hosting: Hosting = Hosting.THREAD, engines: int = 1) -> None:
-        self.hosting = hosting  # type: ignore[misc]  # of the class for drivers, of one for a test
-        self.engines = engines
-        self.run: Callable[[Engine], None] = lambda engine: None
-        self.settle: Callable[[], None] = lambda: None
-        self.recover: Callable[[], None] = lambda: None
-        self.cancel: Callable[[], None] = lambda: None
-        self.close: Callable[[], None] = lambda: None
-        self.make: Callable[[], None] = lambda: None
-
-    def probe(self) -> list[Resource]:
-        return [Resource(str(number), "acted") for number in range(self.engines)]
-
-    def engine(self, resource: str) -> Engine:
-        self.make()
-        return ActedEngine(self)
+    return run
 
 
 def function(name: str, code_format: str = "null") -> FunctionDocument:
     return FunctionDocument(name, ("a",), ("b",), code=(CodeDocument(code_format),))
 
 
-def fail() -> None:
+def fail(*arguments: object) -> bool:
     raise Bug("of a backend")
 
 
@@ -147,10 +114,10 @@ def test_a_composition_without_end_keeps_its_deadline_and_nobody_else(text: str)
         assert answers > 3
 
 
-@pytest.mark.parametrize("step", ["settle", "close"])
+@pytest.mark.parametrize("step", ["clean_up", "close"])
 def test_a_bug_of_an_engine_outside_of_calls_costs_no_call(step: str) -> None:
-    driver = ActedDriver()
-    setattr(driver, step, fail)
+    driver = acted()
+    setattr(driver.script, step, fail)
     with started(driver) as node:
         for number in range(3):
             assert node.invoke("A", a=str(number)).b.text() == str(number)
@@ -161,9 +128,9 @@ def test_an_engine_that_cannot_be_brought_back_refuses_what_comes() -> None:
         engine.lost = True
         raise EngineDied("acted:0", "it was killed")
 
-    driver = ActedDriver()
-    driver.run = die
-    driver.recover = fail
+    driver = acted()
+    driver.script.run = after(die)
+    driver.script.recover = fail
     with started(driver) as node:
         for _ in range(3):
             with pytest.raises((InternalError, NoEngine)):
@@ -176,8 +143,8 @@ def test_whatever_an_engine_raises_is_an_error_of_one_call(error: BaseException)
     def leave(engine: Engine) -> None:
         raise error
 
-    driver = ActedDriver()
-    driver.run = leave
+    driver = acted()
+    driver.script.run = after(leave)
     with started(driver) as node:
         for _ in range(2):
             with pytest.raises(InternalError, match=type(error).__name__) as caught:
@@ -191,8 +158,8 @@ def test_an_error_keeps_no_memory_of_its_call() -> None:
     def refuse(engine: Engine) -> None:
         raise Raised("A", "ValueError: no")
 
-    driver = ActedDriver()
-    driver.run = refuse
+    driver = acted()
+    driver.script.run = after(refuse)
     with started(driver) as node:
         node.register(WIDE)
         gc.disable()
@@ -209,9 +176,9 @@ def test_an_error_keeps_no_memory_of_its_call() -> None:
 
 def test_an_engine_that_cannot_cancel_holds_nobody_up() -> None:
     gate = threading.Event()
-    driver = ActedDriver()
-    driver.run = lambda engine: None if gate.wait(10) else fail()
-    driver.cancel = fail
+    driver = acted()
+    driver.script.run = after(lambda engine: gate.wait(10) or fail())
+    driver.script.cancel = fail
     with started(driver) as node:
         with pytest.raises(DeadlineExceeded):
             node.invoke("A", a=b"", deadline_s=0.05)
@@ -221,8 +188,8 @@ def test_an_engine_that_cannot_cancel_holds_nobody_up() -> None:
 
 @pytest.mark.parametrize("hosting", [Hosting.THREAD, Hosting.INLINE])
 def test_a_backend_that_cannot_start_is_named_and_the_node_runs(hosting: Hosting) -> None:
-    driver = ActedDriver(hosting)
-    driver.make = fail
+    driver = acted(hosting)
+    driver.script.start = fail
     with started(driver) as node:
         assert "Bug" in next(e.reason for e in node.engines() if e.backend == "acted")
         assert node.invoke("F", a=b"1").b.text() == "1"
@@ -230,14 +197,14 @@ def test_a_backend_that_cannot_start_is_named_and_the_node_runs(hosting: Hosting
 
 def test_a_backend_without_resources_is_named() -> None:
     settings = Settings(backends=(), engines={"acted": 2}, arena_bytes=1 << 20)
-    with Node(settings, [ActedDriver(engines=0)]) as node:
+    with Node(settings, [acted(engines=0)]) as node:
         assert [e.backend for e in node.engines()] == ["acted"]
 
 
 @pytest.mark.parametrize("hosting", [Hosting.THREAD, Hosting.INLINE])
 def test_a_node_closes_whatever_its_engines_do(hosting: Hosting) -> None:
-    driver = ActedDriver(hosting)
-    driver.close = fail
+    driver = acted(hosting)
+    driver.script.close = fail
     before = threading.active_count()
     with started(driver):
         pass
@@ -252,9 +219,14 @@ def test_closing_from_many_threads_ends_every_invocation_once() -> None:
         begun.release()
         gate.wait(10)
 
-    driver = ActedDriver()
-    driver.run = wait
-    driver.cancel = gate.set
+    driver = acted()
+    driver.script.run = after(wait)
+
+    def go(call_id: int) -> bool:
+        gate.set()
+        return True
+
+    driver.script.cancel = go
     node = Node(Settings(backends=("null",), arena_bytes=1 << 20), [driver])
     node.start()
     node.register(function("A", "acted"))
@@ -271,8 +243,8 @@ def test_closing_from_many_threads_ends_every_invocation_once() -> None:
 
 def test_thousands_of_waiting_calls_go_at_once_when_their_callers_leave() -> None:
     gate = threading.Event()
-    driver = ActedDriver()
-    driver.run = lambda engine: None if gate.wait(30) else fail()
+    driver = acted()
+    driver.script.run = after(lambda engine: gate.wait(30) or fail())
 
     async def leave(node: Node) -> float:
         callers = [
@@ -309,8 +281,8 @@ def test_everything_at_once() -> None:
         if number % 11 == 0:
             raise Bug("now and then")
 
-    driver = ActedDriver(engines=3)
-    driver.run = run
+    driver = acted(engines=3)
+    driver.script.run = after(run)
     unforeseen: list[BaseException] = []
 
     def torment(node: Node, seed: int) -> None:

@@ -57,7 +57,7 @@ def tenant(number: int) -> FunctionDocument:
 @pytest.fixture(scope="module", params=["opencl", "cuda"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     try:
-        load_driver(request.param).probe()
+        load_driver(request.param).factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
     settings = {"workers": "2", "pool_bytes": "2M"}

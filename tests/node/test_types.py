@@ -316,7 +316,7 @@ BLUEPRINT = """{
 
 def test_a_device_gives_and_takes_what_is_declared() -> None:
     try:
-        load_driver("opencl").probe()
+        load_driver("opencl").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
 

@@ -9,10 +9,11 @@ from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.matmul import bundle as matmul
 
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Call, Driver, Engine, Hosting, InstanceSets, Resource
+from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DandelionError, DeviceFull, EngineDied, Faulted
 from dandelion.node import Node, Settings
 from dandelion.node.hosts import Work
+from dandelion.testing import Script, ScriptedDriver
 
 MIB = 1 << 20
 
@@ -62,45 +63,23 @@ def test_what_no_engine_has_room_for_is_refused_at_once(node: Node) -> None:
     assert caught.value.needed_bytes > caught.value.pool_bytes == 8 * MIB
 
 
-class Shared(Driver):
-    """Two engines: a shares its fate and always faults, b dies once before it begins."""
+def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
 
-    name = "shared"
-    formats = frozenset({"shared"})
-    hosting = Hosting.THREAD
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-
-    def probe(self) -> list[Resource]:
-        return [Resource("a", "shares"), Resource("b", "stands alone")]
-
-    def engine(self, resource: str) -> Engine:
-        return SharedEngine(resource, self.ran)
-
-
-class SharedEngine(Engine):
-    def __init__(self, name: str, ran: list[str]) -> None:
-        self.name = name
-        self.ran = ran
-
-    def _run(self, call: Call) -> InstanceSets:
-        self.ran.append(self.name)
-        if self.name == "a":
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        """On a every call faults; b dies once before it begins."""
+        ran.append(engine.name)
+        if engine.name == "shared:a":
             raise Faulted(call.function.spec.name, "of somebody")
-        if self.ran.count("b") == 1:
-            raise EngineDied(self.name, "before the call began")
+        if ran.count("shared:b") == 1:
+            raise EngineDied(engine.name, "before the call began")
         return call.inputs
 
-    def close(self) -> None: ...
-
-
-def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Shared()
+    driver = ScriptedDriver("shared", Script(run=run), resources={"a": Capacity(), "b": Capacity()})
     with Node(Settings(backends=()), [driver]) as node:
         assert node.wait_ready()
         a, b = sorted(node._pump.hosts, key=lambda host: host.facts.resource)
-        a.facts.worker = a.facts.shared_fate = True
+        a.facts.worker = a.facts.shared_fault_domain = True
         finish = b._finish
 
         def finish_before_it_began(
@@ -113,4 +92,4 @@ def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch)
         code = (CodeDocument("shared"),)
         node.register(FunctionDocument("F", ("x",), ("x",), code=code))
         assert node.invoke("F", x=b"1").x.bytes() == b"1"
-    assert driver.ran == ["a", "b", "b"]
+    assert ran == ["shared:a", "shared:b", "shared:b"]

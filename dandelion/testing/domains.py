@@ -1,4 +1,4 @@
-"""Domains that wrap a domain: a limit, a ledger, failures on demand. Leak tests use them."""
+"""Memory domains that wrap a domain: a limit, a ledger, failures on demand."""
 
 from __future__ import annotations
 

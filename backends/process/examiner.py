@@ -89,7 +89,7 @@ class Examined:
     code: bytes = b""
 
 
-class Checker:
+class SourceExaminer:
     """Examines sources in sandboxes. Safe from any thread.
 
     Args:
@@ -204,7 +204,7 @@ class Checker:
             try:
                 yield engine
             finally:
-                engine.settle()
+                engine.clean_up()
                 with self._lock:
                     if engine in self._engines:
                         self._idle.append(engine)

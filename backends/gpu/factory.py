@@ -1,0 +1,86 @@
+"""Starting the engines of GPU backends: everything but the device itself."""
+
+from __future__ import annotations
+
+import abc
+
+from dandelion.driver import Engine, EngineFactory
+from dandelion.memory import ArenaMap
+
+from .confined import ConfinedEngine
+from .device import Device
+from .host_runtime import HostRuntime
+from .options import GpuOptions
+from .sequential import SequentialEngine
+
+FAILOVER_POOL_BYTES = 1 << 30
+"""Pool of an engine that replaces a lost one, until a call needs more."""
+
+
+class GpuFactory(EngineFactory):
+    """Starts engines of one backend. A subclass says how to probe and make a device."""
+
+    def __init__(self, options: GpuOptions) -> None:
+        self._options = options
+        self._arena: ArenaMap | None = None
+        self._warm: dict[str, Device] = {}
+        self._lost_bytes = 0
+
+    def attach(self, arena: ArenaMap) -> None:
+        self._arena = arena
+
+    def warm(self, resource: str) -> None:
+        if self._is_confined(resource):
+            return  # its processes are their own
+        device = self.device(resource)
+        device.open()
+        self._warm[resource] = device
+        if self._arena is not None:
+            device.register(self._arena.address, self._arena.size_bytes)
+
+    def prepare_failover(self, device_bytes: int) -> None:
+        self._lost_bytes = device_bytes
+
+    def engine(self, resource: str) -> Engine:
+        options = self._options
+        runtime = self.host_runtime() if self._is_confined(resource) else None
+        if runtime is not None:
+            engine: Engine = ConfinedEngine(options, runtime, resource)
+        else:
+            engine = self.sequential(resource)
+        if options.text("role") == "sequential":
+            engine.workers = options.workers()
+            engine.standby = options.flag("standby")
+        return engine
+
+    def sequential(self, resource: str) -> SequentialEngine:
+        """Start the engine that runs kernels itself, in this process."""
+        options = self._options
+        device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
+        pool_bytes, weights = options.size("pool_bytes"), options.weights()
+        if self._lost_bytes and not pool_bytes:
+            pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)
+        return SequentialEngine(
+            device,
+            pool_bytes,
+            self._arena,
+            options.flag("exact_stages"),
+            options.memory_share(),
+            weights,
+            FAILOVER_POOL_BYTES if self._lost_bytes else 0,
+        )
+
+    def runs_on_host(self, resource: str) -> bool:
+        """Tell whether kernels run on the host's processors there; see `host_runtime`."""
+        return False
+
+    def host_runtime(self) -> HostRuntime | None:
+        """Give what confined processes of such a device need, where there are such devices."""
+        return None
+
+    @abc.abstractmethod
+    def device(self, resource: str) -> Device:
+        """Make the device of a resource, not open yet; nothing heavy is loaded."""
+
+    def _is_confined(self, resource: str) -> bool:
+        return self.runs_on_host(resource) and not self._options.flag("unconfined")

@@ -1,0 +1,35 @@
+"""What a backend gives: a `Driver`, and through it what checks, plans, starts and runs calls."""
+
+from dandelion.driver.contracts import Checker, DeviceSharing, Driver, EngineFactory, Planner
+from dandelion.driver.engine import (
+    AsyncEngine,
+    Call,
+    Engine,
+    InstanceSets,
+    check_inputs,
+    check_outputs,
+)
+from dandelion.driver.installed import backend_names, load_driver, unknown_backend
+from dandelion.driver.records import Capacity, Demand, Hosting, Resource, Sharing
+
+__all__ = [
+    "AsyncEngine",
+    "Call",
+    "Capacity",
+    "Checker",
+    "Demand",
+    "DeviceSharing",
+    "Driver",
+    "Engine",
+    "EngineFactory",
+    "Hosting",
+    "InstanceSets",
+    "Planner",
+    "Resource",
+    "Sharing",
+    "backend_names",
+    "check_inputs",
+    "check_outputs",
+    "load_driver",
+    "unknown_backend",
+]

@@ -1,0 +1,196 @@
+"""The contracts of a backend, apart from its engines.
+
+A `Driver` describes one backend. It takes the settings and gives the objects that do the work, each
+made once and sharing those settings:
+
+============= ================================================================================
+Checker       checks and prepares code at registration, without a device
+Planner       computes from sizes what a call will need
+EngineFactory lists resources and starts engines, in the process that runs the engines
+DeviceSharing prepares that several engine processes use one device
+============= ================================================================================
+
+A backend is a module with a function ``driver() -> Driver``, named by an entry point of the group
+``dandelion.backends``. Importing it, making the driver and using its checker and planner must work
+without the backend's heavy library. Only the factory may load that.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from dandelion.data import Bytes
+from dandelion.driver.engine import AsyncEngine, Engine, InstanceSets
+from dandelion.driver.records import Demand, Hosting, Resource, Sharing
+from dandelion.errors import InvalidInput
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import ArenaMap
+
+
+class Checker:
+    """Checks code at registration. This one accepts everything.
+
+    Used in the node's process by any thread. It touches no device and runs no user code; its
+    methods may take long.
+    """
+
+    def check(self, functions: Sequence[Function]) -> None:
+        """Refuse code that could never run. All functions belong to one registration.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: with all problems of at least one function.
+        """
+
+    def references(self, main: Bytes) -> tuple[str, ...]:
+        """Name the files that a code object's main blob refers to, such as a blueprint's modules.
+
+        Registration looks for each among the code object's own files, then among the libraries.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint: the blob cannot be read.
+        """
+        return ()
+
+    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
+        """Compile code that passed `check`, so that the first call need not.
+
+        What cannot be done here, and is not the function's fault, is left to the first call.
+
+        Args:
+            function: without its static sets.
+            archs: `Capacity.archs` of an engine that is up.
+
+        Raises:
+            InvalidBlueprint: with a problem ``no-code`` if none of it fits such a device.
+            InvalidFunction: it claims to fit, and does not compile.
+        """
+
+    def close(self) -> None:
+        """End what `check` and `prepare` have started, such as processes.
+
+        The checker may be used again afterwards and then starts it again. May be called twice.
+        """
+
+
+class Planner(abc.ABC):
+    """Computes what a call will need. Used in the process of the engine, and by the node."""
+
+    @abc.abstractmethod
+    def reads(self, function: Function) -> tuple[tuple[int, int], ...]:
+        """List the integers in the inputs that the demand depends on.
+
+        Besides these it depends on the sizes of the non-static inputs alone.
+
+        Returns:
+            For each integer (8 bytes, little-endian, signed) the position of its non-static input
+            set and the offset in the set's only item, in bytes.
+
+        Raises:
+            InvalidBlueprint: the code cannot be read.
+        """
+
+    @abc.abstractmethod
+    def demand(self, function: Function, inputs: InstanceSets) -> Demand:
+        """Compute what a call will need.
+
+        Args:
+            function: with its static sets.
+            inputs: all sets by position, static ones included.
+
+        Raises:
+            InvalidInput, InvalidBlueprint: the inputs do not fit the code.
+        """
+
+
+class EngineFactory(abc.ABC):
+    """Starts engines, in the process that runs them. It may load the backend's heavy library."""
+
+    @abc.abstractmethod
+    def probe(self) -> list[Resource]:
+        """List the resources that engines can be started on, best first.
+
+        Raises:
+            BackendUnavailable: with what is missing and how to get it.
+        """
+
+    def attach(self, arena: ArenaMap) -> None:
+        """Take the arena that the data of calls will lie in, for example to pin it for a device."""
+
+    def warm(self, resource: str) -> None:
+        """Do what `engine` will need, as far as it takes nothing from engines that run already.
+
+        Raises:
+            BackendUnavailable: the resource is not there or cannot be used.
+        """
+
+    def prepare_failover(self, device_bytes: int) -> None:
+        """Make the next engine start quickly, since it replaces a lost one.
+
+        Args:
+            device_bytes: memory that the lost engine had for a call, and may hold for a while; 0 if
+                that is not known.
+        """
+
+    @abc.abstractmethod
+    def engine(self, resource: str) -> Engine | AsyncEngine:
+        """Start an engine, in the process and thread where it will run.
+
+        Raises:
+            BackendUnavailable: the resource is not there or cannot be used.
+        """
+
+
+class DeviceSharing:
+    """Prepares that several engine processes use one device. With this one they take turns."""
+
+    def share(self, resource: str) -> Sharing:
+        """Start what the processes need, such as a daemon; called in the node's process."""
+        return Sharing()
+
+
+_ACCEPTS_ALL = Checker()
+_TURNS = DeviceSharing()
+
+
+class Driver(abc.ABC):
+    """One backend. Cheap to make; see the module's text for what may load heavy libraries.
+
+    Attributes:
+        name: the backend's name.
+        formats: formats of code objects that its engines run.
+        hosting: where its engines run.
+        platform_functions: functions that the backend provides, such as ``HTTP``.
+    """
+
+    name: ClassVar[str]
+    formats: ClassVar[frozenset[str]]
+    hosting: ClassVar[Hosting]
+    platform_functions: ClassVar[tuple[FunctionSpec, ...]] = ()
+
+    def configure(self, options: Mapping[str, str]) -> None:
+        """Take the backend's settings; called once, before all else. By default there are none.
+
+        Raises:
+            InvalidInput: a setting is unknown or has a bad value.
+        """
+        for name in options:
+            where = f"options.{self.name}.{name}"
+            raise InvalidInput(where, f"backend '{self.name}' has no options", "leave it out")
+
+    def checker(self) -> Checker:
+        """Give what checks code; by default everything is accepted."""
+        return _ACCEPTS_ALL
+
+    def planner(self) -> Planner | None:
+        """Give what computes the demand of calls; None if every call fits every engine."""
+        return None
+
+    @abc.abstractmethod
+    def factory(self) -> EngineFactory:
+        """Give what starts engines."""
+
+    def sharing(self) -> DeviceSharing:
+        """Give what prepares devices for several processes; by default these take turns."""
+        return _TURNS

@@ -1,0 +1,201 @@
+"""Engines: what runs calls.
+
+An **engine** runs one instance of a function at a time: sets in, sets out. It is plain synchronous
+code; where it runs is its driver's `Hosting`. An asynchronous engine runs many instances at once on
+an event loop.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dandelion.data import ItemSet, Origin, checked
+from dandelion.driver.records import Capacity, Demand
+from dandelion.errors import (
+    BadOutput,
+    DandelionError,
+    EngineDied,
+    InternalError,
+    InvalidInput,
+)
+from dandelion.function import Function, FunctionSpec
+from dandelion.memory import MemoryDomain
+
+InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
+"""The sets of one instance, by position of the declaration; None where a set is absent."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One instance, as an engine sees it.
+
+    Attributes:
+        id: unique within the node.
+        function: code and static facts.
+        inputs: sets by position of ``function.spec.inputs``; absent ones are None.
+        domain: where the engine acquires contexts for its outputs.
+        deadline_ns: on `time.monotonic_ns`; the engine ends the call with `TimedOut` after it.
+        limit_s: the wall-clock limit that led to the deadline, for error messages.
+        stages: an engine writes here how long its stages took, in nanoseconds, by name.
+        demand: what the planner said that the call will need, if it was asked already.
+        latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
+            engine has its limit from when it begins, but not beyond this. 0 is the deadline.
+        origin: the item that it is made for, if it is made for one.
+    """
+
+    id: int
+    function: Function
+    inputs: InstanceSets
+    domain: MemoryDomain
+    deadline_ns: int
+    limit_s: float = 60.0
+    stages: dict[str, int] = field(default_factory=dict)
+    demand: Demand | None = None
+    latest_ns: int = 0
+    origin: Origin | None = None
+
+    def start_deadline(self, now_ns: int) -> None:
+        """Count its limit from now."""
+        self.deadline_ns = min(self.latest_ns or self.deadline_ns, now_ns + int(self.limit_s * 1e9))
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, not below zero."""
+        return max(0.0, (self.deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+class Engine(abc.ABC):
+    """Runs one instance at a time, on one resource. Used by one thread at a time, but for `cancel`.
+
+    Attributes:
+        name: for errors, metrics and traces, for example ``opencl:0``.
+        capacity: what it has.
+        workers: how many further engines should share its resource.
+        standby: a process, prepared by `EngineFactory.warm`, should wait to replace it when it is
+            lost.
+        lost: it can no longer work; see `recover`.
+    """
+
+    name: str
+    capacity = Capacity()
+    workers = 0
+    standby = False
+    lost = False
+
+    def run(self, call: Call) -> InstanceSets:
+        """Run an instance to its end.
+
+        Returns:
+            Output sets by position of ``call.function.spec.outputs``; None where empty. Their data
+            lies in contexts of ``call.domain``, or is small and on the heap.
+
+        Raises:
+            DandelionError: of the family that says whose fault it is. Anything else that `_run`
+                raises becomes an `InternalError`.
+        """
+        try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
+            outputs = self._run(call)
+            return check_outputs(call.function.spec, outputs)
+        except DandelionError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    @abc.abstractmethod
+    def _run(self, call: Call) -> InstanceSets: ...
+
+    def cancel(self, call_id: int) -> bool:
+        """Ask, from another thread, that a running call ends soon. False if it cannot be done."""
+        return False
+
+    def clean_up(self) -> None:
+        """Do what may wait until a call's outputs are handed over, such as zeroing."""
+
+    def recover(self) -> None:
+        """Make a lost engine work again; may take seconds.
+
+        Raises:
+            EngineDied: it cannot; whoever uses it needs another.
+        """
+        raise EngineDied(self.name, "it cannot be used any more in this process")
+
+    def forget(self, function: Function) -> None:
+        """Drop what was cached for a function that is no longer registered."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back everything: children, device memory, descriptors. May be called twice."""
+
+
+class AsyncEngine(abc.ABC):
+    """Runs many instances at once on an event loop. Trusted platform code only."""
+
+    name: str
+
+    async def run(self, call: Call) -> InstanceSets:
+        """Run an instance to its end, as `Engine.run`; cancelling the coroutine cancels it."""
+        try:
+            if call.function.typed:
+                call.inputs = check_inputs(call.function, call.inputs)
+            outputs = await self._run(call)
+            return check_outputs(call.function.spec, outputs)
+        except DandelionError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    @abc.abstractmethod
+    async def _run(self, call: Call) -> InstanceSets: ...
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close connections and sessions."""
+
+
+def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:
+    """Hold inputs against the types that their sets declare.
+
+    What a caller gives has been held against them already, and its sets say so; what another
+    function gives has not, unless its output set declares the same.
+
+    Raises:
+        InvalidInput: an item is of another type or size; the message names set and item.
+    """
+    result = list(inputs)
+    for at in function.typed:
+        declared, given = function.spec.inputs[at], inputs[at]
+        if given is None or (given.dtype == declared.dtype and given.shape == declared.shape):
+            continue
+        result[at] = checked(declared.name, given.items, declared)
+    return tuple(result)
+
+
+def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
+    """Hold outputs against declaration and limits.
+
+    Raises:
+        BadOutput: wrong number of sets, or names, keys, sizes or counts that are not allowed.
+    """
+    if len(outputs) != len(spec.outputs):
+        raise BadOutput(spec.name, f"{len(outputs)} sets instead of {len(spec.outputs)}")
+    count = size = 0
+    result: list[ItemSet | None] = []
+    for declared, given in zip(spec.outputs, outputs, strict=True):
+        if given is None or not given.items:
+            result.append(None)
+            continue
+        count += len(given.items)
+        size += given.size_bytes
+        try:
+            result.append(checked(declared.name, given.items, declared))
+        except InvalidInput as error:
+            raise BadOutput(spec.name, str(error)) from None
+    if count > spec.limits.output_items:
+        raise BadOutput(spec.name, f"{count} items are more than {spec.limits.output_items}")
+    if size > spec.limits.output_bytes:
+        raise BadOutput(spec.name, f"{size} bytes are more than {spec.limits.output_bytes}")
+    return tuple(result)

@@ -1,0 +1,104 @@
+"""Facts that backends give: resources, what calls need, what engines have, how processes share."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+_LEAST_THREADS = 64
+"""What a small block counts as: compute units hold a limited number of blocks, too."""
+
+
+class Hosting(enum.Enum):
+    """Where the node runs a driver's engines.
+
+    ========= ==================================================================================
+    INLINE    in the dispatcher's own step; for functions that cost less than a thread switch
+    THREAD    in a thread of the node, one for each engine, which isolates untrusted code itself
+    PROCESS   in a child process that maps the arena; for devices, whose faults end a process
+    LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); for I/O
+    ========= ==================================================================================
+    """
+
+    INLINE = "inline"
+    THREAD = "thread"
+    PROCESS = "process"
+    LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Something one or more engines can be started on: a core, a device.
+
+    Attributes:
+        name: how the backend calls it, for example ``0`` or ``cpu``; `EngineFactory.engine`
+            understands it.
+        description: for people, for example ``NVIDIA H200, 141 GB``.
+        memory_bytes: memory of its own, 0 if it uses the host's.
+        details: facts for ``dandelion doctor``.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int = 0
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a call will need, known before it runs.
+
+    Attributes:
+        output_bytes: upper bound of all outputs with their alignment; None if only the run tells.
+        device_bytes: device memory, without constants that stay there.
+        blocks, block_threads: thread blocks of the largest launch, and threads in each of them.
+    """
+
+    output_bytes: int | None = None
+    device_bytes: int = 0
+    blocks: int = 0
+    block_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine has, against the `Demand` of a call.
+
+    Attributes:
+        device_bytes: device memory for one call; 0 is no bound.
+        blocks: compute units, each of which runs one block or more; 0 is unknown.
+        archs: architectures whose code its device runs, best first; empty where there are none.
+        unit_threads: threads that a compute unit holds at the same time; 0 is unknown.
+    """
+
+    device_bytes: int = 0
+    blocks: int = 0
+    archs: tuple[str, ...] = ()
+    unit_threads: int = 0
+
+    def saturated_by(self, demand: Demand) -> bool:
+        """Tell whether a call has a launch that fills the device alone."""
+        if not self.blocks:
+            return False
+        together = self.unit_threads // max(demand.block_threads, _LEAST_THREADS)
+        return demand.blocks >= self.blocks * max(together, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How several engine processes, the workers, share one resource.
+
+    Attributes:
+        environment: of the workers' processes.
+        concurrent: whether they really run at the same time, or take turns.
+        shared_fault_domain: whether a fault of one ends the calls of all.
+        description: for people.
+        close: ends what was started for them, such as a daemon.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    concurrent: bool = False
+    shared_fault_domain: bool = False
+    description: str = "processes that take turns"
+    close: Callable[[], None] = lambda: None

@@ -1,0 +1,28 @@
+"""Test doubles for the engine and for authors of backends; see ``docs/testing.md``."""
+
+from dandelion.testing.domains import Failing, Limited, Tracked
+from dandelion.testing.engine_process import FakeEngineProcess
+from dandelion.testing.scripted import (
+    Script,
+    ScriptedAsyncEngine,
+    ScriptedDriver,
+    ScriptedEngine,
+    echo,
+)
+from dandelion.testing.steps import Failures, Gate
+from dandelion.testing.waiting import wait_until
+
+__all__ = [
+    "Failing",
+    "Failures",
+    "FakeEngineProcess",
+    "Gate",
+    "Limited",
+    "Script",
+    "ScriptedAsyncEngine",
+    "ScriptedDriver",
+    "ScriptedEngine",
+    "Tracked",
+    "echo",
+    "wait_until",
+]

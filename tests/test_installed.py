@@ -1,0 +1,66 @@
+"""Backends are found by their entry points, and by nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from dandelion.driver import Checker, backend_names, load_driver
+from dandelion.errors import BackendUnavailable, InvalidInput
+
+MODULE = """
+from dandelion.testing import ScriptedDriver
+
+def driver():
+    return ScriptedDriver("third")
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package of a third party with three backends, one of which works."""
+    (tmp_path / "third_party_backend.py").write_text(MODULE)
+    (tmp_path / "no_driver_here.py").write_text("driver = None")
+    facts = tmp_path / "third_party-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(
+        "[dandelion.backends]\nthird = third_party_backend\n"
+        "lost = no_such_module\nempty = no_driver_here\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_backend_of_a_third_party_is_found() -> None:
+    assert {"third", "lost", "empty", "null", "cuda"} <= set(backend_names())
+    assert load_driver("third").name == "third"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("name", "missing"), [("lost", "no_such_module"), ("empty", "'driver'")])
+def test_a_backend_that_cannot_be_loaded_says_why(name: str, missing: str) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        load_driver(name)
+    assert missing in caught.value.missing
+
+
+@pytest.mark.parametrize("name", ["third", "gpu", "os", "null.x", ""])
+def test_a_module_without_an_entry_point_is_no_backend(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        load_driver(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "hip", "http", "native", "null", "opencl", "process"])
+def test_what_a_driver_gives_is_made_once(name: str) -> None:
+    driver = load_driver(name)
+    assert driver.checker() is driver.checker()
+    assert driver.planner() is driver.planner()
+    assert driver.factory() is driver.factory()
+    assert driver.sharing() is driver.sharing()
+
+
+def test_a_checker_does_nothing_by_default() -> None:
+    checker = Checker()
+    checker.check(())
+    assert checker.references(b"x") == ()
+    checker.close()
