@@ -44,6 +44,7 @@ class Call:
         latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
             engine has its limit from when it begins, but not beyond this. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
+        keep_constants: the device keeps the function's constants for later calls.
     """
 
     id: int
@@ -56,10 +57,15 @@ class Call:
     demand: Demand | None = None
     latest_ns: int = 0
     origin: Origin | None = None
+    keep_constants: bool = True
 
     def start_deadline(self, now_ns: int) -> None:
         """Count its limit from now."""
         self.deadline_ns = min(self.latest_ns or self.deadline_ns, now_ns + int(self.limit_s * 1e9))
+
+    def is_stopped(self) -> bool:
+        """Tell whether the result is not wanted any more; an engine may then raise `Cancelled`."""
+        return False
 
     def left_s(self) -> float:
         """Seconds until the deadline, not below zero."""
@@ -122,6 +128,9 @@ class Engine(abc.ABC):
             EngineDied: it cannot; whoever uses it needs another.
         """
         raise EngineDied(self.name, "it cannot be used any more in this process")
+
+    def evict(self, function: Function) -> None:
+        """Drop the constants of a function from the device; its code stays."""
 
     def forget(self, function: Function) -> None:
         """Drop what was cached for a function that is no longer registered."""

@@ -14,7 +14,7 @@ file              what it has
 ================  ============================================================================
 """
 
-from dandelion.executors.contract import StartedEngine, Events, Executor, Functions, Surroundings
+from dandelion.executors.contract import Events, Executor, Functions, StartedEngine, Surroundings
 from dandelion.executors.coroutines import LoopExecutor
 from dandelion.executors.demands import Demands
 from dandelion.executors.failures import strip_tracebacks, to_dandelion_error
@@ -25,7 +25,6 @@ from dandelion.executors.threads import ThreadExecutor
 
 __all__ = [
     "Demands",
-    "StartedEngine",
     "Events",
     "Executor",
     "Functions",
@@ -33,6 +32,7 @@ __all__ = [
     "LoopExecutor",
     "ProcessExecutor",
     "Processes",
+    "StartedEngine",
     "Surroundings",
     "ThreadExecutor",
     "Watcher",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import Cancelled, DandelionError
 from dandelion.executors.contract import (
-    StartedEngine,
     Executor,
+    StartedEngine,
     Surroundings,
     begin_call,
     finish,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from dandelion.driver import Engine
 from dandelion.executors.contract import (
-    StartedEngine,
     Executor,
+    StartedEngine,
     Surroundings,
     begin_call,
     finish,

@@ -30,11 +30,10 @@ from typing import Protocol
 
 import msgspec
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import (
     Begun,
-    Done,
     Ended,
     Evict,
     Failed,
@@ -60,8 +59,8 @@ from dandelion.errors import (
     from_record,
 )
 from dandelion.executors.contract import (
-    StartedEngine,
     Executor,
+    StartedEngine,
     Surroundings,
     finish,
     function_of,
@@ -410,8 +409,8 @@ class ProcessExecutor(Executor):
         if loaded is not None:
             loaded.flows.add(flow)
             return
-        arena = self.around.arena.map
-        code = {name: wire_item(Item(name, 0, data), arena) for name, data in function.files.items()}
+        arena, files = self.around.arena.map, function.files.items()
+        code = {name: wire_item(Item(name, 0, data), arena) for name, data in files}
         static = {name: wire_set(s, arena) for name, s in function.static.items()}
         main = wire_item(Item("main", 0, function.main), arena)
         load = Load(function.identity, function.spec, function.code, main, code, static)
@@ -540,7 +539,7 @@ class ProcessExecutor(Executor):
 
 
 def _moving_bytes(
-    function: Function, inputs: InstanceSets, locate: Callable[[object], int | None]
+    function: Function, inputs: InstanceSets, locate: Callable[[Bytes], int | None]
 ) -> int:
     """Count what has to be copied into the arena."""
     moving = 0

@@ -76,7 +76,7 @@ class Processes:
         self._ending: set[threading.Thread] = set()
         self._left = threading.Event()
         self.current: Process | None = None
-        self.spare: Process | None = None
+        self.standby: Process | None = None
         self.starts = 0
 
     def start(self, device_bytes: int = 0) -> Reply | None:
@@ -88,13 +88,13 @@ class Processes:
         Returns:
             What it said first; None if it ended.
         """
-        spare, self.spare = self.spare, None
+        standby, self.standby = self.standby, None
         reply = None
-        if spare is not None:
-            reply = self._opened(spare, device_bytes)
+        if standby is not None:
+            reply = self._opened(standby, device_bytes)
             if not isinstance(reply, Ready):
                 self.current = None
-                self.end(spare)
+                self.end(standby)
         if not isinstance(reply, Ready):
             self.wait_for_ends(START_LIMIT_S)  # there may have been no room beside them
             if self.leaving:
@@ -102,7 +102,7 @@ class Processes:
             reply = self._opened(self._spawned(), device_bytes)
         if isinstance(reply, Ready) and reply.standby and not self.leaving:
             with contextlib.suppress(OSError):  # it goes without
-                self.spare = self._spawned()
+                self.standby = self._spawned()
         return reply
 
     def _spawned(self) -> Process:
@@ -139,7 +139,7 @@ class Processes:
     def abandon(self) -> None:
         """Have all end soon, whatever they are at; from any thread."""
         self._left.set()
-        for process in (self.current, self.spare):
+        for process in (self.current, self.standby):
             if process is not None:
                 with contextlib.suppress(OSError):
                     process.channel.peer.shutdown(socket.SHUT_RDWR)
@@ -193,9 +193,9 @@ class Processes:
 
     def close(self) -> None:
         """End the spare, and wait for all that were ended, as long as makes sense."""
-        spare, self.spare = self.spare, None
-        if spare is not None:
-            self.end(spare)
+        standby, self.standby = self.standby, None
+        if standby is not None:
+            self.end(standby)
         end_s = time.monotonic() + _REAP_LIMIT_S
         for thread in self._ending:
             thread.join(max(0.0, end_s - time.monotonic()))

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from dandelion.driver import Engine
 from dandelion.errors import Cancelled, DandelionError, EngineDied
 from dandelion.executors.contract import (
-    StartedEngine,
     Executor,
+    StartedEngine,
     Surroundings,
     begin_call,
     finish,

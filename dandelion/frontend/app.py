@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from dandelion.errors import root_of, CapacityError, DandelionError, InternalError, Unknown, nearest
+from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest, root_of
 from dandelion.frontend.access import Access, preflight_reply
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Receive, Reply, Scope, Send, clipped
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.errors import (
-    root_of,
-    ApplicationFailed,
     Blame,
     CapacityError,
     DandelionError,
     ErrorRecord,
     Problem,
     Problems,
+    root_of,
 )
 from dandelion.frontend.asgi import Header, Reply
 

@@ -176,9 +176,10 @@ class SharedDomain(MemoryDomain):
 
     def stats(self) -> DomainStats:
         with self._lock:
-            returned = list(self._returned)
-            used = self.map.size_bytes - self._ranges.free - sum(size for _, size in returned)
-            return DomainStats(self.map.size_bytes, max(0, used), max(0, self._leased - len(returned)))
+            returned = [size for _, size in tuple(self._returned)]
+            taken = self.map.size_bytes - self._ranges.free
+            contexts = self._leased - len(returned)
+        return DomainStats(self.map.size_bytes, max(0, taken - sum(returned)), max(0, contexts))
 
     def close(self) -> None:
         self.map.close()

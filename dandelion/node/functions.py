@@ -13,7 +13,8 @@ from dandelion.catalog import Catalog
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.driver import InstanceSets
 from dandelion.function import CodeObject, Digest, Function, FunctionSpec
-from dandelion.memory import PAGE_BYTES, SharedDomain, Transfers
+from dandelion.memory import SharedDomain, Transfers
+from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
 
 _ALIGNMENT_BYTES = Transfers.ALIGNMENT_BYTES

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
-from dandelion.function import FunctionSpec
 from dandelion.executors import Executor
+from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts

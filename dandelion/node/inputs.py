@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dandelion.data import ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
-from dandelion.memory import SharedDomain, Transfers
 from dandelion.executors.process import INLINE_COPY_BYTES
+from dandelion.memory import SharedDomain, Transfers
 
 PART = 8
 """One part in so many of the arena is for inputs of callers that may have to wait."""
@@ -70,7 +70,7 @@ class InputStager:
             inputs: in the order of its declaration.
 
         Returns:
-            The inputs, and a size in bytes that is to be given to `release` when the invocation ended.
+            The inputs, and a size in bytes to be given to `release` when the invocation ended.
         """
         moving = [not readers.isdisjoint(self._formats) for readers in plan.readers]
         if True not in moving:

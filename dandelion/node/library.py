@@ -16,6 +16,7 @@ from dandelion.dispatcher.plan import CompositionPlan, Target, compile_compositi
 from dandelion.errors import InternalError, Unknown, nearest
 from dandelion.function import FunctionSpec, Limits
 
+
 class Library:
     """Resolves the names of one tenant to plans. Safe from any thread.
 

@@ -118,9 +118,7 @@ class Node:
         self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
         self._checkers = load_checkers(self._backends)
-        self._platform = {
-            f.name: f for b in self._backends for f in b.driver.platform_functions
-        }
+        self._platform = {f.name: f for b in self._backends for f in b.driver.platform_functions}
         self._spaces: dict[str, _Space] = {}
         in_arena = frozenset[str]().union(
             *(b.driver.formats for b in self._backends if b.driver.hosting is Hosting.PROCESS)
@@ -138,9 +136,7 @@ class Node:
         self._runtime = Runtime(scheduler, jobs, self._recorder, settings.spins_us[0])
         self._runtime.ended = _ended
         self._runtime.changed = self._notify
-        self._around = Surroundings(
-            self._runtime, store, self._arena, self._transfers, self._pool
-        )
+        self._around = Surroundings(self._runtime, store, self._arena, self._transfers, self._pool)
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
         self._stager = InputStager(in_arena, self._arena, self._transfers)
@@ -216,8 +212,8 @@ class Node:
             self._loop.call(lambda: None)
 
     def _end_checks(self) -> None:
-        for driver in self._checkers.values():
-            _closed(driver.checker().close)
+        for checker in self._checkers.values():
+            _closed(checker.close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -337,9 +333,7 @@ class Node:
         """All registered records in their newest versions, and the platform's functions."""
         return [*self._platform.values(), *self._space(tenant).catalog.records()]
 
-    def versions(
-        self, kind: type[Record], name: str, tenant: str = DEFAULT_TENANT
-    ) -> list[int]:
+    def versions(self, kind: type[Record], name: str, tenant: str = DEFAULT_TENANT) -> list[int]:
         """Versions of a name, ascending."""
         return self._space(tenant).catalog.versions(kind, name)
 
@@ -635,8 +629,10 @@ class Node:
     def _info(self) -> NodeInfo:
         scheduler = self._runtime.scheduler
         flows = list(scheduler.calls.flows.values())
-        functions = {(f.tenant.name, f.spec.name): replace(f.counts) for f in flows}
-        queued = {(f.tenant.name, f.spec.name): sum(len(q.calls) for q in f.queues.values()) for f in flows}
+        names = [(flow.tenant.name, flow.spec.name) for flow in flows]
+        functions = dict(zip(names, [replace(flow.counts) for flow in flows], strict=True))
+        waiting = [sum(len(queue.calls) for queue in flow.queues.values()) for flow in flows]
+        queued = dict(zip(names, waiting, strict=True))
         memory = scheduler.calls.residency.node.by_tenant
         return NodeInfo(
             {name: counts.copy() for name, counts in self._recorder.counts.items()},
@@ -669,9 +665,7 @@ def _converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, It
 
 def _quota(settings: TenantSettings) -> Quota:
     given = {
-        name: value
-        for name in Quota._fields
-        if (value := getattr(settings, name)) is not None
+        name: value for name in Quota._fields if (value := getattr(settings, name)) is not None
     }
     return Quota(**given)
 

@@ -16,7 +16,7 @@ from dandelion.node.invocation import Invocation
 from dandelion.node.traces import CallRecord, Span, TraceStore
 from dandelion.scheduler import CallState, InvocationState
 
-BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
+BUCKETS_S: tuple[float, ...] = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
 BUCKETS_S += (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histogram of durations, in seconds."""
 

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from dandelion.driver import InstanceSets
 from dandelion.errors import DandelionError, EngineDied
-from dandelion.executors import StartedEngine, Executor, to_dandelion_error
+from dandelion.executors import Executor, StartedEngine, to_dandelion_error
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.scheduler import (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dandelion.driver import (
     AsyncEngine,
+    Checker,
     Driver,
     Engine,
     Hosting,
@@ -117,19 +118,19 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
             raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
 
 
-def load_checkers(backends: list[Backend]) -> dict[str, Driver]:
-    """Give a driver for every format that any installed backend runs, to check code with.
+def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
+    """Give a checker for every format that any installed backend runs.
 
     A node registers functions with code for backends that it does not run: another of their code
     objects may run here, or they are called elsewhere.
     """
-    checkers: dict[str, Driver] = {}
+    checkers: dict[str, Checker] = {}
     for name in backend_names():
         with contextlib.suppress(BackendUnavailable):
             driver = load_driver(name)
-            checkers.update(dict.fromkeys(driver.formats, driver))
+            checkers.update(dict.fromkeys(driver.formats, driver.checker()))
     for backend in backends:
-        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver))
+        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
     return checkers
 
 
@@ -144,7 +145,7 @@ def targets(
         driver, archs = drivers.get(executor.info.backend), executor.info.capacity.archs
         closed = engine.phase in (EnginePhase.UNAVAILABLE, EnginePhase.CLOSED)
         if driver is not None and archs and not closed and format_name in engine.formats:
-            found[driver.name, archs] = Target(driver, archs)
+            found[driver.name, archs] = Target(driver.checker(), archs)
     return list(found.values())
 
 
@@ -189,9 +190,7 @@ class EngineStarter:
             self._runtime.add(self._executor(driver, info))
 
     def _state(self, driver: Driver, info: StartedEngine, places: int) -> EngineState:
-        return EngineState(
-            next(self._ids), driver.formats, (info.backend, info.resource), places
-        )
+        return EngineState(next(self._ids), driver.formats, (info.backend, info.resource), places)
 
     def _executor(self, driver: Driver, info: StartedEngine) -> Executor:
         factory, around = driver.factory(), self._around
@@ -256,9 +255,7 @@ class EngineStarter:
             state.worker = True
             state.shared_fault_domain = sharing.shared_fault_domain
 
-            def ready(
-                executor: Executor, info: StartedEngine = info, number: int = number
-            ) -> None:
+            def ready(executor: Executor, info: StartedEngine = info, number: int = number) -> None:
                 assert isinstance(executor, ProcessExecutor), "it lives in a process"
                 executor.engine.planner = executor.answer.plans
                 info.name = f"{executor.answer.engine}/{number}"

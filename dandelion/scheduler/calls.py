@@ -32,7 +32,7 @@ from dandelion.scheduler.records import (
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import blamed, may_run_again
 
-Sizes = Callable[[FunctionSpec], tuple[int, int]]
+Sizes = Callable[[Flow], tuple[int, int]]
 """Tells the bytes of a function's code and constants in the node's memory, and the part of them
 that a device would keep."""
 
@@ -192,7 +192,7 @@ class Calls:
         flow = self.flows.get(key)
         if flow is None:
             flow = self.flows[key] = Flow(tenant, spec)
-            flow.size_bytes, flow.constants_bytes = self._sizes(spec)
+            flow.size_bytes, flow.constants_bytes = self._sizes(flow)
             if not flow.size_bytes:
                 flow.presence = Presence.PRESENT
         return flow

@@ -23,6 +23,7 @@ from dandelion.engine_process.messages import (
     Open,
     Ready,
     Run,
+    WireItem,
     WireSet,
     request_channel,
     wire_set,
@@ -141,7 +142,7 @@ class Played:
             elif isinstance(request, Run):
                 loaded = self._functions[request.identity]
                 inputs = tuple(None if wire is None else self._set(wire) for wire in request.inputs)
-                return PlayedCall(request, loaded.spec.name, bytes(loaded.main), inputs)
+                return PlayedCall(request, loaded.spec.name, self._bytes(loaded.main), inputs)
 
     def calls(self) -> Iterator[PlayedCall]:
         """Give calls as they come, until the node leaves."""
@@ -221,6 +222,9 @@ class Played:
             os.write(descriptor, f"{line}\n".encode())
         finally:
             os.close(descriptor)
+
+    def _bytes(self, wire: WireItem) -> bytes:
+        return bytes(self._arena.view[wire.offset : wire.offset + wire.size])
 
     def _set(self, wire: WireSet) -> ItemSet:
         view = self._arena.view

@@ -107,7 +107,7 @@ class Simulation:
         self.random = random.Random(self.seed)
         self.sizes: dict[str, tuple[int, int]] = {}
         self.scheduler = Scheduler(
-            policy_of(self.policy), MEMORY_BYTES, lambda spec: self.sizes[spec.name], 64
+            policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
