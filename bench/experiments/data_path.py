@@ -104,7 +104,7 @@ class Place:
 
     def copied_here(self) -> int:
         """Items that were copied into the arena of the node in this process."""
-        return self.node.facts().transfers.copies
+        return self.node.info().transfers.copies
 
     def copied_there(self) -> int:
         """Items that were copied into the arena of the server."""

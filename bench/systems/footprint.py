@@ -114,7 +114,7 @@ def state_of(node: Node, backend: str = "") -> State:
     found, files = children(me), open_files(me)
     steady = 0
     for _ in range(_CHECKS):  # sandboxes that were used are being replaced, each with its files
-        facts = node.facts()
+        facts = node.info()
         last = len(found), files
         found, files = children(me), open_files(me)
         busy = facts.running or facts.arena.contexts

@@ -8,6 +8,7 @@ file              what it has
 `threads`         an engine in a thread of its own
 `coroutines`      an asynchronous engine on the node's loop
 `process`         an engine in a process of its own
+`worker`          a thread that does the jobs of one executor
 `processes`       starting, replacing and ending such processes
 `demands`         what calls need of a device
 `failures`        exceptions to typed errors

@@ -20,7 +20,6 @@ kept (`demands`).
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -69,6 +68,7 @@ from dandelion.executors.contract import (
 from dandelion.executors.demands import Demands
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Process, Processes
+from dandelion.executors.worker import Worker
 from dandelion.function import Function
 from dandelion.memory import Context
 from dandelion.scheduler import CallState, EngineState, Flow
@@ -170,15 +170,18 @@ class ProcessExecutor(Executor):
         self._loaded: dict[str, _Loaded] = {}
         self._preparing = False
         self._pushing = False
+        self._worker = Worker(f"engine-{info.backend}")
         self.answer: Ready
 
     # --- the process ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        threading.Thread(target=self._start, name="dandelion-start", daemon=True).start()
+        self._worker.submit(self._start)
 
     def _start(self) -> None:
         """Start the process and wait for its first message; in a thread."""
+        if self._processes.leaving:
+            return
         try:
             reply = self._processes.start(self.info.capacity.device_bytes)
         except Exception as error:
@@ -234,7 +237,7 @@ class ProcessExecutor(Executor):
             code = self._processes.end(process, code_limit_s, kept)
             self.events.post(partial(self._report, code, begun, planning))
 
-        threading.Thread(target=end, name="dandelion-end", daemon=True).start()
+        self._worker.submit(end)
 
     def _report(
         self, code: int | None, begun: dict[int, DandelionError], planning: list[_Order]
@@ -255,7 +258,9 @@ class ProcessExecutor(Executor):
 
     def close(self) -> None:
         self._processes.abandon()
-        process, self._process = self._process, None
+        self._worker.close()
+        self._process = None
+        process, self._processes.current = self._processes.current, None
         if process is not None:
             self._watcher.unwatch(process.channel.fileno())
             self._processes.end(process, LEAVE_LIMIT_S, (tuple(self._out), self._loaded))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
-from typing import TypeAlias
 
 from dandelion.driver import Engine
 from dandelion.errors import Cancelled, DandelionError, EngineDied
@@ -20,13 +17,11 @@ from dandelion.executors.contract import (
     run_call,
 )
 from dandelion.executors.failures import to_dandelion_error
+from dandelion.executors.worker import Worker
 from dandelion.function import Function
 from dandelion.scheduler import CallState, EngineState, Flow
 
 log = logging.getLogger("dandelion.node")
-
-Order: TypeAlias = Callable[[], None]
-"""Something to be done in the thread."""
 
 
 class ThreadExecutor(Executor):
@@ -46,21 +41,15 @@ class ThreadExecutor(Executor):
         super().__init__(engine, info, around)
         self._make = make
         self._engine: Engine | None = None
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._worker = Worker(f"engine-{info.backend}")
         self._closing = False
         self._broken = False  # what comes before the next `_open` was taken back
-        self._thread = threading.Thread(target=self._serve, name=f"engine-{info.backend}")
-        self._thread.daemon = True  # a program that ends closes its nodes
-        self._started = False
 
     def start(self) -> None:
-        if not self._started:
-            self._started = True
-            self._thread.start()
-        self._orders.put(self._open)
+        self._worker.submit(self._open)
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
-        self._orders.put(partial(self._run, call))
+        self._worker.submit(partial(self._run, call))
 
     def stop(self, call: CallState) -> None:
         if self._engine is not None:
@@ -68,23 +57,16 @@ class ThreadExecutor(Executor):
 
     def forget(self, flow: Flow) -> None:
         for function in flow.functions.values():
-            self._orders.put(partial(self._forget, function))
+            self._worker.submit(partial(self._forget, function))
 
     def close(self) -> None:
         self._closing = True
-        if self._started:
-            self._orders.put(None)
-            self._thread.join()
+        self._worker.submit(self._shut)
+        self._worker.close()
 
     # in the thread
 
-    def _serve(self) -> None:
-        while (order := self._orders.get()) is not None:
-            try:
-                order()
-            except Exception:  # a bug; the thread is needed all the same
-                log.exception("engine %s: an order failed", self.info.name)
-            del order  # the next wait must not keep the last call's memory
+    def _shut(self) -> None:
         if self._engine is not None:
             try:
                 self._engine.close()

@@ -97,4 +97,4 @@ def test_a_stray_pointer_ends_its_call_alone(node: Node) -> None:
     with pytest.raises(Faulted, match="stray"):
         node.invoke("stray", a=np.zeros(1, np.uint64))
     assert_works(node)
-    assert node.facts().arena.contexts == 0
+    assert node.info().arena.contexts == 0

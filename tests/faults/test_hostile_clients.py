@@ -201,7 +201,7 @@ FRAMES = {
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
 @pytest.mark.parametrize("start", [0, 3000])
 def test_a_dripping_body_is_not_heard_out(quick: Served, frame: bytes, start: int) -> None:
-    at_rest = quick.node.facts().arena.contexts
+    at_rest = quick.node.info().arena.contexts
     connection = quick.connect()
     connection.sendall(HEAD % b"echo" + frame)
     if b"Expect" in frame:
@@ -210,7 +210,7 @@ def test_a_dripping_body_is_not_heard_out(quick: Served, frame: bytes, start: in
     drip(connection, b"x")
     assert problem_on(connection) == (408, "Stalled")
     assert quick.healthy()
-    assert quick.node.facts().arena.contexts == at_rest
+    assert quick.node.info().arena.contexts == at_rest
 
 
 def test_a_body_behind_an_early_answer_is_not_heard_out_either(quick: Served) -> None:
@@ -247,7 +247,7 @@ def test_a_body_that_the_node_does_not_read_is_not_stalled(quick: Served) -> Non
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
 def test_a_reply_that_is_not_read_is_given_up(quick: Served, close: bytes) -> None:
     size = 7 << 20  # more than the kernel keeps for both sides
-    at_rest = quick.node.facts().arena.contexts
+    at_rest = quick.node.info().arena.contexts
     connection = quick.connect(read_bytes=4096)
     head = HEAD % b"echo" + close + b"Content-Type: application/octet-stream\r\n"
     connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
@@ -255,7 +255,7 @@ def test_a_reply_that_is_not_read_is_given_up(quick: Served, close: bytes) -> No
     poll.register(connection, select.POLLHUP)
     assert poll.poll(LIMIT_S * 1000)
     assert quick.healthy()
-    assert quick.node.facts().arena.contexts == at_rest
+    assert quick.node.info().arena.contexts == at_rest
 
 
 # --- too large ----------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_health_is_told_when_all_places_are_taken() -> None:
         for connection in busy:
             connection.sendall(HEAD % b"wait" + b"Content-Length: 1\r\n\r\nx")
         assert served.gate.gate.entered(LIMIT_S)  # of the first: one waits at the gate
-        while served.node.facts().running < 4:
+        while served.node.info().running < 4:
             assert served.healthy()
         connection = served.connect()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -70,7 +70,7 @@ def held(node: Node, folder: Path) -> Held:
     gc.collect()
     below = list(children(os.getpid()))
     engines = [p for p in below if "engine_process" in Path(f"/proc/{p}/cmdline").read_text()]
-    arena = node.facts().arena
+    arena = node.info().arena
     return Held(
         private_bytes(os.getpid()),
         sum(map(private_bytes, engines)),

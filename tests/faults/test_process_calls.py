@@ -114,8 +114,8 @@ def running(spin_us: int = 0, engines: int = 1) -> Iterator[Node]:
         gc.collect()
         assert [host.busy for host in node._pump.hosts] == [0] * engines
         assert (len(node._pump.running), node._pump.waiting) == (0, 0)
-        wait_until(lambda: not node.facts().arena.contexts)  # processes that end keep some
-        assert node.facts().arena.contexts == 0
+        wait_until(lambda: not node.info().arena.contexts)  # processes that end keep some
+        assert node.info().arena.contexts == 0
 
 
 @pytest.fixture

@@ -71,11 +71,11 @@ class Copies:
         self.referred = 0
 
     def __enter__(self) -> "Copies":
-        self._before: TransferCounts = self._node.facts().transfers
+        self._before: TransferCounts = self._node.info().transfers
         return self
 
     def __exit__(self, *_: object) -> None:
-        after = self._node.facts().transfers
+        after = self._node.info().transfers
         self.made = after.copies - self._before.copies
         self.referred = after.references - self._before.references
 

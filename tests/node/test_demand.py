@@ -135,7 +135,7 @@ def test_calls_that_waited_for_the_engine_are_asked_about_again(played: Played) 
     node = played.node
     with ThreadPoolExecutor() as callers:
         calls = [callers.submit(node.invoke, "stay", a=bytes(size)) for size in (5, 200, 50)]
-        while node.facts().waiting < len(calls):
+        while node.info().waiting < len(calls):
             node.wait_ready(0.005)
         played.open()
         failures = [type(call.exception()) for call in calls]

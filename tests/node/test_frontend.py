@@ -79,7 +79,7 @@ class Served:
         """Whether more contexts than at the start stay in use, when the server comes to rest."""
         for _ in range(200):
             self.ask("GET", "/healthz")
-            if self.node.facts().arena.contexts == self.at_rest:
+            if self.node.info().arena.contexts == self.at_rest:
                 return False
         return True
 
@@ -92,7 +92,7 @@ def served() -> Iterator[Served]:
         assert node.wait_ready()
         with BackgroundServer(node, drain_s=5) as server:
             node.invoke("fixed", a=b"")  # what is fixed lies in the arena from now on
-            at_rest = node.facts().arena.contexts
+            at_rest = node.info().arena.contexts
             yield Served(node, gate, int(server.url.rpartition(":")[2]), at_rest)
         gate.gate.open(100)
 

@@ -110,9 +110,9 @@ def is_converter(process: int) -> bool:
 @contextlib.contextmanager
 def nothing_left(node: Node) -> Iterator[None]:
     """Holds that the arena's memory comes back."""
-    before = node.facts().arena.used_bytes
+    before = node.info().arena.used_bytes
     yield
-    wait_for(lambda: node.facts().arena.used_bytes <= before)
+    wait_for(lambda: node.info().arena.used_bytes <= before)
 
 
 # --- the same as small ones ---------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_a_deadline_ends_running_and_waiting_instances(node: Node, gate: GateDri
     with pytest.raises(DeadlineExceeded):
         node.invoke("Gates", x=[b"1", b"2", b"3"], deadline_s=0.05)
     assert len(gate.seen.cancelled) == 1
-    assert node.facts().waiting == 0
+    assert node.info().waiting == 0
     gate.gate.open(3)
     assert len(node.invoke("Gates", x=[b"1", b"2", b"3"]).y) == 3
 
@@ -160,14 +160,14 @@ def test_cancelling_the_caller_cancels_the_invocation(node: Node, gate: GateDriv
 
     asyncio.run(main())
     assert len(gate.seen.cancelled) == 1
-    assert node.facts().running == 0
+    assert node.info().running == 0
 
 
 def test_more_than_the_limit_is_refused_and_nothing_is_lost(node: Node, gate: GateDriver) -> None:
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(node.invoke, "Gates", x=[b"x"]) for _ in range(8)]
         assert gate.gate.entered()
-        while node.facts().running < 8:
+        while node.info().running < 8:
             pass
         with pytest.raises(Overloaded) as caught:
             node.invoke("F", a=b"")
@@ -305,14 +305,14 @@ def test_contexts_go_back_when_results_are_dropped(node: Node) -> None:
     view = context.write(0, b"z" * 100_000)
     result = node.invoke("F", a=view)
     del context, view
-    assert node.facts().arena.contexts == 1
+    assert node.info().arena.contexts == 1
     array = result.b.numpy()
     del result
-    assert node.facts().arena.contexts == 1
+    assert node.info().arena.contexts == 1
     del array
     gc.collect()
-    assert node.facts().arena.contexts == 0
-    assert node.facts().arena.used_bytes == 0
+    assert node.info().arena.contexts == 0
+    assert node.info().arena.used_bytes == 0
 
 
 def test_traces_and_metrics_tell_what_happened(node: Node) -> None:
@@ -334,12 +334,12 @@ def test_results_are_kept_by_content_for_functions_that_opt_in() -> None:
         assert node.invoke("Cached", a=b"1").b.bytes() == b"1"
         assert node.invoke("Cached", a=b"1").b.bytes() == b"1"
         assert node.invoke("Cached", a={"other name": b"1"}).b[0].name == "other name"
-        counts = node.facts().cache
+        counts = node.info().cache
         assert (counts.hits, counts.misses) == (1, 2)
         assert len(node.invoke("Fan", x=[b"%d" % i for i in range(10)]).y) == 10
-        counts = node.facts().cache
+        counts = node.info().cache
         assert counts.evictions > 0
         assert counts.bytes <= 3 * 8192
         node.remove(CompositionRecord, "Fan")
         node.remove(FunctionSpec, "Cached")
-        assert node.facts().cache.bytes == 0
+        assert node.info().cache.bytes == 0

@@ -96,7 +96,7 @@ def assert_idle(node: Node) -> None:
     while any(e.busy for e in node.engines()) and time.monotonic() < end:
         time.sleep(0.001)
     gc.collect()
-    facts = node.facts()
+    facts = node.info()
     assert (facts.running, facts.waiting, facts.arena.contexts) == (0, 0, 0)
     assert [e.busy for e in node.engines()] == [0] * len(node.engines())
 
@@ -169,7 +169,7 @@ def test_an_error_keeps_no_memory_of_its_call() -> None:
                 with suppress(DandelionError):
                     node.invoke_sets(name, {given: item_set(given, data)})
                 del data
-                assert node.facts().arena.contexts == 0
+                assert node.info().arena.contexts == 0
         finally:
             gc.enable()
 
@@ -250,7 +250,7 @@ def test_thousands_of_waiting_calls_go_at_once_when_their_callers_leave() -> Non
         callers = [
             asyncio.ensure_future(node.invoke_async("Wide", x=[b"1"] * 64)) for _ in range(300)
         ]
-        while node.facts().waiting < 300 * 64 - 1:
+        while node.info().waiting < 300 * 64 - 1:
             await asyncio.sleep(0)
         begin = time.monotonic()
         for caller in reversed(callers):
