@@ -14,7 +14,15 @@ import pytest
 
 from dandelion.data import SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Call, Capacity, Demand, Engine, Hosting
+from dandelion.driver import (
+    Call,
+    Capacity,
+    Demand,
+    Engine,
+    Hosting,
+    backend_names,
+    load_driver,
+)
 from dandelion.engine_process.messages import Ended, reply_channel
 from dandelion.errors import (
     EngineDied,
@@ -34,6 +42,7 @@ from dandelion.testing import (
     Script,
     ScriptedDriver,
     echo,
+    installed,
     wait_until,
 )
 from dandelion.testing.played import play
@@ -167,6 +176,25 @@ def test_waiting_gives_what_the_condition_gave_or_ends() -> None:
     with pytest.raises(TimeoutError):
         wait_until(lambda: 0, limit_s=0.02)
     assert time.monotonic() - begin < 5
+
+
+def test_installed_drivers_are_found_by_name_until_they_are_not(tmp_path: Path) -> None:
+    one, two = ScriptedDriver("one"), ScriptedDriver("two")
+    before = backend_names()
+    with installed(tmp_path, one, two):
+        assert set(backend_names()) == {*before, "one", "two"}
+        assert load_driver("two") is two
+        settings = Settings(
+            backends=("one",), options={"one": {"colour": "red"}}, arena_bytes=1 << 20
+        )
+        with Node(settings) as node:
+            assert node.wait_ready()
+            code = (CodeDocument("one"),)
+            node.register(FunctionDocument("F", ("a",), ("b",), code=code))
+            assert node.invoke("F", a=b"1").b.bytes() == b"1"
+    assert one.seen.options["colour"] == "red"
+    assert two.seen.ran == []
+    assert backend_names() == before
 
 
 # --- fake engine processes ------------------------------------------------------------------

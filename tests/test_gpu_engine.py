@@ -687,6 +687,25 @@ def test_a_driver_tells_without_a_device(driver: GpuDriver) -> None:
     assert demand.blocks == 16
 
 
+def test_a_planner_names_the_integers_that_the_demand_depends_on(driver: GpuDriver) -> None:
+    planner = driver.planner()
+    assert planner.reads(matmul()) == ((0, 0),)
+    assert planner.reads(totals()) == ()
+    wanted = matmul()
+    a = one("A", bytes(128 * 128 * 8))
+    small, large = (planner.demand(wanted, (one("cfg", np.array([n])), a)) for n in (2, 4))
+    assert (small.blocks, large.blocks) == (4, 16)
+    assert small.device_bytes == large.device_bytes
+
+
+def test_integers_in_static_sets_are_not_read_for_each_call(driver: GpuDriver) -> None:
+    b = bp.Blueprint(inputs=["n", "cfg"], modules=MODULES)
+    y = b.buffer("y", size=b.cfg[1] * 8)
+    b.launch("fill", [y, bp.scalar("i32", 0), bp.scalar("u64", 1)], grid=b.n[2], block=1)
+    assert set(driver.planner().reads(function(b, ("y",)))) == {(0, 16), (1, 8)}
+    assert driver.planner().reads(function(b, ("y",), static=("cfg",))) == ((0, 16),)
+
+
 def test_demand_is_what_the_engine_acquires(driver: GpuDriver, host: Runner) -> None:
     sets = (one("x", bytes(1234 * 4)),)
     kept = host.run(totals(), *sets)

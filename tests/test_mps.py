@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from dandelion.backends.gpu.mps import CONTROL, MpsDaemon, share_by_mps
 
+from dandelion.driver import load_driver
+from dandelion.errors import InvalidInput
+
 STAND_IN = """#!/bin/sh
 # With -f: the daemon, until it is told to quit. Without: tells it.
 pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
@@ -18,6 +21,12 @@ else
     cat > "$pipe"
 fi
 """
+
+
+@pytest.mark.parametrize("bad", ["0", "101", "x", "-1"])
+def test_the_part_of_a_worker_is_checked(bad: str) -> None:
+    with pytest.raises(InvalidInput):
+        load_driver("cuda").configure({"worker_percentage": bad})
 
 
 @pytest.fixture
@@ -42,7 +51,9 @@ def test_a_daemon_is_private_and_leaves_nothing(stand_in: Path) -> None:
 
 
 def test_workers_get_its_environment(stand_in: Path) -> None:
-    sharing = share_by_mps("25")
+    driver = load_driver("cuda")
+    driver.configure({"worker_percentage": "25"})
+    sharing = driver.sharing().share("0")
     try:
         assert sharing.concurrent
         assert sharing.shared_fault_domain

@@ -2,6 +2,7 @@
 
 from dandelion.testing.domains import Failing, Limited, Tracked
 from dandelion.testing.engine_process import FakeEngineProcess
+from dandelion.testing.installation import installed
 from dandelion.testing.scripted import (
     Script,
     ScriptedAsyncEngine,
@@ -24,5 +25,6 @@ __all__ = [
     "ScriptedEngine",
     "Tracked",
     "echo",
+    "installed",
     "wait_until",
 ]
