@@ -25,6 +25,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -83,15 +84,15 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     The node keeps its code and its static sets in the arena until `Forget`.
 
     Attributes:
-        main, files: its code, by reference.
+        main, files: its code, by reference or as it is.
         static: its static sets, by name.
     """
 
     identity: str
     spec: FunctionSpec
     code: CodeObject
-    main: WireItem
-    files: dict[str, WireItem]
+    main: bytes | WireItem
+    files: Mapping[str, bytes | WireItem]
     static: dict[str, WireSet]
 
 

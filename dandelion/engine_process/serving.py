@@ -198,15 +198,18 @@ class EngineProcess:
         return call in self._stopped
 
     def _loaded(self, request: Load) -> Function:
-        code = {name: bytes(self._item(item).data) for name, item in request.files.items()}
+        code = {name: self._code(wire) for name, wire in request.files.items()}
         return Function(
             request.spec,
             request.code,
-            bytes(self._item(request.main).data),
+            self._code(request.main),
             code,
             {name: self._set(wire) for name, wire in request.static.items()},
             identity=Digest(request.identity),
         )
+
+    def _code(self, wire: bytes | WireItem) -> bytes:
+        return wire if isinstance(wire, bytes) else bytes(self._item(wire).data)
 
     def _inputs(self, function: Function, wired: WireSets) -> InstanceSets:
         inputs: list[ItemSet | None] = [None] * len(function.spec.inputs)

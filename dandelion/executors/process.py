@@ -415,7 +415,9 @@ class ProcessExecutor(Executor):
             loaded.flows.add(flow)
             return
         arena, files = self.around.arena.map, function.files.items()
-        code = {name: wire_item(Item(name, 0, data), arena) for name, data in files}
+        code: dict[str, bytes | WireItem] = {
+            name: wire_item(Item(name, 0, data), arena) for name, data in files
+        }
         static = {name: wire_set(s, arena) for name, s in function.static.items()}
         main = wire_item(Item("main", 0, function.main), arena)
         load = Load(function.identity, function.spec, function.code, main, code, static)

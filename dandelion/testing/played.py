@@ -223,7 +223,9 @@ class Played:
         finally:
             os.close(descriptor)
 
-    def _bytes(self, wire: WireItem) -> bytes:
+    def _bytes(self, wire: bytes | WireItem) -> bytes:
+        if isinstance(wire, bytes):
+            return wire
         return bytes(self._arena.view[wire.offset : wire.offset + wire.size])
 
     def _set(self, wire: WireSet) -> ItemSet:
