@@ -40,6 +40,7 @@ class FunctionStore:
         self._catalog = catalog
         self._arena = arena
         self._transfers = transfers
+        self._code_transfers = Transfers()  # code is not data that was copied for a call
         self._in_arena = in_arena
 
     def sizes(self, flow: Flow) -> tuple[int, int]:
@@ -92,7 +93,7 @@ class FunctionStore:
 
     def _placed(self, blobs: dict[Digest, Bytes]) -> dict[Digest, Bytes]:
         items = tuple(Item(digest, 0, data) for digest, data in blobs.items())
-        placed: InstanceSets = self._transfers.place((ItemSet("code", items),), self._arena)
+        placed: InstanceSets = self._code_transfers.place((ItemSet("code", items),), self._arena)
         assert placed[0] is not None, "as many sets come back"
         return {Digest(item.name): item.data for item in placed[0].items}
 

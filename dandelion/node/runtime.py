@@ -88,7 +88,8 @@ class Runtime:
         self._spin_ns = 1000 * spin_us
         self._spin_until_ns = 0
         self._posted: deque[Callable[[], None]] = deque()
-        self._events: deque[Callable[[], None]] = deque()
+        self._begun: deque[Callable[[], None]] = deque()  # posted by other threads
+        self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
         self._woken = False
         self._working = False
         self._gathering = False  # answers are read, and worked on right after
@@ -158,7 +159,7 @@ class Runtime:
         self._woken = False  # first: what is posted from here on wakes the loop again
         posted = self._posted
         while posted:
-            self._events.append(posted.popleft())
+            self._begun.append(posted.popleft())
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` whenever there is something to read."""
@@ -235,7 +236,8 @@ class Runtime:
 
     def _turn(self, end_ns: int) -> bool:
         """Work for a while. False if there is more to do."""
-        scheduler, events, carriers = self.scheduler, self._events, self._carriers
+        scheduler, carriers = self.scheduler, self._carriers
+        events, begun = self._events, self._begun
         count = 0
         while True:
             for action in scheduler.take():
@@ -243,8 +245,8 @@ class Runtime:
                     carriers[type(action)](action)
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
-            if events:
-                event = events.popleft()
+            if events or begun:
+                event = events.popleft() if events else begun.popleft()
                 try:
                     event()
                 except Exception:  # a bug; everything else goes on

@@ -322,7 +322,7 @@ def test_traces_and_metrics_tell_what_happened(node: Node) -> None:
     assert [(s.name, s.track) for s in outcome.trace.spans] == [("F", "null")]
     assert b'"traceEvents"' in (node.trace(outcome.id) or b"")
     assert node.trace("nonsense") is None
-    assert b'dandelion_invocations_total{outcome="ok"} 2.0' in node.metrics()
+    assert b'dandelion_invocations_total{outcome="ok",tenant="default"} 2.0' in node.metrics()
 
 
 def test_results_are_kept_by_content_for_functions_that_opt_in() -> None:
