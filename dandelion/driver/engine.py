@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import abc
 import time
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from dandelion.data import ItemSet, Origin, checked
+import msgspec
+
+from dandelion.data import ItemSet, Origin, check_item, checked
 from dandelion.driver.records import Capacity, Demand
 from dandelion.errors import (
     BadOutput,
@@ -28,8 +29,7 @@ InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None where a set is absent."""
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One instance, as an engine sees it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Call:
     domain: MemoryDomain
     deadline_ns: int
     limit_s: float = 60.0
-    stages: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, int] = {}
     demand: Demand | None = None
     latest_ns: int = 0
     origin: Origin | None = None
@@ -197,10 +197,16 @@ def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
         if given is None or not given.items:
             result.append(None)
             continue
-        count += len(given.items)
+        items = given.items
+        count += len(items)
         size += given.size_bytes
         try:
-            result.append(checked(declared.name, given.items, declared))
+            if declared.dtype is None and given.dtype is None and given.name == declared.name:
+                for item in items:
+                    check_item(given.name, item.name, item.key)
+                result.append(given)
+            else:
+                result.append(checked(declared.name, items, declared))
         except InvalidInput as error:
             raise BadOutput(spec.name, str(error)) from None
     if count > spec.limits.output_items:

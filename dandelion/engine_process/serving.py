@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dandelion.data import Bytes, Item, ItemSet
@@ -77,8 +76,7 @@ class SliceDomain(MemoryDomain):
         return DomainStats(self._size_bytes, self._size_bytes - (self._end - self._next), 0)
 
 
-@dataclass(slots=True)
-class _Call(Call):
+class _Call(Call, eq=False):
     """A call whose node can stop it, and learns when its time starts."""
 
     process: EngineProcess | None = None

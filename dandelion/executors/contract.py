@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DandelionError, EngineDied, TimedOut
@@ -110,7 +110,10 @@ class Executor(abc.ABC):
         engine: the scheduler's record of it.
         info: what is known of it; backend and resource before it is up.
         ready: called on the loop when it is up, before `Events.up`.
+        collects: what is sent leaves with `flush`.
     """
+
+    collects: ClassVar[bool] = False
 
     def __init__(self, engine: EngineState, info: StartedEngine, around: Surroundings) -> None:
         self.engine = engine

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -148,6 +148,8 @@ class ProcessExecutor(Executor):
         watcher: tells when answers come.
         demands: what calls need, for all engines of the node.
     """
+
+    collects: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dandelion.data import Sets
 from dandelion.errors import InternalError
@@ -30,8 +30,7 @@ def _nothing() -> None:
     """Nobody waits for the end."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Invocation(InvocationState):
+class Invocation(InvocationState, eq=False, kw_only=True):
     """One invocation. Changed on the node's loop.
 
     Attributes:
@@ -40,7 +39,7 @@ class Invocation(InvocationState):
     """
 
     trace: Trace
-    on_end: Callable[[], None] = field(default=_nothing)
+    on_end: Callable[[], None] = _nothing
 
     def result(self) -> InvocationResult:
         """Give the result, once.

@@ -433,11 +433,11 @@ class Node:
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
-        plan = await self._plan(name, version, tenant)
-        result = await self.invoke_sets_async(
-            name, _converted(plan, sets), version=version, deadline_s=deadline_s, tenant=tenant
-        )
-        return result.sets
+        plan = self._space(tenant).library.known(name, version)
+        if plan is None:
+            plan = await self._plan(name, version, tenant)
+        inputs = positional(plan, _converted(plan, sets))
+        return (await self._invoke_plan(plan, inputs, deadline_s, tenant)).sets
 
     def invoke_sets(
         self,
@@ -497,14 +497,27 @@ class Node:
 
         `on_wait` is called if the result is not there at once, before this waits for it.
         """
-        plan = await self._plan(name, version, tenant)
-        invocation = self._made(plan, positional(plan, sets), deadline_s, tenant)
-        loop = asyncio.get_running_loop()
+        plan = self._space(tenant).library.known(name, version)
+        if plan is None:
+            plan = await self._plan(name, version, tenant)
+        return await self._invoke_plan(plan, positional(plan, sets), deadline_s, tenant, on_wait)
+
+    async def _invoke_plan(
+        self,
+        plan: CompositionPlan,
+        inputs: InputSets,
+        deadline_s: float | None,
+        tenant: str,
+        on_wait: Callable[[], None] | None = None,
+    ) -> InvocationResult:
+        invocation = self._made(plan, inputs, deadline_s, tenant)
+        del inputs
         here = self._loop.is_current
         if here:
             self._runtime.submit(invocation)
             if invocation.ended:
                 return invocation.result()
+        loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
         if here:
             invocation.on_end = partial(_resolve, finished)
@@ -554,11 +567,8 @@ class Node:
         self._runtime.cancel(invocation, error)
 
     async def _plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
-        library = self._space(tenant).library
-        plan = library.known(name, version)
-        if plan is None:  # it is compiled, or the nearest name is looked for
-            plan = await asyncio.to_thread(library.plan, name, version)
-        return plan
+        """Compile a plan, or look for the nearest name: both take long."""
+        return await asyncio.to_thread(self._space(tenant).library.plan, name, version)
 
     def _made(
         self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str

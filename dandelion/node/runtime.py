@@ -50,7 +50,7 @@ from dandelion.scheduler.actions import (
 )
 
 T = TypeVar("T")
-TURN_NS = 5_000_000
+TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
@@ -92,6 +92,7 @@ class Runtime:
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
         self._woken = False
         self._working = False
+        self._carrying = False  # an action is carried out, so no event is under way
         self._gathering = False  # answers are read, and worked on right after
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -240,20 +241,26 @@ class Runtime:
         events, begun = self._events, self._begun
         count = 0
         while True:
+            self._carrying = True
             for action in scheduler.take():
                 try:
                     carriers[type(action)](action)
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
+            self._carrying = False
+            if scheduler.has_actions:
+                continue
             if events or begun:
                 event = events.popleft() if events else begun.popleft()
                 try:
                     event()
                 except Exception:  # a bug; everything else goes on
                     log.exception("an event of the scheduler failed")
+            elif self._posted:
+                self._take_posted()
             elif scheduler.has_turns:
                 scheduler.turn(time.monotonic_ns())
-            elif not scheduler.has_actions:
+            else:
                 return True
             count += 1
             if not count % LOOK_EVERY and time.monotonic_ns() > end_ns:
@@ -284,7 +291,7 @@ class Runtime:
 
     def _set_timer(self) -> None:
         due_ns = self.scheduler.next_tick_ns
-        if due_ns is None or self._loop is None or (self._timer_ns and self._timer_ns <= due_ns):
+        if due_ns is None or (self._timer_ns and self._timer_ns <= due_ns) or self._loop is None:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -342,6 +349,10 @@ class Runtime:
     # --- answers of executors; see `dandelion.executors.contract.Events` --------------------------
 
     def _raise(self, event: Callable[[], None]) -> None:
+        """Raise an event: at once while an action is carried out, else in the next turn."""
+        if self._carrying:
+            event()
+            return
         self._events.append(event)
         if not self._working and not self._gathering:
             self._continue_soon()
@@ -380,7 +391,10 @@ class Runtime:
         self.changed()
 
     def done(self, call: CallState, outputs: InstanceSets) -> None:
-        self._raise(partial(self._done, call, outputs))
+        if self._carrying:
+            self._done(call, outputs)
+        else:
+            self._raise(partial(self._done, call, outputs))
 
     def _done(self, call: CallState, outputs: InstanceSets) -> None:
         self._observer.call_ended(call, None)
@@ -410,7 +424,8 @@ class Runtime:
         assert call.engine is not None, "the scheduler chose one"
         executor = self.executors[call.engine.id]
         executor.send(call, action.evict, action.keep)
-        self._sent_to[executor] = None
+        if executor.collects:
+            self._sent_to[executor] = None
 
     def _plan(self, action: Plan) -> None:
         executor = self.executors[action.engine.id]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +30,7 @@ class Span(NamedTuple):
     number: int
 
 
-class CallRecord(NamedTuple):
+class CallRecord(msgspec.Struct, frozen=True, gc=False):
     """One call, as it was; its spans are made when somebody looks.
 
     Attributes:
@@ -61,8 +60,7 @@ class CallRecord(NamedTuple):
             start_ns += duration_ns
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct, eq=False):
     """What happened in one invocation. Holds no data of the invocation.
 
     Attributes:
@@ -78,7 +76,7 @@ class Trace:
     end_ns: int = 0
     outcome: str = ""
     left_out: int = 0
-    _kept: list[Span | CallRecord] = field(default_factory=list)
+    _kept: list[Span | CallRecord] = []
 
     def add(self, event: Span | CallRecord) -> None:
         """Keep a span or the spans of a call, if there is room."""

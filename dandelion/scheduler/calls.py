@@ -282,8 +282,9 @@ class Calls:
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         """A call is off its engine: others go on."""
-        self.unpark(call.flow.tenant, now_ns)
-        self._feed(engine, now_ns)
+        if self.lines.waiting:
+            self.unpark(call.flow.tenant, now_ns)
+            self._feed(engine, now_ns)
 
     def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
         """Run a call once more: behind all others, and alone, if it may have done the harm."""

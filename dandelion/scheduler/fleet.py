@@ -20,6 +20,9 @@ class Fleet:
     Args:
         calls: which they run.
         actions: takes what executors are to do.
+
+    Attributes:
+        next_retry_ns: when `tick` is next to be called; None if no engine waits for it.
     """
 
     def __init__(self, calls: Calls, actions: Callable[[Action], None]) -> None:
@@ -27,6 +30,7 @@ class Fleet:
         self._engines = calls.engines
         self._residency = calls.residency
         self._act = actions
+        self.next_retry_ns: int | None = None
 
     def added(self, engine: EngineState) -> None:
         """There is a further engine; it is to be started."""
@@ -69,6 +73,8 @@ class Fleet:
             delay_ns, unavailable = restart_delay_ns(engine.failed_starts)
             engine.phase = EnginePhase.UNAVAILABLE if unavailable else EnginePhase.STARTING
             engine.retry_ns = now_ns + delay_ns
+            if self.next_retry_ns is None or engine.retry_ns < self.next_retry_ns:
+                self.next_retry_ns = engine.retry_ns
         self._calls.engines_changed(now_ns)
 
     def lost(
@@ -115,11 +121,13 @@ class Fleet:
 
     def tick(self, now_ns: int) -> None:
         """Start engines whose pause is over."""
+        if self.next_retry_ns is None or self.next_retry_ns > now_ns:
+            return
+        waiting = []
         for engine in self._engines.all.values():
             if engine.retry_ns and engine.retry_ns <= now_ns:
                 engine.retry_ns = 0
                 self._act(Start(engine))
-
-    def ticks_ns(self) -> list[int]:
-        """When engines are to be started again."""
-        return [e.retry_ns for e in self._engines.all.values() if e.retry_ns]
+            elif engine.retry_ns:
+                waiting.append(engine.retry_ns)
+        self.next_retry_ns = min(waiting, default=None)

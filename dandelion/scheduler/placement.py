@@ -53,6 +53,7 @@ class Engines:
     lanes: dict[tuple[int, ...], Lane] = field(default_factory=dict)
     _of_needs: dict[Needs, Lane] = field(default_factory=dict)
     _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
+    _planners: dict[tuple[str, ...], tuple[EngineState, ...]] = field(default_factory=dict)
 
     def changed(self) -> list[Lane]:
         """Engines came, went, or changed; gives the lanes that were, whose calls need new ones."""
@@ -60,6 +61,7 @@ class Engines:
         self.lanes = {}
         self._of_needs.clear()
         self._of_formats.clear()
+        self._planners.clear()
         for engine in self.all.values():
             engine.lanes = []
         return old
@@ -105,13 +107,21 @@ class Engines:
         """Engines that run a format, up or not."""
         return [e for e in self.all.values() if format_name in e.formats]
 
-    def planner(self, formats: Sequence[str]) -> EngineState | None:
+    def planner(self, formats: tuple[str, ...]) -> EngineState | None:
         """Give an engine that tells what a call needs, if engines for these formats differ."""
+        planners = self._planners.get(formats)
+        if planners is None:
+            planners = self._planners[formats] = self._find_planners(formats)
+        if not planners:
+            return None
+        return min(planners, key=lambda engine: len(engine.sent)) if planners[1:] else planners[0]
+
+    def _find_planners(self, formats: Sequence[str]) -> tuple[EngineState, ...]:
         for name in formats:
-            for engine in self.running(name):
-                if engine.planner and engine.phase is EnginePhase.READY:
-                    return engine
-        return None
+            up = [e for e in self.running(name) if e.planner and e.phase is EnginePhase.READY]
+            if up:
+                return tuple(up)
+        return ()
 
     def possible(self, needs: Needs) -> bool:
         """Tell whether any engine runs such a call now, or may once it is up."""

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
@@ -149,8 +151,7 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True, eq=False)
-class CallState:
+class CallState(msgspec.Struct, eq=False):
     """One call: one instance of one function, from the walk to the trace.
 
     Attributes:
@@ -184,14 +185,13 @@ class CallState:
     sent_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    stages: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, int] = {}
     placed: InstanceSets | None = None
     content: bytes = b""
     cancelled: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class InvocationState:
+class InvocationState(msgspec.Struct, eq=False):
     """One invocation: its walk, and its calls that have not ended.
 
     Attributes:
@@ -213,7 +213,7 @@ class InvocationState:
     arena_bytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    calls: dict[int, CallState] = field(default_factory=dict)
+    calls: dict[int, CallState] = {}
     outputs: InstanceSets | None = None
     error: DandelionError | None = None
     ended: bool = False

@@ -95,7 +95,8 @@ class Scheduler:
         invocation.started_ns = now_ns
         self.invocations[invocation.id] = invocation
         tenant.invocations += 1
-        self._charge(invocation, invocation.input_bytes)
+        if invocation.input_bytes:
+            self._charge(invocation, invocation.input_bytes)
         self._order += 1
         heapq.heappush(self._deadlines, (invocation.deadline_ns, self._order, invocation))
         if len(self._deadlines) > 2 * len(self.invocations) + _KEPT_DEADLINES:
@@ -124,10 +125,10 @@ class Scheduler:
         heap = self._deadlines
         while heap and heap[0][2].ended:
             heapq.heappop(heap)
-        times = self.fleet.ticks_ns()
-        if heap:
-            times.append(heap[0][0])
-        return min(times, default=None)
+        retry_ns = self.fleet.next_retry_ns
+        if not heap:
+            return retry_ns
+        return heap[0][0] if retry_ns is None else min(heap[0][0], retry_ns)
 
     @property
     def has_turns(self) -> bool:
@@ -209,15 +210,17 @@ class Scheduler:
         error: DandelionError | None,
         now_ns: int,
     ) -> None:
-        for call in list(invocation.calls.values()):
-            self.calls.cancel(call, now_ns)
+        if invocation.calls:
+            for call in list(invocation.calls.values()):
+                self.calls.cancel(call, now_ns)
         invocation.ended = True
         invocation.ended_ns = now_ns
         invocation.outputs = outputs
         invocation.error = error
         del self.invocations[invocation.id]
         invocation.tenant.invocations -= 1
-        self._charge(invocation, -invocation.arena_bytes)
+        if invocation.arena_bytes:
+            self._charge(invocation, -invocation.arena_bytes)
         self._actions.append(End(invocation))
 
     def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
