@@ -47,7 +47,7 @@ WINDOW = 64
 """How many instances of one application are out at once."""
 
 
-class Run(msgspec.Struct, frozen=True, eq=False):
+class Run(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Run an instance of a function; answer with `Walk.finished` or `Walk.failed`.
 
     Attributes:
@@ -67,19 +67,19 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     origin: Origin | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, eq=False):
+class Cancel(msgspec.Struct, frozen=True):
     """Stop an instance if that is easy; whatever it gives is dropped."""
 
     instance: int
 
 
-class Complete(msgspec.Struct, frozen=True, eq=False):
+class Complete(msgspec.Struct, frozen=True):
     """The invocation has its result: the output sets by position."""
 
     outputs: tuple[ItemSet | None, ...]
 
 
-class Fail(msgspec.Struct, frozen=True, eq=False):
+class Fail(msgspec.Struct, frozen=True):
     """The invocation failed."""
 
     error: DandelionError
@@ -88,7 +88,7 @@ class Fail(msgspec.Struct, frozen=True, eq=False):
 Instruction: TypeAlias = Run | Cancel | Complete | Fail
 
 
-class _Running(msgspec.Struct, eq=False):
+class _Running(msgspec.Struct, eq=False, gc=False):
     """An application whose instances are under way.
 
     `made` counts instances through all iterations, `before` those of earlier ones; `left` is the
@@ -105,7 +105,7 @@ class _Running(msgspec.Struct, eq=False):
     left: int = 1
 
 
-class _Iteration(msgspec.Struct, eq=False):
+class _Iteration(msgspec.Struct, eq=False, gc=False):
     """An iteration that is about to begin: its bound sets, the instances made so far."""
 
     sets: Instance
@@ -113,7 +113,7 @@ class _Iteration(msgspec.Struct, eq=False):
     left: int
 
 
-class _Frame(msgspec.Struct, eq=False):
+class _Frame(msgspec.Struct, eq=False, gc=False):
     """One run of a composition. `parent` is the instance of the enclosing frame, if any.
 
     `missing` counts the sets that an application waits for, `left` the applications that have not
@@ -130,7 +130,7 @@ class _Frame(msgspec.Struct, eq=False):
     origin: Origin | None = None
 
 
-class _Out(msgspec.Struct, eq=False):
+class _Out(msgspec.Struct, eq=False, gc=False):
     """An instance that is out: whose it is, which one, with which inputs."""
 
     frame: _Frame
@@ -324,9 +324,10 @@ class Walk:
         running.made += 1
         running.out += 1
         running.outputs.append(())
-        target = running.plan.target
+        plan = running.plan
+        target = plan.target
         origin = out.frame.origin
-        for position, is_each in running.plan.origins:
+        for position, is_each in plan.origins:
             item_set = out.inputs[position]
             if item_set is not None:
                 item = item_set.items[0]
@@ -338,14 +339,16 @@ class Walk:
         instance = self._next_instance
         self._next_instance += 1
         self._out[instance] = out
-        run = Run(instance, target, out.inputs, running.plan, out.number, origin)
-        self._instructions.append(run)
+        self._instructions.append(Run(instance, target, out.inputs, plan, out.number, origin))
 
     def _collect(self, out: _Out, outputs: tuple[ItemSet | None, ...]) -> None:
         running = out.running
         running.outputs[out.number - running.before] = outputs
         running.out -= 1
-        self._advance(out.frame, running)
+        if not running.exhausted:
+            self._advance(out.frame, running)
+        elif not running.out:
+            self._merge(out.frame, running)
 
     def _merge(self, frame: _Frame, running: _Running) -> None:
         plan = running.plan
@@ -357,9 +360,10 @@ class Walk:
         if running.left > 1 and self._feed(frame, running, outputs):
             return
         frame.left -= 1
+        uses = frame.uses
         for set_id in plan.held:
-            frame.uses[set_id] -= 1
-            if not frame.uses[set_id]:
+            uses[set_id] -= 1
+            if not uses[set_id]:
                 frame.sets[set_id] = None
         for produced, item_set in zip(plan.produced, outputs, strict=True):
             if produced is not None:

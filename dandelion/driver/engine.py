@@ -29,7 +29,7 @@ InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None where a set is absent."""
 
 
-class Call(msgspec.Struct, eq=False):
+class Call(msgspec.Struct, eq=False, gc=False):
     """One instance, as an engine sees it.
 
     Attributes:

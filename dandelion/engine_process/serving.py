@@ -76,7 +76,7 @@ class SliceDomain(MemoryDomain):
         return DomainStats(self._size_bytes, self._size_bytes - (self._end - self._next), 0)
 
 
-class _Call(Call, eq=False):
+class _Call(Call, eq=False, gc=False):
     """A call whose node can stop it, and learns when its time starts."""
 
     process: EngineProcess | None = None

@@ -159,7 +159,9 @@ def function_of(executor: Executor, call: CallState) -> Function:
     formats = executor.engine.formats
     for name in call.run.application.formats:
         if name in formats:
-            return executor.around.functions.loaded(call.flow, name)
+            return call.flow.functions.get(name) or executor.around.functions.loaded(
+                call.flow, name
+            )
     raise AssertionError("the scheduler chose an engine that runs one of its formats")
 
 

@@ -583,7 +583,7 @@ class Node:
         now_ns = time.monotonic_ns()
         return Invocation(
             number,
-            self._space(tenant).tenant,
+            self._spaces[tenant].tenant,
             Walk(plan, self._partitioning, slice_=SLICE),
             inputs,
             now_ns + int(deadline_s * 1e9),

@@ -82,14 +82,19 @@ class Calls:
     def want(self, invocation: InvocationState, run: Run, now_ns: int) -> None:
         """A walk wants an instance: make its call."""
         self._number += 1
-        flow = self._flow(invocation.tenant, run.function)
+        function = run.function
+        flow = self.flows.get((invocation.tenant.name, function.name, function.version))
+        if flow is None:
+            flow = self._new_flow(invocation.tenant, function)
         call = CallState(self._number, invocation, run, flow)
         invocation.calls[run.instance] = call
-        if run.function.cache:
+        if function.cache:
             call.phase = Phase.LOOKING
             self._act(Look(call))
-        else:
-            self._need(call, now_ns)
+        elif self.residency.pin(call):
+            self._plan(call, now_ns)
+        elif not self._making_room:
+            self._room(now_ns)
 
     def cancel(self, call: CallState, now_ns: int) -> None:
         """The result of a call is not wanted any more."""
@@ -187,14 +192,11 @@ class Calls:
 
     # --- inside: nothing below is an event ------------------------------------------------------
 
-    def _flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
-        key = (tenant.name, spec.name, spec.version)
-        flow = self.flows.get(key)
-        if flow is None:
-            flow = self.flows[key] = Flow(tenant, spec)
-            flow.size_bytes, flow.constants_bytes = self._sizes(flow)
-            if not flow.size_bytes:
-                flow.presence = Presence.PRESENT
+    def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
+        flow = self.flows[tenant.name, spec.name, spec.version] = Flow(tenant, spec)
+        flow.size_bytes, flow.constants_bytes = self._sizes(flow)
+        if not flow.size_bytes:
+            flow.presence = Presence.PRESENT
         return flow
 
     def _need(self, call: CallState, now_ns: int) -> None:
@@ -206,7 +208,7 @@ class Calls:
 
     def _plan(self, call: CallState, now_ns: int) -> None:
         """Go on with a call whose function is in memory."""
-        if call.demand is None:
+        if call.demand is None and self.engines.differ:
             planner = self.engines.planner(call.run.application.formats)
             if planner is not None:
                 call.phase = Phase.PLANNING
@@ -264,8 +266,10 @@ class Calls:
         engine.last = flow
         tenant.calls += 1
         self._policy.sent(call)
-        keep, evict = self.residency.keep_on_device(engine, flow)
-        self._act(Send(call, evict, keep))
+        if self.residency.devices:
+            self._act(Send(call, *self.residency.keep_on_device(engine, flow)))
+        else:
+            self._act(Send(call))
 
     def _off(self, call: CallState, now_ns: int) -> EngineState:
         """Take a call off its engine."""
@@ -277,7 +281,8 @@ class Calls:
         engine.measured(duration_ns)
         call.flow.measured(duration_ns)
         self._policy.ended(call, duration_ns)
-        self.lines.reorder(call.flow)
+        if call.flow.queues:
+            self.lines.reorder(call.flow)
         return engine
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
@@ -313,7 +318,8 @@ class Calls:
         calls = call.invocation.calls
         if calls.get(call.run.instance) is call:
             del calls[call.run.instance]
-        self.residency.unpin(call)
+        if call.pinned:
+            self.residency.unpin(call)
         if self.residency.line and not call.flow.pins:
             self._room(now_ns)
 

@@ -47,10 +47,15 @@ class Needs:
 
 @dataclass(slots=True, eq=False)
 class Engines:
-    """All engines of a node, and the lanes that follow from what they are."""
+    """All engines of a node, and the lanes that follow from what they are.
+
+    Attributes:
+        differ: some take only calls whose demand is known.
+    """
 
     all: dict[int, EngineState] = field(default_factory=dict)
     lanes: dict[tuple[int, ...], Lane] = field(default_factory=dict)
+    differ: bool = False
     _of_needs: dict[Needs, Lane] = field(default_factory=dict)
     _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], tuple[EngineState, ...]] = field(default_factory=dict)
@@ -64,6 +69,8 @@ class Engines:
         self._planners.clear()
         for engine in self.all.values():
             engine.lanes = []
+        up = [engine for engine in self.all.values() if engine.phase is EnginePhase.READY]
+        self.differ = any(engine.planner for engine in up)
         return old
 
     def lane(self, formats: tuple[str, ...], demand: Demand | None, alone: bool) -> Lane:

@@ -151,7 +151,7 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class CallState(msgspec.Struct, eq=False):
+class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it at its end
     """One call: one instance of one function, from the walk to the trace.
 
     Attributes:

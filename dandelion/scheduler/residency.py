@@ -195,26 +195,26 @@ class Residency:
             call.pinned = False
             call.flow.pins -= 1
 
-    def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[bool, tuple[Flow, ...]]:
+    def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[tuple[Flow, ...], bool]:
         """Have a device keep a flow's constants if that makes sense; a call is sent there now.
 
         Returns:
-            Whether it keeps them, and what it drops for them.
+            What the device drops for them, and whether it keeps them.
         """
         place = self.devices.get(engine)
         if place is None or not flow.constants_bytes:
-            return False, ()
+            return (), False
         if flow in place:
             place.touch(flow)
-            return True, ()
+            return (), True
         quota = flow.tenant.quota.device_bytes
         victims = place.victims(flow, flow.constants_bytes, quota, pinned=True)
         if victims is None:
-            return False, ()
+            return (), False
         for victim in victims:
             place.remove(victim)
         place.add(flow, flow.constants_bytes)
-        return True, tuple(victims)
+        return tuple(victims), True
 
     # functions
 

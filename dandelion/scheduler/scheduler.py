@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
-from typing import ParamSpec
 
 from dandelion.dispatcher import Complete, Fail, Instruction, Run
 from dandelion.driver import InstanceSets
@@ -29,7 +27,6 @@ from dandelion.scheduler.fleet import Fleet
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
 
-P = ParamSpec("P")
 _KEPT_DEADLINES = 64
 """Invocations that ended may be kept in the heap of deadlines, so many beside one for each."""
 
@@ -103,12 +100,16 @@ class Scheduler:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
             heapq.heapify(self._deadlines)
         inputs, invocation.inputs = invocation.inputs, ()
-        self._step(invocation, now_ns, invocation.walk.start, inputs)
+        try:
+            instructions = invocation.walk.start(inputs)
+        except Exception as error:
+            instructions = _ended_by(invocation, error)
+        self._obey(invocation, instructions, now_ns)
 
     def cancelled(self, invocation: InvocationState, error: DandelionError, now_ns: int) -> None:
         """End an invocation before its time: its caller left."""
         if not invocation.ended:
-            self._step(invocation, now_ns, invocation.walk.cancel, error)
+            self._obey(invocation, invocation.walk.cancel(error), now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Time has passed: end what is past its deadline, start engines whose pause is over."""
@@ -140,8 +141,13 @@ class Scheduler:
         if self._turns:
             invocation = self._turns.popleft()
             invocation.resuming = False
-            if not invocation.ended:
-                self._step(invocation, now_ns, invocation.walk.resume)
+            if invocation.ended:
+                return
+            try:
+                instructions = invocation.walk.resume()
+            except Exception as error:
+                instructions = _ended_by(invocation, error)
+            self._obey(invocation, instructions, now_ns)
 
     def close(self, now_ns: int) -> None:
         """End all invocations, and admit no more."""
@@ -162,33 +168,24 @@ class Scheduler:
         if size:
             call.flow.counts.output_bytes += size
             self._charge(invocation, size)
-        self._step(invocation, now_ns, invocation.walk.finished, call.run.instance, outputs)
+        try:
+            instructions = invocation.walk.finished(call.run.instance, outputs)
+        except Exception as error:
+            instructions = _ended_by(invocation, error)
+        self._obey(invocation, instructions, now_ns)
 
     def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
         invocation = call.invocation
         if isinstance(error, TimedOut) and now_ns >= invocation.deadline_ns:
             self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
         else:
-            self._step(invocation, now_ns, invocation.walk.failed, call.run.instance, error)
+            instructions = invocation.walk.failed(call.run.instance, error)
+            self._obey(invocation, instructions, now_ns)
 
-    def _step(
-        self,
-        invocation: InvocationState,
-        now_ns: int,
-        step: Callable[P, list[Instruction]],
-        *event: P.args,
-        **_: P.kwargs,
+    def _obey(
+        self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
     ) -> None:
-        """Step a walk. A bug in it ends its invocation and nothing else."""
-        try:
-            instructions = step(*event, **_)
-        except Exception as error:
-            failure = (
-                error
-                if isinstance(error, DandelionError)
-                else InternalError(f"{type(error).__name__}: {error}").with_traceback(None)
-            )
-            instructions = invocation.walk.cancel(failure)
+        """Carry out what a walk says."""
         for instruction in instructions:
             if isinstance(instruction, Run):
                 if not invocation.ended:  # by another instance of this step
@@ -226,3 +223,10 @@ class Scheduler:
     def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
         invocation.arena_bytes += size_bytes
         invocation.tenant.arena_bytes += size_bytes
+
+
+def _ended_by(invocation: InvocationState, error: Exception) -> list[Instruction]:
+    """A bug in a walk ends its invocation and nothing else."""
+    if not isinstance(error, DandelionError):
+        error = InternalError(f"{type(error).__name__}: {error}")
+    return invocation.walk.cancel(error.with_traceback(None))
