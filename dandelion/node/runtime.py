@@ -24,7 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from dandelion.driver import InstanceSets
-from dandelion.errors import DandelionError, EngineDied
+from dandelion.errors import DandelionError, DeadlineExceeded, EngineDied
 from dandelion.executors import Executor, StartedEngine, to_dandelion_error
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
@@ -324,6 +324,10 @@ class Runtime:
         """End an invocation before its time."""
         self.scheduler.cancelled(invocation, error, time.monotonic_ns())
         self.work()
+
+    def expire(self, invocation: InvocationState) -> None:
+        """End an invocation whose deadline has passed."""
+        self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
 
     def tenant_changed(self, tenant: Tenant) -> None:
         """A tenant is new, or has another quota or weight."""
