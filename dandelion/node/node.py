@@ -122,7 +122,9 @@ class Node:
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
         scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
         jobs = Jobs(store, self._cache, self._pool, lambda event: self._runtime.post(event))
-        self._runtime = Runtime(scheduler, jobs, self._recorder, settings.spins_us[0])
+        self._runtime = Runtime(
+            scheduler, jobs, self._recorder, settings.spins_us[0], self._arena.recycle_some
+        )
         self._runtime.ended = _ended
         self._runtime.changed = self._notify
         self._around = Surroundings(self._runtime, store, self._arena, self._transfers, self._pool)

@@ -54,6 +54,8 @@ TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
+LOOKS = 16
+"""How often the loop looks for answers, without sleeping, before its other work has its turn."""
 LATE_S = 0.1
 """How often engines are asked for calls that are late."""
 
@@ -68,6 +70,7 @@ class Runtime:
         jobs: carries out what the scheduler wants done outside of engines.
         observer: sees what happens.
         spin_us: how long the loop looks for answers of engine processes before it sleeps.
+        meanwhile: something short to be done when calls were sent to engine processes.
 
     Attributes:
         executors: by id of the engine.
@@ -76,7 +79,12 @@ class Runtime:
     """
 
     def __init__(
-        self, scheduler: Scheduler, jobs: Jobs, observer: Observer, spin_us: int = 0
+        self,
+        scheduler: Scheduler,
+        jobs: Jobs,
+        observer: Observer,
+        spin_us: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
         self.executors: dict[int, Executor] = {}
@@ -85,6 +93,7 @@ class Runtime:
         self.longest_turn_ns = 0
         self._jobs = jobs
         self._observer = observer
+        self._meanwhile = meanwhile
         self._spin_ns = 1000 * spin_us
         self._spin_until_ns = 0
         self._posted: deque[Callable[[], None]] = deque()
@@ -193,12 +202,13 @@ class Runtime:
 
     def _spin(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""
-        if self._loop is None:
-            return
-        if self._look_for_answers(0):
-            self.work()
-        now_ns = time.monotonic_ns()
-        if now_ns < self._spin_until_ns:
+        for _ in range(LOOKS):
+            if self._loop is None:
+                return
+            if self._look_for_answers(0):
+                self.work()
+                break
+        if time.monotonic_ns() < self._spin_until_ns:
             self._loop.call_soon(self._spin)
         else:
             self._spin_until_ns = 0
@@ -283,6 +293,7 @@ class Runtime:
         sent_to, self._sent_to = self._sent_to, {}
         for executor in sent_to:
             executor.flush()
+        self._meanwhile()
         if self._spin_ns and self._loop is not None:
             begins = not self._spin_until_ns
             self._spin_until_ns = time.monotonic_ns() + self._spin_ns
