@@ -240,10 +240,10 @@ class Node:
 
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
-        return self._state is NodeState.RUNNING and all(
-            executor.engine.phase is not EnginePhase.STARTING
-            for executor in list(self._runtime.executors.values())
-        )
+        if self._state is not NodeState.RUNNING or self._runtime.starting:
+            return False
+        executors = list(self._runtime.executors.values())
+        return all(executor.engine.phase is not EnginePhase.STARTING for executor in executors)
 
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
         """Wait until `ready`. False if that takes longer than the timeout."""

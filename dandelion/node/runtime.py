@@ -75,6 +75,7 @@ class Runtime:
     Attributes:
         executors: by id of the engine.
         ended: called with each invocation that ended.
+        starting: preparations for further engines that are under way.
         longest_turn_ns: of all turns.
     """
 
@@ -90,6 +91,7 @@ class Runtime:
         self.executors: dict[int, Executor] = {}
         self.ended: Callable[[InvocationState], None] = lambda invocation: None
         self.changed: Callable[[], None] = lambda: None
+        self.starting = 0
         self.longest_turn_ns = 0
         self._jobs = jobs
         self._observer = observer
@@ -208,7 +210,7 @@ class Runtime:
             if self._look_for_answers(0):
                 self.work()
                 break
-        if time.monotonic_ns() < self._spin_until_ns:
+        if self._loop is not None and time.monotonic_ns() < self._spin_until_ns:
             self._loop.call_soon(self._spin)
         else:
             self._spin_until_ns = 0
