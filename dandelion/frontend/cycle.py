@@ -1,7 +1,6 @@
 """One request and its reply on uvicorn's protocol, and a coroutine that goes on in a task.
 
-It reaches into uvicorn: the attributes of its cycle. `tests/node/test_frontend.py` holds the short
-way out and plain ASGI against each other.
+It extends an undocumented class of uvicorn, see `dandelion.frontend.protocol`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ connection that ends before its request is read whole **lingers**: the reply is 
 half is closed, and what still comes is thrown away for a while. Closed at once, the kernel would
 reset the connection, and the reset destroys a reply that the client has not read.
 
-It reaches into uvicorn: `_start_asgi_task` and the cycle's attributes.
-`tests/node/test_frontend.py` holds both ways against each other.
+It extends classes of uvicorn that are not documented, so `pyproject.toml` pins uvicorn to the
+tested releases, and `tests/node/test_uvicorn_range.py` checks the names that are used.
+`tests/node/test_frontend.py` compares whole replies with plain ASGI.
 """
 
 from __future__ import annotations
