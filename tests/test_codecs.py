@@ -501,13 +501,22 @@ def test_no_reader(header: bytes) -> None:
             [Codec.MSGPACK, Codec.JSON],
         ),
         (b"*/*, application/json;q=0", Codec.RAW, [Codec.RAW]),
+        (b"application/json;q=0, */*", Codec.RAW, [Codec.RAW]),
+        (b"application/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
+        (b"application/x-msgpack, application/json", Codec.JSON, [Codec.MSGPACK, Codec.JSON]),
+        (b"text/*, application/vnd.msgpack;q=0.1", Codec.JSON, [Codec.MSGPACK]),
+        (b"rubbish, Application/JSON; Q=0.2", Codec.RAW, [Codec.JSON]),
+        (b",".join([b"text/html"] * 10 + [b"*/*"]), Codec.RAW, [Codec.RAW, Codec.JSON]),
     ],
 )
 def test_writers(accept: bytes, request_codec: Codec, expected: list[Codec]) -> None:
     assert list(writers(accept, request_codec)) == expected
 
 
-@pytest.mark.parametrize("accept", [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x"])
+@pytest.mark.parametrize(
+    "accept",
+    [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x", b"*/*;q=nan", b'a/b;"' * 20_000],
+)
 def test_nothing_acceptable(accept: bytes) -> None:
     with pytest.raises(NotAcceptable):
         writers(accept, Codec.JSON)

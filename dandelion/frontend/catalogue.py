@@ -18,6 +18,7 @@ from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import SMALL_BYTES
 from dandelion.frontend.graphs import MEDIA_TYPES, check_format
+from dandelion.frontend.negotiation import media_type
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
@@ -52,15 +53,16 @@ class CatalogueRoutes:
     async def register(self, exchange: Exchange) -> Reply:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
         exchange.expect_query(())
-        media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-        if media_type not in REGISTER_TYPES:
-            raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
+        given = exchange.header(b"content-type")
+        kind = media_type(given)
+        if kind not in REGISTER_TYPES:
+            raise UnsupportedMedia(clipped(given) or "no Content-Type", REGISTER_TYPES)
         body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
         data = await body.read()
         if len(data) > SMALL_BYTES:
-            document = await self._converter.document(data, media_type)
+            document = await self._converter.document(data, kind)
         else:
-            document = read_document(data, media_type)
+            document = read_document(data, kind)
         del data  # the document's contents are not views of it
         return await asyncio.to_thread(self._register, document)
 
