@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments, make_parser
 from dandelion.errors import DandelionError
-from dandelion.frontend.connections import Unreachable
+from dandelion.frontend.problem import Unreachable
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 

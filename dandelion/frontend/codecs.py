@@ -279,7 +279,7 @@ def decode_reply(body: Bytes) -> tuple[str, Sets]:
     try:
         reply = _pack_reply.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("reply", f"this is no reply of Dandelion: {error}") from None
+        raise InvalidInput("reply", f"this is not a reply of Dandelion: {error}") from None
     sets: SetMap = {}
     for name, items in reply.sets.items():
         sets[name] = None

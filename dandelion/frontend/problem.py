@@ -186,6 +186,20 @@ class UnsupportedMedia(RequestError):
         return f"a body of {self.given} is not understood; send {', '.join(self.supported)}"
 
 
+@dataclass(eq=False)
+class Unreachable(DandelionError):
+    """A client gets no answer from a node: no server, a broken connection, or silence."""
+
+    url: str
+    message: str
+    status = 503
+
+    def __str__(self) -> str:
+        refused = "refused" in self.message
+        hint = "; is a node running there? start one with `dandelion serve`" if refused else ""
+        return f"{self.url}: {self.message}{hint}"
+
+
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of an error response.
 
