@@ -1,8 +1,8 @@
 """HTTP requests of `AsyncClient`: an aiohttp session with a bounded pool of connections.
 
-A request fails when nothing was sent or received for the time-out. The time-out covers the wait for
-a free connection, connecting, the body and the reply, so a slow transfer that progresses does not
-fail. Cancelling a request closes its connection, so the node cancels the invocation.
+A request fails if nothing is sent or received for the time-out. This covers the wait for a free
+connection, connecting, the body and the response. A slow transfer that progresses does not fail.
+Cancelling a request closes its connection, so the node cancels the invocation.
 
 aiohttp repeats an idempotent request once if the connection breaks. It never repeats an invocation,
 but it does not use connections that the server closed while they were idle.
@@ -54,7 +54,7 @@ class AsyncConnections:
         limit_s = self._target.timeout_s if request.timeout_s is None else request.timeout_s
         try:
             async with asyncio.timeout(limit_s) as timeout:
-                return await self._exchange(session, request, _Progress(timeout, limit_s))
+                return await self._request(session, request, _Progress(timeout, limit_s))
         except TimeoutError:
             raise Unreachable(self._target.url, f"no answer for {limit_s:g} s") from None
         except (OSError, aiohttp.ClientError) as error:
@@ -78,7 +78,7 @@ class AsyncConnections:
             raise InvalidInput("client", "it was used on another event loop before", hint)
         return self._session
 
-    async def _exchange(
+    async def _request(
         self, session: aiohttp.ClientSession, request: ClientRequest, moved: Callable[[], None]
     ) -> ClientResponse:
         headers = {**self._target.headers, **request.headers}

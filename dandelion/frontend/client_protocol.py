@@ -18,10 +18,10 @@ import msgspec
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
-from dandelion.frontend.codecs import decode_reply, encode_request
+from dandelion.frontend.codecs import decode_response, encode_request
 from dandelion.frontend.outgoing import outgoing_set
 from dandelion.frontend.problem import Unreachable, decode_problem
-from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterReply
+from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
 
 T = TypeVar("T")
 Entries: TypeAlias = list[Entry]
@@ -35,7 +35,7 @@ _JOIN_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
 """Larger bodies are sent in pieces of this size at most, each within the time-out."""
 POLL_S = 0.05
-"""How often `ready` asks, in seconds."""
+"""Interval of the requests of `ready`, in seconds."""
 AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
 """Headers that HTTP libraries add and that a node does not use."""
 
@@ -173,7 +173,7 @@ def invoke(
         timeout_s = max(deadline_s, 0.0) + _GRACE_S
     path = _path("/v1/invoke", name, version)
     response = _checked((yield ClientRequest("POST", path, headers, chunks, timeout_s)))
-    return decode_reply(response.body)
+    return decode_response(response.body)
 
 
 def register(
@@ -184,7 +184,7 @@ def register(
     """Register everything together."""
     body = msgspec.msgpack.encode(collect(things, functions, libraries))
     response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body])
-    return list(_decoded(response, RegisterReply).registered)
+    return list(_decoded(response, RegisterResponse).registered)
 
 
 def list_all() -> Steps[Entries]:
@@ -228,7 +228,7 @@ def metrics() -> Steps[str]:
 
 
 def ready() -> Steps[bool]:
-    """Ask once whether the engines are up."""
+    """Check once whether the engines are up."""
     return (yield ClientRequest("GET", "/readyz")).status == 200
 
 
@@ -264,7 +264,7 @@ def _decoded(response: ClientResponse, cls: type[T]) -> T:
     try:
         return msgspec.json.decode(_checked(response).body, type=cls)
     except msgspec.DecodeError as error:
-        raise InvalidInput("reply", f"this is not a reply of Dandelion: {error}") from None
+        raise InvalidInput("response", f"not a response of Dandelion: {error}") from None
 
 
 def _path(route: str, name: str, version: int | None = None, tail: str = "", **query: str) -> str:

@@ -1,8 +1,8 @@
-"""Which codec reads a request, and which codec writes its reply.
+"""Which codec reads a request, and which codec writes its response.
 
-`Content-Type` selects the reader. `Accept` selects the writer. Without `Accept`, or where only a
-wildcard matches, the reply has the format of the request: JSON for JSON and multipart, MessagePack
-for MessagePack, raw bytes for raw bytes if the result is a single item (else JSON).
+`Content-Type` selects the reader. `Accept` selects the writer. Without `Accept`, or if only a
+wildcard matches, the response has the format of the request: JSON for JSON and multipart,
+MessagePack for MessagePack, raw bytes for raw bytes if the result is a single item (else JSON).
 
 Source: RFC 9110, 8.3 (Content-Type) and 12.5.1 (Accept).
 """
@@ -76,7 +76,7 @@ def reader(content_type: bytes) -> Codec:
 
 @lru_cache(maxsize=256)
 def writers(accept: bytes, request: Codec) -> tuple[Codec, ...]:
-    """List the codecs that a client accepts for its reply, best first.
+    """List the codecs that a client accepts for its response, best first.
 
     Args:
         accept: the header, empty if there is none.
@@ -95,7 +95,7 @@ def writers(accept: bytes, request: Codec) -> tuple[Codec, ...]:
             found.append((-quality, position, codec))
     if not found:
         ours = ", ".join(codec.value for codec in _WRITERS)
-        raise NotAcceptable(clipped(text), f"replies are {ours}")
+        raise NotAcceptable(clipped(text), f"responses are {ours}")
     return tuple(codec for _, _, codec in sorted(found, key=lambda entry: entry[:2]))
 
 

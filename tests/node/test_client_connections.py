@@ -215,7 +215,7 @@ def test_headers_are_sent_with_each_request(make: Any) -> None:
     headers = {"X-Team": "red", "Accept": "text/plain"}
     with scripted([OK, OK]) as (url, requests), make(url + "/prefix/", headers=headers) as client:
         client.metrics()
-        with pytest.raises(InvalidInput, match="reply"):
+        with pytest.raises(InvalidInput, match="response"):
             client.invoke("a/b", version=3)
     get, post = (request.lower() for request in requests)
     assert get.startswith(b"get /prefix/metrics http/1.1\r\n")
