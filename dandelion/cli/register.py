@@ -10,7 +10,7 @@ from dandelion.frontend.records import RegisterResponse
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Register everything that the paths hold."""
+    """Register the contents of all paths."""
     document = read_sources(arguments.paths)
     with Client(arguments.url) as client:
         registered = client.register(document)
