@@ -184,8 +184,8 @@ def _compare(arguments: Arguments, out: Output) -> int:
     console = _console()
     for comparison in comparisons:
         comparing.print_comparison(comparison, console)
-    for said in lonely:
-        out.line(said)
+    for message in lonely:
+        out.line(message)
     return 0
 
 

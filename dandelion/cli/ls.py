@@ -34,7 +34,7 @@ def kind_of(word: str) -> str:
     """Read the name of a kind, in the singular or plural.
 
     Raises:
-        WrongUsage: there is no such kind.
+        WrongUsage: the kind is unknown.
     """
     for kind in KINDS:
         if word.lower() in (kind, SINGULAR[kind]):

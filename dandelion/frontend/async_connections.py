@@ -47,7 +47,7 @@ class AsyncConnections:
         """Send a request and read its response.
 
         Raises:
-            Unreachable: there is no server, the connection broke, or nothing moved for too long.
+            Unreachable: there is no server, the connection broke, or the time-out expired.
             InvalidInput: the running event loop is not that of the first request.
         """
         session = self._opened()

@@ -173,7 +173,7 @@ class Client:
         """Remove one version of a name, or all.
 
         Raises:
-            Unknown: there is no such name or version.
+            Unknown: the name or version is not registered.
             Conflict: a composition uses it.
         """
         return self._run(client_protocol.remove(name, version))

@@ -96,7 +96,9 @@ def decode_json(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> Se
     try:
         sets = _json_request.decode(body).sets
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _sets_of(_plain("JSON", _json_plain.decode, body), specs)  # says where and why
+        return _sets_of(
+            _plain("JSON", _json_plain.decode, body), specs
+        )  # its errors have a place and a reason
     _check_count(sets, items_limit)
     return {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
 
@@ -128,7 +130,7 @@ def decode_raw(
         body: the data.
         name: of set and item.
         specs: the declared input sets.
-        dtype, shape: headers that say which array it is.
+        dtype, shape: headers with the type of an array.
     """
     sets: SetMap = dict.fromkeys(specs)
     spec = specs.get(name)
@@ -143,7 +145,7 @@ def header_type(
     """Read the type of an item from headers: ``float32``, and ``2,3`` (empty for a number).
 
     Raises:
-        InvalidInput: there is no such type, or the data is of another size.
+        InvalidInput: the type is unknown, or the data has another size.
     """
     sizes = None
     if shape is not None:

@@ -54,7 +54,7 @@ class Connections:
         """Send a request and read its response.
 
         Raises:
-            Unreachable: there is no server, the connection broke, or nothing moved for too long.
+            Unreachable: there is no server, the connection broke, or the time-out expired.
         """
         if self._process != os.getpid():
             self._open()  # a connection must not be used by two processes

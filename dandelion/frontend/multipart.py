@@ -197,7 +197,7 @@ def _names(index: int, part: _Part) -> tuple[str, str | None]:
         name = options[b"name"].decode()
         file_name = options[b"filename"].decode() if b"filename" in options else None
     except UnicodeDecodeError:
-        raise InvalidInput(where, "its names are no valid UTF-8") from None
+        raise InvalidInput(where, "its names are not valid UTF-8") from None
     return name, file_name
 
 

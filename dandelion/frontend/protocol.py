@@ -216,7 +216,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(closing_response(error))
         self.close(linger=not started)
 
-    # --- what comes -----------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Parse the input and start its requests."""

@@ -115,7 +115,7 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
     where = f"{where}.{kind}"
     if kind == "text":
         if dtype is not None or shape is not None:
-            raise InvalidInput(where, "text is no array, it has neither dtype nor shape")
+            raise InvalidInput(where, "text is not an array and has no dtype or shape")
         text: str = _typed(where, content, str, "a string", "")
         return Item(name, key, text.encode())
     if kind == "numbers":
@@ -132,7 +132,7 @@ def item_type(
     """Check the type that was sent with an item. A shape without dtype has the declared dtype.
 
     Raises:
-        InvalidInput: there is no such type, or the data is of another size.
+        InvalidInput: the type is unknown, or the data has another size.
     """
     if dtype is None and shape is not None and spec is not None and spec.dtype is not None:
         dtype = name_of(declared_dtype(spec.dtype))
