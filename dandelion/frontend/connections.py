@@ -8,7 +8,7 @@ idempotent request once if the connection breaks. It never repeats an invocation
 
 aiohttp on an event loop in a thread was tried as well. A call of a function that does nothing then
 took 1.5 times as long as with `http.client`, and a body of 1 MiB twice as long. With urllib3 a call
-takes 1.25 times as long, and a large body the same time.
+takes 1.3 times as long, and a large body the same time.
 """
 
 from __future__ import annotations
