@@ -1,7 +1,7 @@
-"""``dandelion bench``: run experiments, and show what they found.
+"""``dandelion bench``: run experiments and show their results.
 
-The benchmarks lie beside the engine and are loaded by name, as backends are: the engine never
-imports them. Progress goes to standard error, tables and JSON to standard output.
+The benchmarks are loaded by name, like backends; the engine never imports them. Progress is written
+to standard error, tables and JSON to standard output.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PLAIN_WIDTH = 120
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Do what the verb behind ``bench`` says; 1 if an experiment raised."""
+    """Run the verb after ``bench``; return 1 if an experiment failed."""
     return _VERBS[arguments.bench_verb](arguments, out)
 
 
-def _load(name: str) -> Any:  # a module of the benchmarks, which the engine does not know
+def _load(name: str) -> Any:  # a module of the benchmarks; the engine has no types for it
     return importlib.import_module(f"dandelion.bench.{name}")
 
 
@@ -60,29 +60,29 @@ def _run(arguments: Arguments, out: Output) -> int:
     if out.as_json:
         out.document({"outcomes": outcomes, "failed": watching.failures, "folder": str(folder)})
     elif outcomes:
-        out.line(f"\nkept in {folder}")
+        out.line(f"\nsaved in {folder}")
     return 1 if watching.failures else 0
 
 
-def _devices(backend: str | None) -> Any:  # of the benchmarks
+def _devices(backend: str | None) -> Any:  # a record of the benchmarks
     machine = _load("machine")
     found = machine.devices((backend,) if backend else machine.BACKENDS)
     if backend and not found.backend:
-        raise BackendUnavailable(backend, found.missing.get(backend, "it is not there"))
+        raise BackendUnavailable(backend, found.missing.get(backend, "it is not available"))
     return found
 
 
 class Watching:
-    """Shows how a run proceeds: a bar on a terminal, a line for each experiment elsewhere.
+    """Shows the progress of a run: a bar on a terminal, else a line for each experiment.
 
-    Nothing is drawn between the calls of its methods.
+    It draws only when its methods are called.
 
     Args:
-        out: tables are printed unless JSON was asked for.
+        out: prints tables, unless the output is JSON.
         debug: show tracebacks.
 
     Attributes:
-        failures: what experiments raised, by their names.
+        failures: errors of experiments by name.
     """
 
     def __init__(self, out: Output, *, debug: bool) -> None:
@@ -112,7 +112,7 @@ class Watching:
         self._bar.stop()
 
     def begin(self, experiment: Any, place: int, count: int) -> None:
-        """Show which experiment begins."""
+        """Show that an experiment starts."""
         self._name = experiment.name
         if self._bar.disable:
             self._errors.print(f"[{place}/{count}] {experiment.name}: {experiment.question}")
@@ -120,12 +120,12 @@ class Watching:
         self.say("")
 
     def say(self, words: str) -> None:
-        """Show what the experiment is at."""
+        """Show the current step of the experiment."""
         description = f"{self._name}: {words}" if words else self._name
         self._bar.update(self._line, description=description.replace("[", "\\["), refresh=True)
 
     def done(self, outcome: Any, kept: Path) -> None:
-        """Print what was found."""
+        """Print the results."""
         if self._out.as_json:
             return
         self._bar.stop()
@@ -133,7 +133,7 @@ class Watching:
         self._bar.start()
 
     def failed(self, experiment: Any, error: Exception) -> None:
-        """Say what an experiment raised."""
+        """Report the error of an experiment."""
         self.failures[experiment.name] = f"{type(error).__name__}: {error}"
         self._bar.stop()
         self._errors.print(f"dandelion: experiment {experiment.name} failed: {error!r}")
@@ -184,8 +184,8 @@ def _compare(arguments: Arguments, out: Output) -> int:
     console = _console()
     for comparison in comparisons:
         comparing.print_comparison(comparison, console)
-    for said in lonely:
-        out.line(said)
+    for message in lonely:
+        out.line(message)
     return 0
 
 

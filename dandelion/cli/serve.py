@@ -1,7 +1,8 @@
 """``dandelion serve``: a node with its HTTP frontend, until SIGINT or SIGTERM.
 
-Once connections are taken, one line on standard output says where: text, or with ``--json`` an
-object with ``url``, ``host``, ``port`` and ``pid``. Logs are JSON lines on standard error.
+When the node accepts connections, it prints its address on standard output: a line of text, or with
+``--json`` an object with ``url``, ``host``, ``port`` and ``pid``. Logs are JSON lines on standard
+error.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class JsonLines(logging.Formatter):
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     flags = {
         name.removeprefix("setting_"): given
         for name, given in vars(arguments).items()
@@ -66,7 +67,9 @@ async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
             place = {"url": url, "host": host, "port": port, "pid": os.getpid()}
             out.raw(json.dumps(place).encode() + b"\n")
         else:
-            out.raw(f"Dandelion listens on {url}; the interface is shown at {url}/docs\n".encode())
+            out.raw(
+                f"Dandelion listens on {url}; its interface is described at {url}/docs\n".encode()
+            )
 
     async with Node(settings) as node:
         await serve(node, settings.host, settings.port, ready, drain_s=drain_s)

@@ -1,8 +1,8 @@
-"""The HTTP server: uvicorn with uvloop and httptools around the application.
+"""The HTTP server: uvicorn with uvloop and httptools.
 
-`serve` runs on the caller's loop until a signal, then drains: no new connections, and the requests
-that are under way end, at most for `drain_s`. `BackgroundServer` does the same in a thread, for
-notebooks, tests and programs that only want a port.
+`serve` runs on the caller's event loop until a signal. Then it drains: it accepts no connections,
+and running requests have `drain_s` to complete. `BackgroundServer` does the same in a thread, for
+notebooks, tests and other programs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = logging.getLogger("dandelion.frontend")
 
 DRAIN_S = 10
 BACKLOG = 65535
-"""As many as the kernel lets wait to be accepted."""
+"""The kernel reduces it to its own limit."""
 
 OnReady = Callable[[str, int], None]
-"""Called with the host and the port once the server takes connections."""
+"""Called with host and port when the server accepts connections."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the caller decides about signals and hears when the port is open."""
+    """uvicorn without its signal handlers, with our acceptors."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _Server(uvicorn.Server):
             state = self.lifespan.state
             return Protocol(self.config, self.server_state, state, newcomer=newcomer)
 
-        # uvicorn closes its servers, and waits for that, which is all that an acceptor has to know
+        # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
             Acceptor(loop, listener, self._table, protocol)  # type: ignore[misc]
             for listener in sockets or ()
@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
             self._app.close()
 
     def stop(self) -> None:
-        """Drain and stop; the second time, do not wait."""
+        """Drain and stop; if called again, stop at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -103,14 +103,14 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal does not wait. Call it in the main thread.
+    A second signal stops it at once. Call it in the main thread.
 
     Args:
-        node: a started node, best on the same loop; it is not closed here.
+        node: a started node, preferably on the same loop; it is not closed here.
         host: address to bind.
         port: TCP port; 0 takes a free one.
-        ready_callback: hears the address once connections are taken.
-        drain_s: how long requests under way may take after the signal, in seconds.
+        ready_callback: is called with host and port when the server accepts connections.
+        drain_s: how long running requests may take after the signal, in seconds.
 
     Raises:
         InvalidInput: the address cannot be bound.
@@ -136,16 +136,16 @@ async def serve(
 
 
 class BackgroundServer:
-    """Serves a node from a thread with an event loop of its own; use it with ``with``.
+    """Serves a node in a thread with its own event loop. Use it as a context manager.
 
     Args:
         node: a started node; it is not closed here.
         host: address to bind.
         port: TCP port; 0 takes a free one.
-        drain_s: how long requests under way may take when it is closed, in seconds.
+        drain_s: how long running requests may take when it is closed, in seconds.
 
     Attributes:
-        url: where it listens.
+        url: of the server.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class BackgroundServer:
         uvloop.run(self._server.serve([self._socket]))
 
     def close(self) -> None:
-        """Drain, stop and wait for the end of the thread. May be called twice."""
+        """Drain, stop and join the thread. May be called twice."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -190,7 +190,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Open the listening socket.
 
     Raises:
-        InvalidInput: the address is not one of this machine, is taken, or may not be used.
+        InvalidInput: the address does not belong to this machine, is in use or not permitted.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -210,7 +210,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Write an address as a URL."""
+    """Return the URL of an address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
