@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         hosts: further names under which the frontend may be called, beside those of loopback and
             `host`; ``*`` allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
+        frontends: how many processes parse HTTP; 1 is none but the node's own. Each beyond one adds
+            a core's worth of requests and takes about 80 MB.
         max_connections: how many the frontend keeps in all; fewer where the process may not open so
             many files. When they are all there, silent ones are closed for new ones.
         max_connections_per_peer: how many of one address, or of one IPv6 network of 64 bits.
@@ -67,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8080
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192
     head_timeout_s: Seconds = 10.0

@@ -27,6 +27,7 @@ FLOORS = [
     ["settings", "engine_process"],
     ["node"],
     ["frontend"],
+    ["frontend_process"],
     ["cli"],
     ["__main__"],
 ]

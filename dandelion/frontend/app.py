@@ -25,7 +25,7 @@ from dandelion.frontend.problem import (
     problem_reply,
     root_of,
 )
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[Reply]]
 Methods: TypeAlias = dict[str, Handler]
@@ -47,7 +47,7 @@ class App:
         InvalidInput: a setting of the node about hosts or origins is malformed.
     """
 
-    def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
+    def __init__(self, node: Service, bound: Sequence[str] = ()) -> None:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._converter = Converter(node)

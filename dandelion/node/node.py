@@ -508,10 +508,24 @@ class Node:
         """
         return self._arena.acquire(size_bytes)
 
+    async def acquire_async(self, size_bytes: int) -> Context:
+        """Give a context as `acquire` does; a node in another process has to be waited for."""
+        return self._arena.acquire(size_bytes)
+
     @property
     def arena(self) -> ArenaMap:
         """The arena, for processes that are trusted with it."""
         return self._arena.map
+
+    @property
+    def arena_descriptors(self) -> tuple[int, ...]:
+        """Descriptors that such processes inherit beside the arena's: none."""
+        return ()
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every change of the catalogue."""
+        return self.catalog.generation
 
     def trace(self, invocation: str) -> bytes | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
