@@ -112,6 +112,7 @@ class Processes:
         node: the node.
         supervisor: of its frontends; for the loop alone.
         loop: the node's.
+        left: set on the loop, it drains the frontends and ends all.
         port: where they listen.
     """
 
@@ -125,7 +126,7 @@ class Processes:
 
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._left = asyncio.Event()
+        self.left = asyncio.Event()
         async with self.node:
             supervisor = Supervisor(self.node, "127.0.0.1", 0, self._count, 5)
             self.supervisor = supervisor
@@ -133,10 +134,10 @@ class Processes:
             try:
                 await supervisor.start()
                 self._begun.set_result(None)
-                while not self._left.is_set():
+                while not self.left.is_set():
                     supervisor.tick()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._left.wait(), 0.05)
+                        await asyncio.wait_for(self.left.wait(), 0.05)
                 await supervisor.drain()
             except BaseException as error:
                 if self._begun.done():
@@ -149,5 +150,5 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.loop.call_soon_threadsafe(self._left.set)
+        self.loop.call_soon_threadsafe(self.left.set)
         self._thread.join()
