@@ -187,6 +187,41 @@ def test_frontends_killed_under_load_leave_nothing_behind(served: Served) -> Non
     wait_for(served.rests)
 
 
+def test_memory_is_kept_while_a_process_may_write_to_it(served: Served) -> None:
+    """Play a converter that outlives its frontend: it has the lifeline open."""
+    (connection, *_) = served.connections()
+    victim = served.pids()[0]
+    connection.putrequest("POST", "/v1/invoke/echo")
+    connection.putheader("Content-Length", "2000000")
+    connection.endheaders(bytes(1_000_000))
+    wait_for(lambda: served.node.facts().arena.used_bytes > served.at_rest.used_bytes + 2_000_000)
+    lifeline = Path(f"/proc/{victim}/cmdline").read_bytes().split(b"\0")[6].decode()
+    held = os.open(f"/proc/{victim}/fd/{lifeline}", os.O_WRONLY)
+    try:
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+        assert served.connections()  # both serve again
+        assert served.node.facts().arena.used_bytes > served.at_rest.used_bytes + 2_000_000
+    finally:
+        os.close(held)
+    wait_for(served.rests)
+
+
+def test_converters_end_with_their_frontend(served: Served) -> None:
+    (connection, *_) = served.connections()
+    body = json.dumps({"sets": {"a": "z" * 3_000_000}}).encode()
+    connection.request("POST", "/v1/invoke/echo", body, JSON)
+    with connection.getresponse() as answer:
+        assert answer.status == 200
+        answer.read()
+    victim = served.pids()[0]
+    (converter,) = children_of(victim)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{converter}").exists())
+    wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+    wait_for(served.rests)
+
+
 def test_frontends_end_with_their_node(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dandelion", "serve", "--port", "0", "--backends", "null"]
     command += ["--frontends", "2", "--json", "--catalog", f"sqlite:{tmp_path}"]
@@ -198,7 +233,7 @@ def test_frontends_end_with_their_node(tmp_path: Path) -> None:
         )
         assert node.stdout is not None
         port = json.loads(node.stdout.readline())["port"]
-        return node, port, frontends_of(node.pid)
+        return node, port, children_of(node.pid)
 
     node, port, frontends = started()
     with node:
@@ -217,7 +252,7 @@ def test_frontends_end_with_their_node(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in frontends)
 
 
-def frontends_of(process: int) -> set[int]:
+def children_of(process: int) -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
