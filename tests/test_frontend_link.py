@@ -244,7 +244,7 @@ def test_a_lease_lives_as_long_as_what_was_made_of_it() -> None:
         assert (result.name, result.key, result.data) == ("i", 7, None)
         assert (result.offset, result.size) == (lease.offset + 10, 90_000)
         assert node.facts().arena.contexts == 2  # the status, and the result
-        assert node.arena.view[result.offset : result.offset + 4] == b"xxxx"
+        assert bytes(node.arena.view[result.offset : result.offset + 4]) == b"xxxx"
         ready = await frontend.ask(Release((2,)), Ask(3, GetTrace("none")))
         assert ready == Answered(3, Blob(msgspec.msgpack.encode(None)))
         assert node.facts().arena.contexts == 1
@@ -350,7 +350,7 @@ def test_slabs_are_filled_and_given_back(arena: ArenaMap) -> None:
     assert places[:4] == [(1, i * len(data)) for i in range(4)]
     assert places[4] == (2, 0)
     assert len(asked) == 3
-    assert arena.view[2 * SLAB_BYTES : 2 * SLAB_BYTES + len(data)] == data
+    assert bytes(arena.view[2 * SLAB_BYTES : 2 * SLAB_BYTES + len(data)]) == data
     assert leases.gone() == (1,)
     slabs.add(3, None)  # no room
     assert [slabs.place(data) for _ in range(3)] == [(2, i * len(data)) for i in (1, 2, 3)]

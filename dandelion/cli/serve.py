@@ -17,8 +17,8 @@ from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings, unknown_variables
 from dandelion.frontend.logs import log_to_stderr
-from dandelion.frontend.server import serve, url_of
-from dandelion.frontend_process.serving import serve_by_processes
+from dandelion.frontend.server import url_of
+from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
 
 _logger = logging.getLogger("dandelion.settings")
@@ -50,8 +50,4 @@ async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
             out.raw(f"Dandelion listens on {url}; the interface is shown at {url}/docs\n".encode())
 
     async with Node(settings) as node:
-        address = settings.host, settings.port
-        if settings.frontends == 1:
-            await serve(node, *address, ready, drain_s=drain_s)
-        else:
-            await serve_by_processes(node, *address, settings.frontends, ready, drain_s=drain_s)
+        await serve(node, settings.host, settings.port, ready, drain_s=drain_s)

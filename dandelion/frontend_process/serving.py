@@ -1,10 +1,11 @@
-"""Serves a node by frontend processes until a signal, as `dandelion.frontend.server.serve`."""
+"""Serving a node until a signal, in its own process or by as many frontends as its settings say."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 
+from dandelion.frontend import server
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.server import DRAIN_S, OnReady
 from dandelion.frontend_process.supervisor import Supervisor
@@ -13,11 +14,10 @@ from dandelion.node import Node
 _TICK_S = 0.05
 
 
-async def serve_by_processes(
+async def serve(
     node: Node,
     host: str,
     port: int,
-    count: int,
     ready_callback: OnReady | None = None,
     *,
     drain_s: int = DRAIN_S,
@@ -30,15 +30,21 @@ async def serve_by_processes(
         node: a node that was started on the running loop; it is not closed here.
         host: address to bind.
         port: TCP port; 0 takes a free one.
-        count: how many frontend processes.
         ready_callback: called with the address once connections are taken.
         drain_s: how long requests under way may take after the signal, in seconds.
 
     Raises:
         InvalidInput: the address cannot be bound.
-        InternalError: the processes do not start.
+        InternalError: the frontend processes do not start.
     """
-    supervisor = Supervisor(node, host, port, count, drain_s)
+    if node.settings.frontends == 1:
+        await server.serve(node, host, port, ready_callback, drain_s=drain_s)
+    else:
+        supervisor = Supervisor(node, host, port, node.settings.frontends, drain_s)
+        await _supervise(supervisor, ready_callback)
+
+
+async def _supervise(supervisor: Supervisor, ready_callback: OnReady | None) -> None:
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 

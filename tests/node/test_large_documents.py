@@ -383,7 +383,8 @@ def test_the_converter_ends_with_its_server() -> None:
     with Node(SETTINGS) as other:
         other.register(DOCUMENT)
         before = {p for p in children(os.getpid()) if is_converter(p)}
-        with BackgroundServer(other) as server:
+        with BackgroundServer(other) as background:
+            server = Server(other, background.url, os.getpid())
             post(server, "/v1/invoke/echo", b'{"sets":{"a":"' + filler().encode() + b'"}}')
             (process,) = {p for p in children(os.getpid()) if is_converter(p)} - before
         assert not is_converter(process)
