@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.frontend_process import status
 from dandelion.frontend_process.leases import SLAB_BYTES, Leases, Slabs
 from dandelion.frontend_process.link import FRAME_LIMIT_BYTES, Link
 from dandelion.frontend_process.messages import (
@@ -291,7 +292,21 @@ def test_the_status_follows_the_catalogue() -> None:
         node.register(FunctionDocument("other", ("a",), ("b",), code=(CodeDocument("null"),)))
         await frontend.ask(Ask(1, GetTrace("none")))
         assert reader.generation == node.generation > before
-        assert reader.ready == node.ready()
+        assert reader.ready() == node.ready()
+
+    with_node(test)
+
+
+def test_a_node_that_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(node: Node, frontend: Frontend) -> None:
+        await asyncio.to_thread(node.wait_ready)
+        frontend.status.update()
+        reader = StatusReader(node.arena, frontend.status.offset_bytes)
+        assert reader.alive()
+        assert reader.ready()
+        monkeypatch.setattr(status, "STALLED_NS", 0)
+        assert not reader.alive()
+        assert not reader.ready()
 
     with_node(test)
 

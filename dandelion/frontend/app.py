@@ -145,7 +145,9 @@ class App:
         return Reply([trace])
 
     async def _health(self, exchange: Exchange) -> Reply:
-        return json_reply({"status": "ok"})
+        if self._node.alive():
+            return json_reply({"status": "ok"})
+        return json_reply({"status": "stalled"}, 503)
 
     async def _ready(self, exchange: Exchange) -> Reply:
         ready = self._node.ready()

@@ -48,9 +48,9 @@ class Outcome(Protocol):
 class Service(Protocol):
     """A node, as the frontend sees it.
 
-    Methods that are not coroutines may wait for the node, so they are called in threads. The
-    exceptions are `ready` and the properties, which answer at once. All raise the errors that
-    `dandelion.node.Node` raises.
+    Methods that are not coroutines may wait for the node, so they are called in threads. `alive`,
+    `ready` and the properties answer at once. All raise the errors that `dandelion.node.Node`
+    raises.
     """
 
     @property
@@ -68,6 +68,9 @@ class Service(Protocol):
     @property
     def generation(self) -> int:
         """A number that changes with every change of the catalogue."""
+
+    def alive(self) -> bool:
+        """Whether the node's event loop runs."""
 
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""

@@ -22,7 +22,7 @@ import msgspec
 log = logging.getLogger("dandelion.frontend")
 
 _HEADER = struct.Struct("<I")
-_BUFFER_BYTES = 256 * 1024
+_BUFFER_BYTES = 64 * 1024  # some hundred invocations: more would take the loop for long
 FRAME_LIMIT_BYTES = 1 << 30
 _BATCH = 512
 """So many messages go into one frame at most."""

@@ -155,9 +155,13 @@ class RemoteNode:
         """Of the node's catalogue, as it is now."""
         return self._status.generation
 
+    def alive(self) -> bool:
+        """Whether the node's event loop runs."""
+        return self._status.alive()
+
     def ready(self) -> bool:
         """Whether the node is ready."""
-        return self._status.ready
+        return self._status.ready()
 
     # --- messages -------------------------------------------------------------------------------
 

@@ -3,14 +3,21 @@
 A message would come too late: a client that was told of its registration by one frontend may send
 its next request to another one, before that one reads its link. Each value is one aligned word, so
 it is never seen half written.
+
+The node also writes the time, several times a second. When that is old its event loop stands still,
+which a frontend would not notice otherwise.
 """
 
 from __future__ import annotations
 
+import time
+
 from dandelion.frontend.service import Service
 from dandelion.memory import ArenaMap
 
-_SIZE_BYTES = 16
+_SIZE_BYTES = 24
+STALLED_NS = 10_000_000_000
+"""So long the node may be silent."""
 
 
 class StatusWriter:
@@ -34,6 +41,7 @@ class StatusWriter:
         """Write down how the node is now."""
         self._words[0] = self._node.generation
         self._words[1] = self._node.ready()
+        self._words[2] = time.monotonic_ns()
 
 
 class StatusReader:
@@ -48,7 +56,10 @@ class StatusReader:
         """Of the catalogue."""
         return self._words[0]
 
-    @property
     def ready(self) -> bool:
         """Whether the node is ready."""
-        return bool(self._words[1])
+        return bool(self._words[1]) and self.alive()
+
+    def alive(self) -> bool:
+        """Whether the node's event loop runs."""
+        return time.monotonic_ns() - self._words[2] < STALLED_NS

@@ -222,6 +222,10 @@ class Node:
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def alive(self) -> bool:
+        """Whether the event loop runs; it is asked there, so it does."""
+        return True
+
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
         return self._state is State.READY and all(

@@ -1,5 +1,6 @@
 """The experiment on frontends: what it makes of loads, with real servers and played generators."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,14 +8,15 @@ from dandelion.bench.experiment import Bench
 from dandelion.bench.experiments import frontends
 from dandelion.bench.histogram import Histogram
 from dandelion.bench.load import Load
+from dandelion.bench.systems.servers import ServerProcess
 
 
 def test_rates_are_sums_and_are_held_against_one_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
     ports: list[int] = []
     seen: list[int] = []
-    find = frontends._frontends
+    find: Callable[[ServerProcess], list[int]] = frontends._frontends
 
-    def found(server: Any) -> list[int]:
+    def found(server: ServerProcess) -> list[int]:
         pids = find(server)
         seen.append(len(pids))
         return pids

@@ -324,6 +324,30 @@ def test_what_the_program_registers_reaches_the_frontends(served: Served) -> Non
     wait_for(lambda: all(invoke(c, "matrix", bytes(8))[0] == 404 for c in both))
 
 
+def test_a_node_that_stands_still_is_told_of(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frontends go on, and must not say that all is well."""
+
+    def health() -> tuple[int, int]:
+        found = []
+        for path in ("/healthz", "/readyz"):
+            connection.request("GET", path)
+            with connection.getresponse() as answer:
+                found.append(answer.status)
+                answer.read()
+        return found[0], found[1]
+
+    (connection, *_) = served.connections()
+    assert health() == (200, 200)
+    writer = served.processes.supervisor._status
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "update", lambda: None)
+        writer._words[2] = 1  # it was long ago
+        assert health() == (503, 503)
+    wait_for(lambda: health() == (200, 200))
+
+
 # --- memory -------------------------------------------------------------------------------------
 
 
