@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         hosts: further names under which the frontend may be called, beside those of loopback and
             `host`; ``*`` allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
-        frontends: how many processes parse HTTP on the port; with 1 the node's process does. The
+        frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
         max_connections: how many the frontend keeps in all; fewer where the process may not open so
             many files. When they are all there, silent ones are closed for new ones.
