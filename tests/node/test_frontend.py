@@ -26,7 +26,8 @@ from dandelion.frontend.asgi import Message
 from dandelion.frontend.openapi import DOCS_PAGE
 from dandelion.frontend.server import BackgroundServer, bind
 from dandelion.node import Node
-from tests.node.served import DOCUMENT, SETTINGS, GateDriver, Processes
+from tests.node.frontend_processes import Processes
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver
 
 JSON = {"Content-Type": "application/json"}
 MSGPACK = {"Content-Type": "application/msgpack"}

@@ -32,7 +32,8 @@ from dandelion.frontend_process.messages import INLINE_BYTES, PART_ITEMS
 from dandelion.frontend_process.supervisor import Supervisor
 from dandelion.node import Node, Settings
 
-from .served import DOCUMENT, GateDriver, Processes
+from .frontend_processes import Processes
+from .served import DOCUMENT, GateDriver
 
 LIMIT_S = 20.0
 JSON = {"Content-Type": "application/json"}

@@ -28,7 +28,8 @@ from dandelion.documents import RegistrationDocument
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
-from .served import Processes, function
+from .frontend_processes import Processes
+from .served import function
 
 JSON, PACK = "application/json", "application/msgpack"
 LARGE = 2_000_000
