@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from dandelion.cli.settings import load_settings
-from dandelion.errors import InternalError, InvalidInput
+from dandelion.errors import ContextFull, InternalError, InvalidInput
 from dandelion.frontend_process import supervisor as supervisor_module
 from dandelion.frontend_process.leases import SLAB_BYTES
 from dandelion.frontend_process.messages import INLINE_BYTES, PART_ITEMS
@@ -385,15 +385,16 @@ def test_many_items(served: Served, count: int) -> None:
 
 def test_a_full_arena_is_an_answer(served: Served) -> None:
     (first, *_) = served.connections()
-    held = served.node.acquire(ARENA_BYTES - (1 << 20))
+    held = []
+    for size in (1 << 20, 64 << 10, 4096):
+        with contextlib.suppress(ContextFull):
+            while True:
+                held.append(served.node.acquire(size))
     status, data = invoke(first, "echo", bytes(3_000_000))
     assert (status, json.loads(data)["error"]["type"]) == (507, "ContextFull")
-    with contextlib.suppress(Exception):
-        while True:  # also for the slabs there is no room left
-            held = (held, served.node.acquire(4096))  # type: ignore[assignment]
-    for _ in range(SLAB_BYTES // 10_000):
+    for _ in range(2 * SLAB_BYTES // 10_000):  # there is no room for slabs either
         assert invoke(first, "echo", bytes(10_000)) == (200, bytes(10_000))
-    del held
+    held.clear()
     assert invoke(first, "echo", bytes(3_000_000)) == (200, bytes(3_000_000))
     wait_for(served.rests)
 
