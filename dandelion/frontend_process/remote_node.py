@@ -218,6 +218,7 @@ class RemoteNode:
     async def _lease(self, size_bytes: int) -> tuple[int, Context]:
         number, future = self._expect()
         self._leasing[number] = size_bytes, False
+        self._release()  # there may be no room otherwise
         self._link.post(Lease(number, size_bytes))
         try:
             context: Context = await future
