@@ -14,16 +14,10 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-
-from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, Item, ItemSet, Sets
-from dandelion.documents import Content, Registered, RegistrationDocument
 from dandelion.errors import from_record
-from dandelion.frontend.conversion.contents import with_contents
-from dandelion.frontend.records import EngineEntry, encode_document
 from dandelion.frontend_process.leases import SLAB_BYTES, SLAB_ITEM_BYTES, Leases, Slabs
 from dandelion.frontend_process.link import Link
 from dandelion.frontend_process.messages import (
@@ -31,38 +25,26 @@ from dandelion.frontend_process.messages import (
     PART_ITEMS,
     Answered,
     Ask,
-    Blob,
     Cancel,
-    Describe,
     Drain,
     Ended,
     Failed,
     FromNode,
-    GetEngines,
-    GetMetrics,
-    GetRecords,
-    GetSignature,
-    GetTrace,
-    GetVersions,
     Lease,
     Leased,
     Open,
     Part,
     Query,
-    Register,
     Release,
-    Remove,
     Submit,
     WireItem,
-    WireRecord,
     WireSet,
     WireSets,
-    WireSignature,
     inline_item,
     joined,
 )
+from dandelion.frontend_process.remote_queries import RemoteQueries
 from dandelion.frontend_process.status import StatusReader
-from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
 
@@ -70,16 +52,6 @@ _RELEASE_S = 0.01
 """Memory that is no longer used goes back after so long, if no other message is sent before."""
 _THREAD_BYTES = 1024 * 1024
 """Copying more is left to a thread."""
-
-_T = TypeVar("_T")
-_signature = msgspec.msgpack.Decoder(WireSignature)
-_records = msgspec.msgpack.Decoder(list[WireRecord])
-_record = msgspec.msgpack.Decoder(WireRecord)
-_versions = msgspec.msgpack.Decoder(list[int])
-_registered = msgspec.msgpack.Decoder(list[Registered])
-_engines = msgspec.msgpack.Decoder(list[EngineEntry])
-_bytes = msgspec.msgpack.Decoder(bytes)
-_bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +62,7 @@ class RemoteOutcome:
     sets: Sets
 
 
-class RemoteNode:
+class RemoteNode(RemoteQueries):
     """Implements `dandelion.frontend.service.Service`.
 
     Args:
@@ -208,8 +180,7 @@ class RemoteNode:
         Raises:
             ContextFull: the arena has no room.
         """
-        asked = asyncio.run_coroutine_threadsafe(self.acquire_async(size_bytes), self._loop)
-        return asked.result()
+        return self._lease_now(size_bytes)[1]
 
     async def acquire_async(self, size_bytes: int) -> Context:
         """Give a context in the arena; raises as `acquire`."""
@@ -381,59 +352,13 @@ class RemoteNode:
             )
         return made
 
-    # --- queries: in threads --------------------------------------------------------------------
+    # --- queries: see `RemoteQueries` -----------------------------------------------------------
 
-    def signature(self, name: str, version: int | None = None) -> WireSignature:
-        """See `Service`."""
-        return self._ask(GetSignature(name, version), _signature)
+    def _answer(self, query: Query) -> Bytes:
+        return asyncio.run_coroutine_threadsafe(self._asked(query), self._loop).result()
 
-    def records(self) -> list[Record]:
-        """See `Service`."""
-        return [one.record() for one in self._ask(GetRecords(), _records)]
-
-    def versions(self, kind: type[Record], name: str) -> list[int]:
-        """See `Service`."""
-        return self._ask(GetVersions(kind_of(kind), name), _versions)
-
-    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
-        """See `Service`."""
-        record = self._ask(Describe(name, version), _record).record()
-        assert isinstance(record, FunctionSpec | CompositionRecord)
-        return record
-
-    def register(self, document: RegistrationDocument, /) -> list[Registered]:
-        """See `Service`."""
-        contents: list[bytes] = []
-
-        def take(content: Content) -> Content:
-            contents.append(content.bytes())
-            return Content(text=str(len(contents[-1])))
-
-        bare = encode_document(with_contents(document, take))
-        kept: list[Context] = []
-        query = Register(self._blob([bare], kept), self._blob(contents, kept))
-        return self._ask(query, _registered)
-
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
-        """See `Service`."""
-        removed = self._ask(Remove(kind_of(kind), name, version), _records)
-        return [one.record() for one in removed]
-
-    def engines(self) -> list[EngineEntry]:
-        """See `Service`."""
-        return self._ask(GetEngines(), _engines)
-
-    def trace(self, invocation: str, /) -> bytes | None:
-        """See `Service`."""
-        return self._ask(GetTrace(invocation), _bytes_or_none)
-
-    def metrics(self) -> bytes:
-        """See `Service`."""
-        return self._ask(GetMetrics(), _bytes)
-
-    def _ask(self, query: Query, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
-        answer = asyncio.run_coroutine_threadsafe(self._asked(query), self._loop).result()
-        return decoder.decode(answer)
+    def _lease_now(self, size_bytes: int) -> tuple[int, Context]:
+        return asyncio.run_coroutine_threadsafe(self._lease(size_bytes), self._loop).result()
 
     async def _asked(self, query: Query) -> Bytes:
         number, future = self._expect()
@@ -451,20 +376,6 @@ class RemoteNode:
             data = self._leases.result(message.number, blob.offset, blob.size)
             self._release_later()
         self._resolve(message.number, data)
-
-    def _blob(self, pieces: list[bytes], kept: list[Context]) -> Blob:
-        """Name bytes for a message; if they are large, in a context that is added to `kept`."""
-        size = sum(map(len, pieces))
-        if size <= SLAB_ITEM_BYTES:
-            return Blob(b"".join(pieces))
-        lease = asyncio.run_coroutine_threadsafe(self._lease(size), self._loop).result()
-        number, context = lease
-        kept.append(context)
-        end = 0
-        for piece in pieces:
-            context.write(end, piece)
-            end += len(piece)
-        return Blob(None, 0, size, number)
 
 
 def _placed(item: Item, lease: int, offset: int) -> WireItem:

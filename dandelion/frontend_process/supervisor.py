@@ -39,6 +39,7 @@ from dandelion.settings import Settings
 log = logging.getLogger("dandelion.frontend")
 
 START_LIMIT_S = 60.0
+START_TRIES = 3
 STEADY_S = 10.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -109,8 +110,17 @@ class Supervisor:
         """
         for place in self._places:
             self._start(place)
-        if not await self._wait(lambda: all(p.is_ready for p in self._places), START_LIMIT_S):
+        await self._wait(lambda: self._are_ready() or self._do_not_start(), START_LIMIT_S)
+        if self._do_not_start():
+            raise InternalError(f"a frontend process ended {START_TRIES} times as it started")
+        if not self._are_ready():
             raise InternalError(f"the frontends were not ready within {START_LIMIT_S:g} s")
+
+    def _are_ready(self) -> bool:
+        return all(place.is_ready for place in self._places)
+
+    def _do_not_start(self) -> bool:
+        return any(place.failures >= START_TRIES for place in self._places)
 
     def tick(self) -> int:
         """Bring the status up to date, and count invocations; to be called several times a second.
@@ -126,7 +136,7 @@ class Supervisor:
         return [place.process.pid for place in self._places if place.process is not None]
 
     async def drain(self) -> None:
-        """Have all processes end their requests and leave; kill those that take too long."""
+        """Have all processes end their requests and leave, and wait as long as that may take."""
         self._stop_starting()
         for place in self._places:
             if place.link is not None:
