@@ -38,7 +38,7 @@ from .served import DOCUMENT, GateDriver
 LIMIT_S = 20.0
 JSON = {"Content-Type": "application/json"}
 RAW = {"Content-Type": "application/octet-stream"}
-ARENA_BYTES = 16 << 20
+ARENA_BYTES = 64 << 20
 SETTINGS = Settings(
     backends=("null",), arena_bytes=ARENA_BYTES, body_limit_bytes=12 << 20, max_waiting=64
 )
