@@ -24,7 +24,7 @@ from dandelion.frontend.problem import (
     ShuttingDown,
     problem_reply,
 )
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[Reply]]
 Methods: TypeAlias = dict[str, Handler]
@@ -46,7 +46,7 @@ class App:
         InvalidInput: a setting of the node about hosts or origins is malformed.
     """
 
-    def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
+    def __init__(self, node: Service, bound: Sequence[str] = ()) -> None:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._converter = Converter(node)
@@ -144,7 +144,9 @@ class App:
         return Reply([trace])
 
     async def _health(self, exchange: Exchange) -> Reply:
-        return json_reply({"status": "ok"})
+        if self._node.alive():
+            return json_reply({"status": "ok"})
+        return json_reply({"status": "stalled"}, 503)
 
     async def _ready(self, exchange: Exchange) -> Reply:
         ready = self._node.ready()

@@ -12,7 +12,7 @@ it goes on sending, and that a body comes fast enough, is the server's business,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn
 
 from dandelion.data import Bytes
@@ -34,7 +34,7 @@ class Body:
     def __init__(
         self,
         exchange: Exchange,
-        acquire: Callable[[int], Context],
+        acquire: Callable[[int], Awaitable[Context]],
         limit_bytes: int,
     ) -> None:
         self._exchange = exchange
@@ -86,7 +86,7 @@ class Body:
                 yield chunk
 
     async def _fill(self, first: bytes, size_bytes: int) -> Bytes:
-        view = self.acquire(size_bytes).view
+        view = (await self.acquire(size_bytes)).view
         filled = 0
         chunk, more = first, True
         while True:
@@ -112,7 +112,7 @@ class Body:
                 self._refuse(total)
         if not total:
             return b""
-        view = self.acquire(total).view
+        view = (await self.acquire(total)).view
         end = 0
         for piece in pieces:
             start, end = end, end + len(piece)

@@ -27,8 +27,8 @@ from dandelion.frontend.records import (
     entry_of,
     read_document,
 )
+from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
-from dandelion.node import Node
 
 KINDS: dict[str, type[Record]] = {
     "functions": FunctionSpec,
@@ -45,7 +45,7 @@ class CatalogueRoutes:
         converter: reads and writes what takes too long for the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
 
@@ -55,7 +55,7 @@ class CatalogueRoutes:
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
         if media_type not in REGISTER_TYPES:
             raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
-        body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
+        body = Body(exchange, self._node.acquire_async, self._node.settings.body_limit_bytes)
         data = await body.read()
         if len(data) > SMALL_BYTES:
             document = await self._converter.document(data, media_type)

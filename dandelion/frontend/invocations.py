@@ -37,7 +37,7 @@ from dandelion.frontend.conversion.costs import (
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
@@ -87,11 +87,11 @@ class Invocations:
         converter: reads and writes what takes too long for the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
         self._plans: dict[_Head, _Plan] = {}
-        self._generation = node.catalog.generation
+        self._generation = node.generation
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Read the sets, run the function or composition, write its sets."""
@@ -121,7 +121,7 @@ class Invocations:
             exchange.stop_watching()
 
     def _kept_plan(self, exchange: Exchange) -> _Plan | None:
-        generation = self._node.catalog.generation
+        generation = self._node.generation
         if generation != self._generation or len(self._plans) > PLAN_LIMIT:
             self._plans.clear()
             self._generation = generation
@@ -129,7 +129,7 @@ class Invocations:
 
     async def _made_plan(self, exchange: Exchange) -> _Plan:
         """Make a plan in a thread: a composition is compiled, or the nearest name is looked for."""
-        generation = self._node.catalog.generation
+        generation = self._node.generation
         plan = await asyncio.to_thread(self._new_plan, exchange)
         if generation == self._generation:
             self._plans[_head(exchange)] = plan
@@ -159,7 +159,7 @@ class Invocations:
         )
 
     async def _read(self, exchange: Exchange, plan: _Plan) -> SetMap:
-        body = Body(exchange, self._node.acquire, plan.limit_bytes)
+        body = Body(exchange, self._node.acquire_async, plan.limit_bytes)
         if plan.codec is Codec.MULTIPART:
             content_type = exchange.header(b"content-type")
             return await decode_multipart(
