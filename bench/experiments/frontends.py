@@ -1,7 +1,7 @@
 """How does the rate of no-ops over HTTP grow with the number of frontend processes?
 
 Closed loops from several generators against one node with 1, 2, 4, ... frontends, in turns. With
-one, HTTP is parsed in the node's process. The time of the node's process tells what an invocation
+one, HTTP is parsed in the node's process. The time of the node's process is what an invocation
 costs the one thread that all frontends share: its inverse is the rate that no number of frontends
 can pass.
 """

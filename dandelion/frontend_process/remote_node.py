@@ -119,7 +119,7 @@ class RemoteNode(RemoteQueries):
 
     @property
     def arena_descriptors(self) -> tuple[int, ...]:
-        """The lifeline: the node keeps this frontend's memory as long as anybody has it open."""
+        """The lifeline: the node keeps this frontend's memory as long as a process has it open."""
         return self._arena_descriptors
 
     @property
