@@ -47,7 +47,7 @@ from dandelion.frontend.problem import (
     encode_problem,
     problem_of,
 )
-from dandelion.memory import HeapDomain
+from dandelion.memory import Context, HeapDomain
 
 SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}
 
@@ -560,7 +560,11 @@ def body_of(
     known = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
     if sized:
         known.setdefault(b"content-length", b"%d" % sum(map(len, pieces)))
-    acquire = (domain or HeapDomain(1 << 20)).acquire
+    memory = domain or HeapDomain(1 << 20)
+
+    async def acquire(size_bytes: int) -> Context:
+        return memory.acquire(size_bytes)
+
     return Body(request_of(pieces, known, ends), acquire, limit)
 
 

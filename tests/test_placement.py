@@ -1,10 +1,10 @@
 """Placement: first in, first out, and which engine of a device a call goes to."""
 
 import pytest
-
-from dandelion.driver import Capacity, Demand
 from dandelion.node.hosts import EngineHost, HostFacts, State, Work
 from dandelion.node.placement import FifoPlacement, Needs
+
+from dandelion.driver import Capacity, Demand
 
 
 class Idle(EngineHost):

@@ -13,7 +13,7 @@ import sys
 import msgspec
 import uvloop
 
-from dandelion.frontend.server import serve
+from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
 
 from .servers import NodeOrder

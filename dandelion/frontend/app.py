@@ -25,7 +25,7 @@ from dandelion.frontend.problem import (
     ShuttingDown,
     problem_response,
 )
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Methods: TypeAlias = dict[str, Handler]
@@ -47,7 +47,7 @@ class App:
         InvalidInput: the setting `hosts` or `cors_origins` is malformed.
     """
 
-    def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
+    def __init__(self, node: Service, bound: Sequence[str] = ()) -> None:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._converter = Converter(node)
@@ -145,7 +145,9 @@ class App:
         return Response([trace])
 
     async def _health(self, request: Request) -> Response:
-        return json_response({"status": "ok"})
+        if self._node.alive():
+            return json_response({"status": "ok"})
+        return json_response({"status": "stalled"}, 503)
 
     async def _ready(self, request: Request) -> Response:
         ready = self._node.ready()

@@ -11,7 +11,7 @@ ensures that this response is not lost while the client sends on, and that a bod
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn
 
 from dandelion.data import Bytes
@@ -33,7 +33,7 @@ class Body:
     def __init__(
         self,
         request: Request,
-        acquire: Callable[[int], Context],
+        acquire: Callable[[int], Awaitable[Context]],
         limit_bytes: int,
     ) -> None:
         self._request = request
@@ -85,7 +85,7 @@ class Body:
                 yield chunk
 
     async def _fill(self, first: bytes, size_bytes: int) -> Bytes:
-        view = self.acquire(size_bytes).view
+        view = (await self.acquire(size_bytes)).view
         filled = 0
         chunk, more = first, True
         while True:
@@ -111,7 +111,7 @@ class Body:
                 self._refuse(total)
         if not total:
             return b""
-        view = self.acquire(total).view
+        view = (await self.acquire(total)).view
         end = 0
         for piece in pieces:
             start, end = end, end + len(piece)

@@ -28,8 +28,8 @@ from dandelion.frontend.records import (
     entry_of,
     read_document,
 )
+from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
-from dandelion.node import Node
 
 KINDS: dict[str, type[Record]] = {
     "functions": FunctionSpec,
@@ -46,7 +46,7 @@ class CatalogueRoutes:
         converter: reads and writes documents that would block the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
 
@@ -57,7 +57,7 @@ class CatalogueRoutes:
         kind = media_type(given)
         if kind not in REGISTER_TYPES:
             raise UnsupportedMedia(clipped(given) or "no Content-Type", REGISTER_TYPES)
-        body = Body(request, self._node.acquire, self._node.settings.body_limit_bytes)
+        body = Body(request, self._node.acquire_async, self._node.settings.body_limit_bytes)
         data = await body.read()
         if len(data) > SMALL_BYTES:
             document = await self._converter.document(data, kind)

@@ -38,7 +38,7 @@ from dandelion.frontend.conversion.costs import (
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
@@ -88,11 +88,11 @@ class Invocations:
         converter: reads and writes documents that would block the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
         self._plans: dict[_Head, _Plan] = {}
-        self._generation = node.catalog.generation
+        self._generation = node.generation
 
     async def __call__(self, request: Request) -> Response:
         """Read the input sets, invoke, and write the output sets."""
@@ -126,7 +126,7 @@ class Invocations:
             request.stop_watching()
 
     def _kept_plan(self, request: Request) -> _Plan | None:
-        generation = self._node.catalog.generation
+        generation = self._node.generation
         if generation != self._generation or len(self._plans) > PLAN_LIMIT:
             self._plans.clear()
             self._generation = generation
@@ -134,7 +134,7 @@ class Invocations:
 
     async def _made_plan(self, request: Request) -> _Plan:
         """Make a plan in a thread, since it compiles compositions and searches near names."""
-        generation = self._node.catalog.generation
+        generation = self._node.generation
         plan = await asyncio.to_thread(self._new_plan, request)
         if generation == self._generation:
             self._plans[_head(request)] = plan
@@ -164,7 +164,7 @@ class Invocations:
         )
 
     async def _read(self, request: Request, plan: _Plan) -> SetMap:
-        body = Body(request, self._node.acquire, plan.limit_bytes)
+        body = Body(request, self._node.acquire_async, plan.limit_bytes)
         if plan.codec is Codec.MULTIPART:
             content_type = request.header(b"content-type")
             return await decode_multipart(

@@ -44,11 +44,9 @@ class _Part(msgspec.Struct, gc=False):
 class _Sink:
     """Memory for the parts: a context if the total size is known, else the heap."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
+    def __init__(self, view: memoryview | None) -> None:
         self.size = 0
-        known = body.size_bytes
-        self._view = body.acquire(known).view if known else None
+        self._view = view
         self._heap = bytearray()
 
     def write(self, data: bytes, start: int, end: int) -> None:
@@ -59,12 +57,12 @@ class _Sink:
             self._view[self.size : self.size + len(piece)] = piece
         self.size += len(piece)
 
-    def done(self) -> memoryview:
+    async def done(self, body: Body) -> memoryview:
         if self._view is not None:
             return self._view.toreadonly()
         if not self.size:
             return memoryview(b"")
-        view = self._body.acquire(self.size).view
+        view = (await body.acquire(self.size)).view
         view[: self.size] = self._heap
         return view.toreadonly()
 
@@ -147,14 +145,16 @@ async def decode_multipart(body: Body, content_type: str, specs: Specs, parts_li
     try:
         async for chunk in chunks:
             if sink is None:  # only after the size was checked
-                sink = _Sink(body)
+                known = body.size_bytes
+                sink = _Sink((await body.acquire(known)).view if known else None)
                 parts = _Parts(boundary, sink, parts_limit)
             await _feed(parts, chunk)
         if sink is None or not parts.complete:
             raise InvalidInput("body", "this multipart body ends before its last boundary")
+        view = await sink.done(body)
         if len(parts.parts) > _FEW_PARTS:
-            return await asyncio.to_thread(_sets, parts.parts, sink.done(), specs)
-        return _sets(parts.parts, sink.done(), specs)
+            return await asyncio.to_thread(_sets, parts.parts, view, specs)
+        return _sets(parts.parts, view, specs)
     finally:
         if sink is not None:
             sink.let_go()

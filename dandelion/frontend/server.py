@@ -26,7 +26,8 @@ from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, raise_limit
 from dandelion.frontend.protocol import Protocol
-from dandelion.node import Node, Settings
+from dandelion.frontend.service import Service
+from dandelion.settings import Settings
 
 log = logging.getLogger("dandelion.frontend")
 
@@ -38,7 +39,7 @@ OnReady = Callable[[str, int], None]
 """Called with host and port when the server accepts connections."""
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handlers, with our acceptors."""
 
     def __init__(
@@ -85,7 +86,7 @@ class _Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
-            self._app.close()
+            await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
 
     def stop(self) -> None:
         """Drain and stop; if called again, stop at once."""
@@ -94,7 +95,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    node: Node,
+    node: Service,
     host: str,
     port: int,
     ready_callback: OnReady | None = None,
@@ -118,7 +119,7 @@ async def serve(
     raise_limit(node.settings.max_connections)
     bound = bind(host, port)
     try:
-        server = _server(node, host, bound, ready_callback, drain_s)
+        server = make_server(node, host, bound, ready_callback, drain_s)
     except BaseException:
         bound.close()
         raise
@@ -149,13 +150,13 @@ class BackgroundServer:
     """
 
     def __init__(
-        self, node: Node, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
+        self, node: Service, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
     ) -> None:
         self._socket = bind(host, port)
         self.url = url_of(*self._socket.getsockname()[:2])
         ready = threading.Event()
         try:
-            self._server = _server(
+            self._server = make_server(
                 node, host, self._socket, lambda _host, _port: ready.set(), drain_s
             )
         except BaseException:
@@ -214,9 +215,10 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _server(
-    node: Node, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
-) -> _Server:
+def make_server(
+    node: Service, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
+) -> Server:
+    """Make the server of one listening socket; `name` is what it was asked to listen on."""
     host, port = bound.getsockname()[:2]
     table = ConnectionTable(_limits(node.settings))
     app = App(node, (name, host))
@@ -238,7 +240,7 @@ def _server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(app, config, table, ready)
+    return Server(app, config, table, ready)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -41,6 +41,11 @@ class Invocation(InvocationState, eq=False, kw_only=True):
     trace: Trace
     on_end: Callable[[], None] = _nothing
 
+    def notify(self) -> None:
+        """Call `on_end`, and keep it no longer: it may refer to this, with inputs and outputs."""
+        on_end, self.on_end = self.on_end, _nothing
+        on_end()
+
     def result(self) -> InvocationResult:
         """Give the result, once.
 

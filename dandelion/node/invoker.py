@@ -207,7 +207,7 @@ class Invoker:
         except DandelionError as error:
             invocation.error = error.with_traceback(None)
             invocation.ended = True
-            invocation.on_end()
+            invocation.notify()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

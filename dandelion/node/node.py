@@ -238,6 +238,10 @@ class Node:
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def alive(self) -> bool:
+        """Whether the event loop runs; it is asked there, so it does."""
+        return True
+
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
         if self._state is not NodeState.RUNNING or self._runtime.starting:
@@ -489,10 +493,24 @@ class Node:
         """
         return self._arena.acquire(size_bytes)
 
+    async def acquire_async(self, size_bytes: int) -> Context:
+        """Give a context as `acquire` does; a node in another process has to be waited for."""
+        return self._arena.acquire(size_bytes)
+
     @property
     def arena(self) -> ArenaMap:
         """The arena, for processes that are trusted with it."""
         return self._arena.map
+
+    @property
+    def arena_descriptors(self) -> tuple[int, ...]:
+        """Descriptors that such processes inherit beside the arena's: none."""
+        return ()
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every change of the catalogue."""
+        return self.catalog.generation
 
     def trace(self, invocation: str) -> bytes | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
@@ -543,7 +561,7 @@ class Node:
 
 def _ended(invocation: InvocationState) -> None:
     assert isinstance(invocation, Invocation), "the node makes them"
-    invocation.on_end()
+    invocation.notify()
 
 
 def _converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from dandelion.node.remote import RemoteEngine, Sent
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
@@ -20,7 +21,6 @@ from dandelion.errors import DandelionError, EngineDied, InternalError, TimedOut
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node import Node, Settings, processes
-from dandelion.node.remote import RemoteEngine, Sent
 from dandelion.testing import Script, ScriptedDriver
 
 PROGRAM = """#!{python}

@@ -22,6 +22,9 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from dandelion.node.hosts import State
+from dandelion.node.process_host import ProcessHost
+from dandelion.node.replies import Replies
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Demand, Hosting
@@ -29,10 +32,7 @@ from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.function import Function, FunctionSpec, Limits
 from dandelion.memory import Context
 from dandelion.node import Node, Settings, processes
-from dandelion.node.hosts import State
 from dandelion.node.invocation import Invocation
-from dandelion.node.process_host import ProcessHost
-from dandelion.node.replies import Replies
 from dandelion.testing import Script, ScriptedDriver
 
 PROGRAM = """#!{python}

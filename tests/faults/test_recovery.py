@@ -19,6 +19,9 @@ from socket import socketpair
 from types import SimpleNamespace
 
 import pytest
+from dandelion.node.hosts import State, Work
+from dandelion.node.process_host import ProcessHost
+from dandelion.node.processes import Process, Processes
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Demand, Hosting, Sharing
@@ -27,9 +30,6 @@ from dandelion.errors import DandelionError
 from dandelion.function import Limits
 from dandelion.memory import SharedDomain
 from dandelion.node import Node, Settings, processes, remote, thread_host
-from dandelion.node.hosts import State, Work
-from dandelion.node.process_host import ProcessHost
-from dandelion.node.processes import Process, Processes
 from dandelion.testing import Script, ScriptedDriver
 
 LIMIT_S = 20.0

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from dandelion.node.hosts import State
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Demand, Hosting, Sharing
 from dandelion.errors import DandelionError
 from dandelion.node import Node, Settings, processes
-from dandelion.node.hosts import State
 from dandelion.testing import Script, ScriptedDriver
 
 ROUNDS = 5

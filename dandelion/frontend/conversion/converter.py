@@ -45,8 +45,8 @@ from dandelion.frontend.conversion.messages import (
 from dandelion.frontend.conversion.process import LIMIT_S, MEMORY_BYTES
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import read_document
+from dandelion.frontend.service import Service
 from dandelion.memory import Context
-from dandelion.node import Node
 from dandelion.search_path import environment
 
 AT_ONCE = 2
@@ -60,7 +60,7 @@ class Converter:
         node: has the arena with the documents.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Service) -> None:
         self._node = node
         self._threads = ThreadPoolExecutor(AT_ONCE, "dandelion-convert")
         self._lock = threading.Lock()
@@ -147,6 +147,7 @@ class Converter:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arena = self._node.arena
         files = (theirs.fileno(), arena.fd)
+        inherited = (*files, *self._node.arena_descriptors)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -156,7 +157,7 @@ class Converter:
                     "dandelion.frontend.conversion",
                     *map(str, (*files, arena.size_bytes, os.getpid())),
                 ],
-                pass_fds=files,
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=environment(),
             )
@@ -180,7 +181,7 @@ class Converter:
 class _Job:
     """One document: its socket and its memory."""
 
-    def __init__(self, node: Node, order: Callable[[socket.socket], None]) -> None:
+    def __init__(self, node: Service, order: Callable[[socket.socket], None]) -> None:
         self._node = node
         self._order = order
         self._channel: Channel[ToNode] | None = None
