@@ -16,7 +16,7 @@ from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.frontend.conversion.costs import SMALL_BYTES
+from dandelion.frontend.conversion.costs import costs_registration
 from dandelion.frontend.graphs import MEDIA_TYPES, check_format
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
@@ -57,7 +57,7 @@ class CatalogueRoutes:
             raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
         body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
         data = await body.read()
-        if len(data) > SMALL_BYTES:
+        if costs_registration(data, media_type):
             document = await self._converter.document(data, media_type)
         else:
             document = read_document(data, media_type)

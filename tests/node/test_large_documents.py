@@ -234,6 +234,24 @@ def test_large_documents_register(server: BackgroundServer, node: Node, kind: st
         assert bytes(node.catalog.blob(record.digest)) == data
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "is_converted"),
+    [(1, 150_000, False), (1, LARGE, True), (5000, 10, True)],
+)
+@pytest.mark.parametrize("kind", [JSON, PACK])
+def test_what_is_read_quickly_is_not_converted(
+    kind: str, count: int, size: int, is_converted: bool
+) -> None:
+    data: object = bytes(size) if kind == PACK else base64.b64encode(bytes(size)).decode()
+    libraries = {f"l{i}": {"data": data} for i in range(count)}
+    encode = msgspec.json.encode if kind == JSON else msgspec.msgpack.encode
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        before = {p for p in children(os.getpid()) if is_converter(p)}
+        assert post(server, "/v1/register", encode({"libraries": libraries}), kind, JSON)[0] == 200
+        started = {p for p in children(os.getpid()) if is_converter(p)} - before
+    assert bool(started) is is_converted
+
+
 def test_declarations_have_a_limit_of_their_own(server: BackgroundServer) -> None:
     document = {"functions": [{"name": f"f{i}", "inputs": ["a"] * 20} for i in range(200_000)]}
     status, problem = post(server, "/v1/register", msgspec.json.encode(document))

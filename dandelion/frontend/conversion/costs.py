@@ -83,6 +83,13 @@ def _length(body: Bytes, position: int, width: int) -> int:
     return int.from_bytes(body[position + 1 : position + 1 + width], "big")
 
 
+def costs_registration(body: Bytes, media_type: str) -> bool:
+    """Tell whether a registration document takes long to read; its contents are copied."""
+    if len(body) > LARGE_BYTES:
+        return True
+    return costs_msgpack(body) if media_type == "application/msgpack" else costs_json(body)
+
+
 def many_items(sets: Mapping[str, ItemSet | None]) -> bool:
     """Tell whether it takes long to go over all items of a reply."""
     count = 0
