@@ -16,8 +16,8 @@ from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.frontend.conversion.costs import costs_registration
-from dandelion.frontend.graphs import MEDIA_TYPES, check_format
+from dandelion.frontend.conversion.costs import costs_drawing, costs_registration
+from dandelion.frontend.graphs import MEDIA_TYPES, check_format, draw_text
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
@@ -104,7 +104,11 @@ class CatalogueRoutes:
         record = await asyncio.to_thread(self._find, CompositionRecord, name, exchange.version)
         assert isinstance(record, CompositionRecord)
         check_format(format_)
-        drawn = await self._converter.drawing(record.text, record.name, format_)
+        if costs_drawing(record.text):
+            drawn = await self._converter.drawing(record.text, record.name, format_)
+        else:
+            text = await asyncio.to_thread(draw_text, record.text, record.name, format_)
+            drawn = text.encode()
         return Reply([drawn], MEDIA_TYPES[format_])
 
     def _target(self, exchange: Exchange) -> tuple[type[Record], str]:

@@ -108,6 +108,15 @@ def is_converter(process: int) -> bool:
 
 
 @contextlib.contextmanager
+def started_converters() -> Iterator[set[int]]:
+    """Give the converters that were started meanwhile, once it is over."""
+    before = {p for p in children(os.getpid()) if is_converter(p)}
+    started: set[int] = set()
+    yield started
+    started |= {p for p in children(os.getpid()) if is_converter(p)} - before
+
+
+@contextlib.contextmanager
 def nothing_left(node: Node) -> Iterator[None]:
     """Holds that the arena's memory comes back."""
     before = node.facts().arena.used_bytes
@@ -246,10 +255,24 @@ def test_what_is_read_quickly_is_not_converted(
     libraries = {f"l{i}": {"data": data} for i in range(count)}
     encode = msgspec.json.encode if kind == JSON else msgspec.msgpack.encode
     with Node(SETTINGS) as other, BackgroundServer(other) as server:
-        before = {p for p in children(os.getpid()) if is_converter(p)}
-        assert post(server, "/v1/register", encode({"libraries": libraries}), kind, JSON)[0] == 200
-        started = {p for p in children(os.getpid()) if is_converter(p)} - before
-    assert bool(started) is is_converted
+        with started_converters() as started:
+            body = encode({"libraries": libraries})
+            assert post(server, "/v1/register", body, kind, JSON)[0] == 200
+        assert bool(started) is is_converted
+
+
+@pytest.mark.parametrize(("length", "is_converted"), [(3, False), (100, True)])
+def test_what_is_drawn_quickly_is_not_converted(length: int, is_converted: bool) -> None:
+    steps = "".join(f"echo (a = all s{i}) => (s{i + 1} = a);" for i in range(length))
+    text = f"function echo (a) => (a); composition chain (s0) => (s{length}) {{{steps}}}"
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        other.register(DOCUMENT)
+        other.register(RegistrationDocument(compositions=(text,)))
+        with started_converters() as started, contextlib.closing(connection(server)) as c:
+            c.request("GET", "/v1/compositions/chain/graph")
+            reply = c.getresponse()
+            assert (reply.status, reply.read().lstrip()[:4]) == (200, b"<svg")
+        assert bool(started) is is_converted
 
 
 def test_declarations_have_a_limit_of_their_own(server: BackgroundServer) -> None:
