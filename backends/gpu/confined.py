@@ -235,7 +235,6 @@ class ConfinedEngine(Engine):
             host = self._ahead.take()
         except OSError as error:
             raise EngineDied(self.name, f"no further process: {error}") from None
-        host.hurry()
         try:
             self._wait(host, call)
         except BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion.driver import Call, Capacity
-from dandelion.engine_process.messages import Done, Ended, Failed, Load, Open, Ready, Run, WireSets
+from dandelion.engine_process.messages import Done, Ended, Failed, Load, Ready, Run, WireSets
 from dandelion.errors import (
     BadOutput,
     DandelionError,
@@ -147,11 +146,6 @@ class HostProcess:
                 raise EngineDied(self._name, "a kernel host did not say that it is ready")
             self._capacity = reply.capacity
         return self._capacity
-
-    def hurry(self) -> None:
-        """Tell it that it is wanted: it need not warm its compiler up."""
-        with contextlib.suppress(OSError):  # who waits for it finds the end
-            self._channel.send(Open(hurry=True), GRACE_S)
 
     def wait_confined(self, limit_s: float) -> bool:
         """Wait until it can get code of users. False if it takes longer; raises as `wait_ready`."""

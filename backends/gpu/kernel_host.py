@@ -7,8 +7,8 @@ two, and has nothing else. It loads what it needs, then gives up its rights in t
 2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
    capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
    writable. Threads that start after this have no more;
-3. the device is opened (`Ready`), the linker replaced, and, if it is not wanted yet (`Open`), a
-   kernel of our own compiled and run, which makes the first of a user cheaper;
+3. the device is opened (`Ready`), the linker replaced, and a kernel of our own compiled and run. Of
+   what this takes, six parts in seven are saved when a kernel of a user is compiled;
 4. the system call filter is installed for all threads, and it says `Confined`.
 
 Only then does the broker send a function. What comes after may run any code that a user wrote.
@@ -50,7 +50,6 @@ FILE_BYTES = 64 << 20
 DATA_BYTES = 2 << 30
 """Memory for the compiler and for what kernels allocate, beyond the pool."""
 _DESCRIPTORS = 64
-_IDLE_S = 1.0
 _LEAST_LANDLOCK = 2  # a file can be renamed into another folder
 
 
@@ -73,8 +72,7 @@ def main(arguments: list[str]) -> int:
             engine = driver.sequential(settings.resource)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
-            if broker.receive(_IDLE_S) is None:  # else it is wanted at once
-                rehearse(engine)
+            rehearse(engine)
             lock(settings, engine)
             facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
             broker.send(Confined(facts))
