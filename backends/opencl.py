@@ -107,6 +107,13 @@ class OpenClDriver(GpuDriver):
         self._on_host: dict[str, bool] = {}
 
     def probe(self) -> list[Resource]:
+        try:
+            return self._probe()
+        except BackendUnavailable:
+            self.drop_template()
+            raise
+
+    def _probe(self) -> list[Resource]:
         pocl.prepare_environment(self._size("threads"))
         cl = pocl.binding()
         return [

@@ -38,6 +38,7 @@ from dandelion.function import Function
 from .host_folder import HostFolders
 from .host_memory import POOL_BYTES, HostMemory, Place
 from .host_process import START_LIMIT_S, HostEnded, HostProcess
+from .host_template import HostTemplate
 from .hosts_ahead import HostsAhead
 from .layout import aligned
 from .plan_cache import PlanCache
@@ -74,7 +75,7 @@ class ConfinedEngine(Engine):
         driver: of the device.
         resource: which device.
         options: of the driver, for the processes.
-        command: how a process is started, for tests.
+        template: of its processes; the engine closes it. By default one is started.
 
     Raises:
         BackendUnavailable: the device cannot be used, or this machine cannot confine a process.
@@ -85,7 +86,7 @@ class ConfinedEngine(Engine):
         driver: GpuDriver,
         resource: str,
         options: Mapping[str, str],
-        command: tuple[str, ...] = (),
+        template: HostTemplate | None = None,
     ) -> None:
         if not lockdown.landlock_abi():
             raise BackendUnavailable(
@@ -98,9 +99,6 @@ class ConfinedEngine(Engine):
         self.name = f"{driver.name}:{resource or '0'}"
         self._driver = driver
         self._resource = resource
-        self._options = options
-        self._command = command
-        self._runtime = runtime
         self._programs = ProgramCache()
         self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
         self._hosts: OrderedDict[str, HostProcess] = OrderedDict()
@@ -108,7 +106,13 @@ class ConfinedEngine(Engine):
         self._used: HostProcess | None = None
         self._closed = False
         self._folders = HostFolders()
-        self._ahead = HostsAhead(self._started, self._end)
+        self._template = template or HostTemplate(driver.name, options, runtime)
+        try:
+            self._ahead = HostsAhead(self._started, self._end)
+        except BaseException:
+            self._template.close()
+            self._folders.close()
+            raise
         try:
             first = self._ahead.peek()
             assert first is not None, "it was started just now"
@@ -262,13 +266,11 @@ class ConfinedEngine(Engine):
     def _started(self) -> HostProcess:
         return HostProcess(
             self.name,
-            self._runtime,
+            self._template,
             self._folders.make(),
             self._driver.name,
             self._resource,
-            self._options,
             self._driver.pool_bytes() or POOL_BYTES,
-            self._command,
         )
 
     def _drop(self, identity: str) -> None:
@@ -328,4 +330,5 @@ class ConfinedEngine(Engine):
         for identity in tuple(self._hosts):
             self._drop(identity)
         self._reap(_END_LIMIT_S)
+        self._template.close()
         self._folders.close()

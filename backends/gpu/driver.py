@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Mapping
 from typing import ClassVar
 
 from dandelion.blueprint.reading import read_config
+from dandelion.confinement.lockdown import landlock_abi
 from dandelion.data import Bytes, Item
 from dandelion.driver import Demand, Driver, Engine, Hosting, InstanceSets
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
@@ -17,6 +19,7 @@ from .calls import Compiler
 from .confined import DEFAULT_PROCESSES, MAX_PROCESSES, ConfinedEngine
 from .device import Device
 from .host_runtime import HostRuntime
+from .host_template import HostTemplate
 from .launch_sizes import misfits
 from .layout import Slot
 from .plan_cache import PlanCache
@@ -58,6 +61,7 @@ class GpuDriver(Driver):
         self._options: dict[str, str] = {}
         self._warm: dict[str, Device] = {}
         self._lost_bytes = 0
+        self._template: HostTemplate | None = None
 
     def configure(self, options: Mapping[str, str]) -> None:
         for name in options:
@@ -75,6 +79,16 @@ class GpuDriver(Driver):
 
     def attach(self, arena: ArenaMap) -> None:
         self._arena = arena
+        runtime = self.host_runtime()
+        if runtime is not None and landlock_abi() and not self._flag("unconfined"):
+            with contextlib.suppress(OSError):  # starting the engine tries again, and tells
+                self._template = HostTemplate(self.name, self._options, runtime)
+
+    def drop_template(self) -> None:
+        """End what was started ahead, while loading tells whether it is needed."""
+        template, self._template = self._template, None
+        if template is not None:
+            template.close()
 
     def check(self, function: Function) -> None:
         program = make_program(function)
@@ -127,8 +141,10 @@ class GpuDriver(Driver):
 
     def engine(self, resource: str) -> Engine:
         if self.runs_on_host(resource) and not self._flag("unconfined"):
-            engine: Engine = ConfinedEngine(self, resource, self._options)
+            template, self._template = self._template, None
+            engine: Engine = ConfinedEngine(self, resource, self._options, template)
         else:
+            self.drop_template()
             engine = self.sequential(resource)
         if self._options.get("role", "") == "sequential":
             engine.workers = self._workers()
