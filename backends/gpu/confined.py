@@ -11,7 +11,8 @@ is right, and is compared; errors are taken if they are of a kind that a functio
 that lies, dies or overruns costs its own call an error and is replaced.
 
 When all places are taken, the host goes whose function was not called for longest. One more host,
-with the device open and the compiler warm, waits for the next function.
+with the device open and the compiler warm, waits for the next function. All are forked from one
+process that has loaded the libraries (`.host_template`).
 """
 
 from __future__ import annotations
