@@ -37,6 +37,16 @@ with attacker(CONFINED) as who:
     time.sleep(600)
 """
 
+MISSING = """
+import sys
+from dandelion.backends.gpu import kernel_host as h
+from dandelion.errors import BackendUnavailable
+def load(settings):
+    raise BackendUnavailable("opencl", "a library of the test")
+h.load = load
+sys.exit(h.main(sys.argv[1:]))
+"""
+
 
 @pytest.fixture(autouse=True)
 def _available() -> None:
@@ -156,6 +166,12 @@ def test_the_template_and_its_hosts_end_with_a_broker_that_is_killed() -> None:
         wait_for(lambda pid=pid: state(pid) in ("Z", ""))
 
 
+def test_what_cannot_be_loaded_makes_the_backend_unavailable() -> None:
+    command = (sys.executable, "-P", "-c", MISSING)
+    with pytest.raises(BackendUnavailable, match="a library of the test"), attacker(command):
+        pass
+
+
 # --- started beside loading what tells whether it is needed -------------------------------------
 
 
@@ -201,6 +217,14 @@ def test_a_template_that_is_not_needed_ends(
     monkeypatch.setattr(pocl, "binding", missing)
     with pytest.raises(BackendUnavailable):
         driver.probe()
+    assert state(started[0]) == ""
+
+
+def test_an_engine_of_this_process_ends_the_template(
+    attached: tuple[OpenClDriver, list[int]],
+) -> None:
+    driver, started = attached
+    driver.sequential("").close()
     assert state(started[0]) == ""
 
 

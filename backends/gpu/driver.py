@@ -144,7 +144,6 @@ class GpuDriver(Driver):
             template, self._template = self._template, None
             engine: Engine = ConfinedEngine(self, resource, self._options, template)
         else:
-            self.drop_template()
             engine = self.sequential(resource)
         if self._options.get("role", "") == "sequential":
             engine.workers = self._workers()
@@ -153,6 +152,7 @@ class GpuDriver(Driver):
 
     def sequential(self, resource: str) -> SequentialEngine:
         """Start the engine that runs kernels itself, in this process."""
+        self.drop_template()
         workers, role = self._workers(), self._options.get("role", "")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
         warm = self._warm.pop(resource) if resource in self._warm else None
