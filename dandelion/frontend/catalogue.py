@@ -16,8 +16,8 @@ from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Request, Response, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.frontend.conversion.costs import SMALL_BYTES
-from dandelion.frontend.graphs import MEDIA_TYPES, check_format
+from dandelion.frontend.conversion.costs import costs_drawing, costs_registration
+from dandelion.frontend.graphs import MEDIA_TYPES, check_format, draw_text
 from dandelion.frontend.negotiation import media_type
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
@@ -59,7 +59,7 @@ class CatalogueRoutes:
             raise UnsupportedMedia(clipped(given) or "no Content-Type", REGISTER_TYPES)
         body = Body(request, self._node.acquire_async, self._node.settings.body_limit_bytes)
         data = await body.read()
-        if len(data) > SMALL_BYTES:
+        if costs_registration(data, kind):
             document = await self._converter.document(data, kind)
         else:
             document = read_document(data, kind)
@@ -106,7 +106,11 @@ class CatalogueRoutes:
         record = await asyncio.to_thread(self._find, CompositionRecord, name, request.version)
         assert isinstance(record, CompositionRecord)
         check_format(format_)
-        drawn = await self._converter.drawing(record.text, record.name, format_)
+        if costs_drawing(record.text):
+            drawn = await self._converter.drawing(record.text, record.name, format_)
+        else:
+            text = await asyncio.to_thread(draw_text, record.text, record.name, format_)
+            drawn = text.encode()
         return Response([drawn], MEDIA_TYPES[format_])
 
     def _target(self, request: Request) -> tuple[type[Record], str]:

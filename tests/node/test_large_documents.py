@@ -129,6 +129,15 @@ def is_converter(process: int) -> bool:
 
 
 @contextlib.contextmanager
+def started_converters() -> Iterator[set[int]]:
+    """Give the converters that were started meanwhile, once it is over."""
+    before = {p for p in children(os.getpid()) if is_converter(p)}
+    started: set[int] = set()
+    yield started
+    started |= {p for p in children(os.getpid()) if is_converter(p)} - before
+
+
+@contextlib.contextmanager
 def nothing_left(node: Node) -> Iterator[None]:
     """Holds that the arena's memory comes back."""
     before = node.info().arena.used_bytes
@@ -253,6 +262,38 @@ def test_large_documents_register(server: Server, node: Node, kind: str) -> None
         record = node.catalog.find_library(name)
         assert isinstance(record, LibraryRecord)
         assert bytes(node.catalog.blob(record.digest)) == data
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "is_converted"),
+    [(1, 150_000, False), (1, LARGE, True), (5000, 10, True)],
+)
+@pytest.mark.parametrize("kind", [JSON, PACK])
+def test_what_is_read_quickly_is_not_converted(
+    kind: str, count: int, size: int, is_converted: bool
+) -> None:
+    data: object = bytes(size) if kind == PACK else base64.b64encode(bytes(size)).decode()
+    libraries = {f"l{i}": {"data": data} for i in range(count)}
+    encode = msgspec.json.encode if kind == JSON else msgspec.msgpack.encode
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        with started_converters() as started:
+            body = encode({"libraries": libraries})
+            assert post(server, "/v1/register", body, kind, JSON)[0] == 200
+        assert bool(started) is is_converted
+
+
+@pytest.mark.parametrize(("length", "is_converted"), [(3, False), (100, True)])
+def test_what_is_drawn_quickly_is_not_converted(length: int, is_converted: bool) -> None:
+    steps = "".join(f"echo (a = all s{i}) => (s{i + 1} = a);" for i in range(length))
+    text = f"function echo (a) => (a); composition chain (s0) => (s{length}) {{{steps}}}"
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        other.register(DOCUMENT)
+        other.register(RegistrationDocument(compositions=(text,)))
+        with started_converters() as started, contextlib.closing(connection(server)) as c:
+            c.request("GET", "/v1/compositions/chain/graph")
+            reply = c.getresponse()
+            assert (reply.status, reply.read().lstrip()[:4]) == (200, b"<svg")
+        assert bool(started) is is_converted
 
 
 def test_declarations_have_a_limit_of_their_own(server: Server) -> None:
