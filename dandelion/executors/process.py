@@ -223,7 +223,6 @@ class ProcessExecutor(Executor):
         if process is None:
             return
         self._process = None
-        self._processes.current = None
         self._watcher.unwatch(process.channel.fileno())
         self._messages.clear()
         kept = (tuple(self._out), tuple(self._loaded.values()))
@@ -234,6 +233,7 @@ class ProcessExecutor(Executor):
         planning, self._plans = list(self._plans.values()), {}
 
         def end() -> None:
+            self._processes.current = None  # here: if this comes too late, `close` ends the process
             code = self._processes.end(process, code_limit_s, kept)
             self.events.post(partial(self._report, code, begun, planning))
 
