@@ -371,6 +371,7 @@ class ProcessExecutor(Executor):
             self._waiting.remove(order)
             self._give_up(order, error)
         self._advance()
+        self.flush()
 
     def _post(self, order: _Order) -> None:
         call, function, arena = order.call, order.function, self.around.arena
