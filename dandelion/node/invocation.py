@@ -56,9 +56,8 @@ class Invocation(InvocationState):
                 raise error
             finally:
                 del error
-        if self.outputs is None:
+        outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
+        if outputs is None:
             raise InternalError("an invocation ended without a result")
         names = self.walk.plan.output_names
-        return InvocationResult(
-            self.id, Sets(dict(zip(names, self.outputs, strict=True))), self.trace
-        )
+        return InvocationResult(self.id, Sets(dict(zip(names, outputs, strict=True))), self.trace)
