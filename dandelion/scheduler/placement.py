@@ -106,11 +106,14 @@ class Engines:
         return [e for e in self.all.values() if format_name in e.formats]
 
     def planner(self, formats: Sequence[str]) -> EngineState | None:
-        """Give an engine that tells what a call needs, if engines for these formats differ."""
+        """Give an engine that tells what a call needs, if engines for these formats differ.
+
+        It answers behind the calls that it has, so the one with the fewest is asked.
+        """
         for name in formats:
-            for engine in self.running(name):
-                if engine.planner and engine.phase is EnginePhase.READY:
-                    return engine
+            able = [e for e in self.running(name) if e.planner and e.phase is EnginePhase.READY]
+            if able:
+                return min(able, key=lambda engine: len(engine.sent))
         return None
 
     def possible(self, needs: Needs) -> bool:
