@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.matmul import bundle as matmul
+from dandelion.node.hosts import Work
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DandelionError, DeviceFull, EngineDied, Faulted
 from dandelion.node import Node, Settings
-from dandelion.node.hosts import Work
 from dandelion.testing import Script, ScriptedDriver
 
 MIB = 1 << 20
