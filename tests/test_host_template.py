@@ -15,7 +15,7 @@ import pytest
 from dandelion.backends.gpu import pocl
 from dandelion.backends.gpu.host_memory import HostMemory
 from dandelion.backends.gpu.host_template import HostTemplate
-from dandelion.backends.opencl import OpenClDriver
+from dandelion.backends.opencl import OpenClDriver, OpenClFactory
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
@@ -51,7 +51,7 @@ sys.exit(h.main(sys.argv[1:]))
 @pytest.fixture(autouse=True)
 def _available() -> None:
     try:
-        load_driver("opencl").probe()
+        load_driver("opencl").factory().probe()
     except BackendUnavailable as error:
         pytest.skip(str(error))
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_loaded_makes_the_backend_unavailable() -> None:
 
 
 @pytest.fixture
-def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenClDriver, list[int]]]:
+def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenClFactory, list[int]]]:
     """A driver of an engine process, and the templates that it starts."""
     started: list[int] = []
     start = HostTemplate.__init__
@@ -193,53 +193,54 @@ def attached(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenClDriver, li
     monkeypatch.setattr(HostTemplate, "__init__", noting)
     driver = OpenClDriver()
     driver.configure({"pool_bytes": "16M"})
+    factory = driver.factory()
     memory = HostMemory("test", 4096)
-    driver.attach(memory.map)
-    yield driver, started
-    driver.drop_template()
+    factory.attach(memory.map)
+    yield factory, started
+    factory.drop_template()
     memory.close()
 
 
 def test_an_engine_takes_the_template_that_was_started_ahead(
-    attached: tuple[OpenClDriver, list[int]],
+    attached: tuple[OpenClFactory, list[int]],
 ) -> None:
-    driver, started = attached
+    factory, started = attached
     assert len(started) == 1
-    engine = driver.engine(driver.probe()[0].name)
+    engine = factory.engine(factory.probe()[0].name)
     assert len(started) == 1
     engine.close()
     assert state(started[0]) == ""
 
 
 def test_a_template_that_is_not_needed_ends(
-    attached: tuple[OpenClDriver, list[int]], monkeypatch: pytest.MonkeyPatch
+    attached: tuple[OpenClFactory, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, started = attached
+    factory, started = attached
 
     def missing() -> None:
         raise BackendUnavailable("opencl", "pyopencl")
 
     monkeypatch.setattr(pocl, "binding", missing)
     with pytest.raises(BackendUnavailable):
-        driver.probe()
+        factory.probe()
     assert state(started[0]) == ""
 
 
 def test_an_engine_of_this_process_ends_the_template(
-    attached: tuple[OpenClDriver, list[int]],
+    attached: tuple[OpenClFactory, list[int]],
 ) -> None:
-    driver, started = attached
-    driver.sequential("").close()
+    factory, started = attached
+    factory.sequential("").close()
     assert state(started[0]) == ""
 
 
 def test_kernels_that_are_trusted_need_no_template(
-    attached: tuple[OpenClDriver, list[int]],
+    attached: tuple[OpenClFactory, list[int]],
 ) -> None:
     _, started = attached
     memory = HostMemory("test", 4096)
     trusting = OpenClDriver()
     trusting.configure({"unconfined": "true"})
-    trusting.attach(memory.map)
+    trusting.factory().attach(memory.map)
     memory.close()
     assert len(started) == 1

@@ -104,6 +104,8 @@ class _Order:
         evict, keep: see `dandelion.scheduler.actions.Send`.
         wire: its inputs by their place in the arena, once all are there.
         result: the context for its outputs, once it has one.
+        behind: id of the call that the process comes to before it plans this one; 0 if there is
+            none.
     """
 
     call: CallState
@@ -113,6 +115,7 @@ class _Order:
     keep: bool = False
     wire: WireSets | None = None
     result: Context | None = None
+    behind: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -228,24 +231,33 @@ class ProcessExecutor(Executor):
         if process is None:
             return
         self._process = None
-        self._processes.current = None
         self._watcher.unwatch(process.channel.fileno())
         self._messages.clear()
         kept = (tuple(self._out), tuple(self._loaded.values()))
-        if self._out:
+        planning, self._plans = list(self._plans.values()), {}
+        planned = planning[0].call if planning and not self._comes_later(planning[0]) else None
+        if self._out and planned is None:
             begun.setdefault(self._out[0].call.id, EngineDied(self.info.name, ""))
         self._out.clear()
         self._loaded.clear()
-        planning, self._plans = list(self._plans.values()), {}
 
         def end() -> None:
+            self._processes.current = None  # here: if this comes too late, `close` ends the process
             code = self._processes.end(process, code_limit_s, kept)
-            self.events.post(partial(self._report, code, begun, planning))
+            self.events.post(partial(self._report, code, begun, planning, planned))
 
         self._worker.submit(end)
 
+    def _comes_later(self, order: _Order) -> bool:
+        """Tell whether the process runs a call before it plans this one."""
+        return any(sent.call.id == order.behind for sent in self._out)
+
     def _report(
-        self, code: int | None, begun: dict[int, DandelionError], planning: list[_Order]
+        self,
+        code: int | None,
+        begun: dict[int, DandelionError],
+        planning: list[_Order],
+        planned: CallState | None,
     ) -> None:
         error = EngineDied(self.info.name, _death(code))
         for number, own in begun.items():
@@ -255,7 +267,8 @@ class ProcessExecutor(Executor):
         self._waiting.clear()
         self.events.lost(self.engine, error, begun)
         for order in planning:
-            self.events.failed(order.call, EngineDied(self.info.name, _death(code)), begun=False)
+            died = EngineDied(self.info.name, _death(code))
+            self.events.failed(order.call, died, begun=order.call is planned)
 
     def check(self) -> None:
         if not self._out and not self._waiting:
@@ -394,6 +407,7 @@ class ProcessExecutor(Executor):
             self._give_up(order, to_dandelion_error(error, self.info.name))
             return
         if order.is_plan:
+            order.behind = self._out[-1].call.id if self._out else 0
             self._plans[call.id] = order
             self._messages.append(Plan(call.id, function.identity, wire))
             return

@@ -60,9 +60,8 @@ class Invocation(InvocationState, eq=False, kw_only=True):
                 raise error
             finally:
                 del error
-        if self.outputs is None:
+        outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
+        if outputs is None:
             raise InternalError("an invocation ended without a result")
         names = self.walk.plan.output_names
-        return InvocationResult(
-            self.id, Sets(dict(zip(names, self.outputs, strict=True))), self.trace
-        )
+        return InvocationResult(self.id, Sets(dict(zip(names, outputs, strict=True))), self.trace)

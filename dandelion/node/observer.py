@@ -109,4 +109,7 @@ class Recorder:
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
-            log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, error)
+            text = str(
+                error
+            )  # a record may be kept, and with the error what its traceback refers to
+            log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)

@@ -217,18 +217,20 @@ class Runtime:
 
     def wait(self, ended: Callable[[], bool], limit_s: float) -> None:
         """Work until something is so; for a blocking call on the loop's own thread."""
-        end_s = time.monotonic() + limit_s
-        self.work()
-        while not ended() and (left_s := end_s - time.monotonic()) > 0:
-            self._look_for_answers(left_s)
-            self.work()
+        end_ns = time.monotonic_ns() + int(limit_s * 1e9)
+        finished = self.work()
+        while not ended() and (now_ns := time.monotonic_ns()) < end_ns:
+            due_ns = min(end_ns, self.scheduler.next_tick_ns or end_ns)
+            self._look_for_answers(max(0, due_ns - now_ns) / 1e9 if finished else 0.0)
+            self.scheduler.tick(time.monotonic_ns())  # the loop's timers do not run meanwhile
+            finished = self.work()
 
     # --- work -----------------------------------------------------------------------------------
 
-    def work(self) -> None:
-        """Raise events and carry out actions until there are none, or a turn is over."""
+    def work(self) -> bool:
+        """Raise events and carry out actions. False if a turn is over before there are none."""
         if self._working:
-            return
+            return True
         self._working = True
         started_ns = time.monotonic_ns()
         try:
@@ -242,6 +244,7 @@ class Runtime:
         if not finished:
             self._continue_soon()
         self._set_timer()
+        return finished
 
     def _continue(self) -> None:
         self._continues = False

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import ContextFull, DandelionError, DeviceFull, NoEngine
+from dandelion.errors import ContextFull, DandelionError, DeviceFull, EngineDied, NoEngine
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
 from dandelion.scheduler.lines import Lines
@@ -30,7 +30,7 @@ from dandelion.scheduler.records import (
     Tenant,
 )
 from dandelion.scheduler.residency import Residency
-from dandelion.scheduler.retries import blamed, may_run_again
+from dandelion.scheduler.retries import ATTEMPTS, blamed, may_run_again
 
 Sizes = Callable[[Flow], tuple[int, int]]
 """Tells the bytes of a function's code and constants in the node's memory, and the part of them
@@ -178,7 +178,8 @@ class Calls:
             begun: its engine may have begun with it.
         """
         if call.phase is Phase.PLANNING:
-            self._fail(call, error, now_ns)
+            self._unplanned(call, error, begun, now_ns)
+            return
         if call.phase is not Phase.SENT:
             return
         engine = self._off(call, now_ns)
@@ -215,6 +216,14 @@ class Calls:
                 self._act(Plan(call, planner))
                 return
         self._queue(call, now_ns)
+
+    def _unplanned(self, call: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
+        """A call could not be planned: have another engine plan it if this one died."""
+        if isinstance(error, EngineDied) and (not begun or call.attempt < ATTEMPTS):
+            call.attempt += begun
+            self._plan(call, now_ns)
+        else:
+            self._fail(call, blamed(call, error), now_ns)
 
     def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
         """Send a call, or have it wait for an engine."""
