@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from dandelion.data import Sets
 from dandelion.errors import InternalError
@@ -11,8 +12,7 @@ from dandelion.node.traces import Trace
 from dandelion.scheduler import InvocationState
 
 
-@dataclass(frozen=True, slots=True)
-class InvocationResult:
+class InvocationResult(msgspec.Struct, frozen=True, eq=False):
     """What came of an invocation.
 
     Attributes:

@@ -75,15 +75,15 @@ class Recorder:
         if engine is None or not isinstance(invocation, Invocation):
             return
         started_ns = call.started_ns or call.sent_ns
-        waited = call.sent_ns - call.queued_ns
+        ended_ns = call.ended_ns
         invocation.trace.add(
             CallRecord(
                 call.run.application.id,
                 call.run.number,
                 engine.name,
-                call.queued_ns if waited else 0,
+                call.queued_ns if call.sent_ns > call.queued_ns else 0,
                 started_ns,
-                max(call.ended_ns, started_ns),
+                ended_ns if ended_ns > started_ns else started_ns,
                 call.stages,
             )
         )

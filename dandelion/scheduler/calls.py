@@ -237,7 +237,8 @@ class Calls:
         if not flow.queues:
             self._policy.waits(flow)
         call.phase = Phase.QUEUED
-        call.queued_ns = call.queued_ns or now_ns
+        if not call.queued_ns:
+            call.queued_ns = now_ns
         if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:
             engine = best_free(lane, flow)
             if engine is not None:
@@ -286,7 +287,9 @@ class Calls:
         assert engine is not None, "it was sent"
         del engine.sent[call.id]
         call.flow.tenant.calls -= 1
-        duration_ns = max(0, now_ns - (call.started_ns or call.sent_ns))
+        duration_ns = now_ns - (call.started_ns or call.sent_ns)
+        if duration_ns < 0:  # it was lost before it was known to have started
+            duration_ns = 0
         engine.measured(duration_ns)
         call.flow.measured(duration_ns)
         self._policy.ended(call, duration_ns)
