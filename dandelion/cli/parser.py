@@ -172,16 +172,16 @@ def _bench(parser: VerbParser, local: VerbParser) -> None:
     running.add_argument(
         "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
     )
-    _out(running, "DIR", "where JSON is kept; default: bench/results, or bench-results if --quick")
-    plot = verbs.add_parser("plot", parents=[local], help="draw kept outcomes as SVG and PNG")
+    _out(running, "DIR", "where JSON is saved; default: bench/results, or bench-results if --quick")
+    plot = verbs.add_parser("plot", parents=[local], help="draw saved results as SVG and PNG")
     _out(plot, "DIR", "default: bench-pictures")
-    report = verbs.add_parser("report", parents=[local], help="write kept outcomes as one page")
+    report = verbs.add_parser("report", parents=[local], help="write saved results as one page")
     _out(report, "FILE", "default: bench-report.html")
     for verb in (plot, report):
         verb.add_argument(
             "paths", nargs="*", default=[], type=Path, metavar="PATH", help="files or folders"
         )
-    compare = verbs.add_parser("compare", parents=[local], help="compare two kept runs")
+    compare = verbs.add_parser("compare", parents=[local], help="compare two saved runs")
     compare.add_argument("paths", nargs=2, type=Path, metavar="PATH", help="old, then new")
 
 

@@ -1,16 +1,17 @@
 """Peers for the question of what a dispatcher costs, each only if it is installed.
 
-Every peer runs the same no-op step, in a chain (each step gets what the one before gave) and as a
-fan-out (independent steps, whose results are all waited for), and is driven by one caller in this
-process, as we are. Each is used as its own documentation says is fastest for tiny steps:
+Every peer runs the same no-op step, in a chain (each step gets the result of the one before) and as
+a fan-out (independent steps, whose results are all waited for), called by one thread in this
+process, as our node is. Each is used in the way that its documentation says is fastest for tiny
+steps:
 
-- *Dask threads*: a graph given to the threaded scheduler, one thread for each core.
+- *Dask threads*: a graph for the threaded scheduler, one thread for each core.
 - *Ray actors*: references passed from call to call of one actor; a fan-out over one actor for each
   core.
-- *Ray compiled graph*: the graph compiled once, on one actor, where a value is handed on at once;
-  and across two actors, where every step is a hop through shared memory.
-- *Triton*: an ensemble of the no-op step in its backend for Python, asked over one kept connection,
-  since its users are clients; the request over HTTP is part of each call.
+- *Ray compiled graph*: the graph compiled once, on one actor, which passes values on at once; and
+  across two actors, where every step is a hop through shared memory.
+- *Triton*: an ensemble of the no-op step in its backend for Python, over one kept connection; its
+  users are clients, so the request over HTTP is part of each call.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from .triton_install import missing_triton
 
 Action = Callable[[], object]
 COMPILED_LIMIT = 100
-"""Steps of a compiled graph; beyond it, compiling takes longer than all that is measured."""
+"""Steps of a compiled graph; beyond it, compiling takes longer than everything that is measured."""
 _SHARED = Path("/dev/shm")
-_END_S = 5.0  # for Ray's processes to be gone
+_END_S = 5.0  # for Ray's processes to end
+_SLOW = "takes seconds to start: leave out --quick"
 
 
 def no_op(value: bytes) -> bytes:
-    """Give what it got: the step that everybody runs."""
+    """Return the argument: the step that all systems run."""
     return value
 
 
-class Peer(Protocol):
+class StepRunner(Protocol):
     """Runs no-op steps."""
 
     name: str
@@ -61,7 +63,7 @@ class Peer(Protocol):
 class DaskThreads:
     """Dask's threaded scheduler."""
 
-    name = "Dask"
+    name = names.DASK
 
     def __init__(self) -> None:
         self._get = importlib.import_module("dask.threaded").get
@@ -81,7 +83,7 @@ class DaskThreads:
 
 
 def _actor(ray: Any) -> Any:  # a binding whose names exist once it is loaded
-    class Step:  # local, since Ray then sends the class itself: no worker must import this module
+    class Step:  # local, since Ray then sends the class itself, and no worker imports this module
         def step(self, value: bytes) -> bytes:
             return value
 
@@ -91,7 +93,7 @@ def _actor(ray: Any) -> Any:  # a binding whose names exist once it is loaded
 class RayActors:
     """One actor for each core."""
 
-    name = "Ray actors"
+    name = names.RAY_ACTORS
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -116,16 +118,10 @@ class RayActors:
 
 
 class RayCompiled:
-    """Ray's compiled graphs.
-
-    Args:
-        ray: the library.
-        across: steps lie on two actors in turns, so that each is a hop between processes; else all
-            lie on one, where Ray passes values on without a channel.
-    """
+    """Ray's compiled graphs, with all steps on one actor, or on two actors in turns (`across`)."""
 
     def __init__(self, ray: Any, across: bool) -> None:
-        self.name = "Ray compiled graph, across actors" if across else "Ray compiled graph"
+        self.name = f"{names.RAY_GRAPH}, across actors" if across else names.RAY_GRAPH
         self._ray = ray
         self._dag = importlib.import_module("ray.dag")
         self._actors = [_actor(ray) for _ in range(2 if across else 1)]
@@ -161,28 +157,28 @@ class RayCompiled:
 
 
 @contextlib.contextmanager
-def peers(quick: bool, skips: list[Skip]) -> Iterator[list[Peer]]:
+def step_runners(quick: bool, skips: list[Skip]) -> Iterator[list[StepRunner]]:
     """Start the peers that are installed.
 
     Args:
         quick: leave out those that take seconds to start.
-        skips: is told why one is missing.
+        skips: gets the reason for each that is missing.
     """
-    found: list[Peer] = []
+    found: list[StepRunner] = []
     with contextlib.ExitStack() as stack:
         if _installed("dask"):
             found.append(DaskThreads())
         else:
-            skips.append(Skip("Dask", "not installed: pip install dask"))
+            skips.append(Skip(names.DASK, "not installed: pip install dask"))
         if not _installed("ray"):
             skips.append(Skip("Ray", "not installed: pip install ray"))
         elif quick:
-            skips.append(Skip("Ray", "takes seconds to start: leave out --quick"))
+            skips.append(Skip("Ray", _SLOW))
         else:
             found += stack.enter_context(_ray(skips))
         found += _triton(quick, skips)
-        for peer in found:
-            stack.callback(peer.close)
+        for runner in found:
+            stack.callback(runner.close)
         yield found
 
 
@@ -190,10 +186,8 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def _triton(quick: bool, skips: list[Skip]) -> list[Peer]:
-    reason = missing_triton()
-    if not reason and quick:
-        reason = "takes seconds to start: leave out --quick"
+def _triton(quick: bool, skips: list[Skip]) -> list[StepRunner]:
+    reason = missing_triton() or (_SLOW if quick else "")
     if not reason:
         try:
             return [TritonEnsembles()]
@@ -206,13 +200,13 @@ def _triton(quick: bool, skips: list[Skip]) -> list[Peer]:
 def semaphores() -> set[Path]:
     """List the semaphores of Ray's compiled graphs; each is named after the process that made it.
 
-    Ray's workers are killed in the end, and what they made then stays.
+    Ray's workers are killed at the end and leave them behind.
     """
     return {path for kind in ("hdr", "obj") for path in _SHARED.glob(f"sem.{kind}[0-9]*-*")}
 
 
 def remove_semaphores(others: set[Path]) -> None:
-    """Remove those that are not among `others`, once their processes are gone."""
+    """Remove those that are not among `others`, once their processes have ended."""
     until = time.monotonic() + _END_S
     for path in semaphores() - others:
         process = Path("/proc", path.name.removeprefix("sem.")[3:].partition("-")[0])
@@ -224,10 +218,11 @@ def remove_semaphores(others: set[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
-    """Start Ray on this machine alone, with a folder of its own that is removed afterwards."""
+def _ray(skips: list[Skip]) -> Iterator[list[StepRunner]]:
+    """Start Ray on this machine alone, with its own folder, which is removed afterwards."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths must be short
+    started: list[StepRunner] = []
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(remove_semaphores, semaphores())
@@ -236,9 +231,8 @@ def _ray(skips: list[Skip]) -> Iterator[list[Peer]]:
             stack.callback(ray.shutdown)
             ray.init(num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
                      log_to_driver=False, logging_level="ERROR", _temp_dir=folder)  # fmt: skip
-            started: list[Peer] = [RayActors(ray), RayCompiled(ray, False), RayCompiled(ray, True)]
-        except Exception as error:  # it needs ports, shared memory and more; whatever it lacks
+            started = [RayActors(ray), RayCompiled(ray, False), RayCompiled(ray, True)]
+        except Exception as error:  # it needs ports, shared memory and more
             reason = f"does not start here: {type(error).__name__}: {error}"
             skips.append(Skip("Ray", reason[:300]))
-            started = []
         yield started

@@ -1,9 +1,8 @@
-"""Figures for people: three digits and a unit that fits, the same in tables, pictures and pages.
+"""Values as text: three digits and a unit that fits, the same in tables, pictures and pages.
 
-Records hold microseconds, bytes and 1/s (see `dandelion.bench.records`). Times and sizes of memory
-are written as engineers read them: ns to hours, binary units of bytes, decimal ones of rates. What
-was not measured, or is no number, is a dash. Text that comes from a file is cleaned of control
-characters here too, once, since neither a terminal nor an SVG may see them.
+Times are written from ns to hours, sizes with binary and rates with decimal prefixes. A value that
+was not measured, or is not a number, is a dash. Text of saved results is cleaned of control
+characters here, since neither a terminal nor an SVG may get them.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import math
 import unicodedata
 from collections.abc import Mapping
 
-from .records import Metric, Row, Unit
+from ..records import Metric, Row, Unit
 
 NOTHING = "–"
-"""Stands for a value that is not there."""
+"""Written for a missing value."""
 
-_LADDERS: dict[Unit, tuple[tuple[float, str], ...]] = {
+_STEPS: dict[Unit, tuple[tuple[float, str], ...]] = {
     Unit.US: (
         (1e-3, " ns"), (1.0, " µs"), (1e3, " ms"), (1e6, " s"), (6e8, " min"), (3.6e10, " h"),
     ),
@@ -36,16 +35,11 @@ _COUNTED = (Unit.COUNT, Unit.BYTES)  # written in full below the first prefix
 
 
 def figure(value: float | None, unit: Unit) -> str:
-    """Write a value with three significant digits and a unit that fits: ``1.64 ms``.
-
-    Args:
-        value: in the unit of the records; None or a number that is not finite gives a dash.
-        unit: of the value.
-    """
+    """Write a value of the records with three significant digits and its unit: ``1.64 ms``."""
     if value is None or not math.isfinite(value):
         return NOTHING
     rounded = float(f"{value:.3g}")
-    divisor, name = _rung(abs(value if unit is Unit.BYTES else rounded), unit)
+    divisor, name = _step(abs(value if unit is Unit.BYTES else rounded), unit)
     whole = unit in _COUNTED and divisor == 1 and value == int(value)
     return _plain(value if whole else float(f"{value / divisor:.3g}")) + name
 
@@ -56,19 +50,16 @@ def number(value: float | str, unit: Unit) -> str:
 
 
 def spread(row: Row, metric: Metric) -> str:
-    """Write a metric's value, with its spread where the row has one: ``1.64 ms (1.6–1.7)``.
-
-    The spread of metric ``KEY`` are the values ``KEY_low`` and ``KEY_high``.
-    """
+    """Write a metric's value, with its spread where the row has one: ``1.64 ms (1.6–1.7)``."""
     return with_ends(row.values.get(metric.key), bounds(row.values, metric.key), metric.unit)
 
 
 def with_ends(value: float | None, ends: tuple[float, float] | None, unit: Unit) -> str:
-    """Write a value and the ends of its spread, which are in the unit that is written for it."""
+    """Write a value, and the ends of its spread in the same unit."""
     text = figure(value, unit)
     if ends is None or value is None or not math.isfinite(value):
         return text
-    divisor, _ = _rung(abs(float(f"{value:.3g}")), unit)
+    divisor, _ = _step(abs(float(f"{value:.3g}")), unit)
     low, high = (_plain(float(f"{end / divisor:.3g}")) for end in ends)
     return f"{text} ({low}–{high})"
 
@@ -88,8 +79,8 @@ def clean(text: str) -> str:
 
 def printable(text: str) -> str:
     """Give text with its control, format and surrogate characters replaced."""
-    kept = (" " if c.isspace() else c for c in text)
-    return "".join("\N{REPLACEMENT CHARACTER}" if _unprintable(c) else c for c in kept)
+    spaced = (" " if c.isspace() else c for c in text)
+    return "".join("\N{REPLACEMENT CHARACTER}" if _unprintable(c) else c for c in spaced)
 
 
 def shortened(text: str, characters: int) -> str:
@@ -103,12 +94,12 @@ def _unprintable(character: str) -> bool:
     return kind in ("Cc", "Cs", "Cn", "Cf")
 
 
-def _rung(size: float, unit: Unit) -> tuple[float, str]:
-    ladder = _LADDERS[unit]
+def _step(size: float, unit: Unit) -> tuple[float, str]:
+    steps = _STEPS[unit]
     if size == 0:
-        start, name = next(rung for rung in ladder if rung[0] >= 1)
+        start, name = next(step for step in steps if step[0] >= 1)
     else:
-        start, name = [r for r in ladder if r[0] <= size][-1] if size >= ladder[0][0] else ladder[0]
+        start, name = [r for r in steps if r[0] <= size][-1] if size >= steps[0][0] else steps[0]
     return _DIVISORS.get(name, start), name
 
 

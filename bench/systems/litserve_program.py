@@ -1,7 +1,7 @@
-"""A program: PyPlover's network in PyTorch behind LitServe, with one worker; it speaks JSON.
+"""A program: PyPlover's network in PyTorch behind LitServe, with one worker and JSON.
 
-Its argument is the port; SIGTERM ends it. The class stands alone in a module, since LitServe sends
-it to its worker by name.
+Its argument is the port; SIGTERM ends it. The class has its own module, since LitServe sends it to
+its worker by name.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .peer_network import Network
+from .torch_network import Network
 
 _ls: Any = importlib.import_module("litserve")  # its names exist once it is loaded
 
 
-class Api(_ls.LitAPI):  # type: ignore[misc]  # a class of what was just imported
+class LitServeApi(_ls.LitAPI):  # type: ignore[misc]  # a class of what was just imported
     """The network, as LitServe calls it."""
 
     def setup(self, device: str) -> None:
@@ -39,7 +39,7 @@ class Api(_ls.LitAPI):  # type: ignore[misc]  # a class of what was just importe
 
 def main(port: str) -> None:
     """Serve until a signal comes."""
-    server = _ls.LitServer(Api(), accelerator="auto", devices=1, workers_per_device=1)
+    server = _ls.LitServer(LitServeApi(), accelerator="auto", devices=1, workers_per_device=1)
     server.run(host="127.0.0.1", port=int(port), log_level="error", generate_client_file=False)
 
 
