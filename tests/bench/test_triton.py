@@ -16,11 +16,11 @@ import msgspec
 import pytest
 from dandelion.bench.experiment import Bench
 from dandelion.bench.load import HttpRequest, closed_loop
+from dandelion.bench.processes import ServerFailed, ServerProcess
 from dandelion.bench.records import Skip
 from dandelion.bench.systems import names, peers_dispatch
 from dandelion.bench.systems.peers_serving import Entry, entries, running
 from dandelion.bench.systems.plover_chains import network, vector_addition
-from dandelion.bench.systems.servers import ServerFailed, ServerProcess
 from dandelion.bench.systems.triton import (
     TritonEnsembles,
     TritonServer,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dandelion.bench.systems.bare import (
     BareDevice,
-    Work,
+    Workload,
     agrees,
     bare_device,
     example_body,
@@ -35,11 +35,11 @@ def device() -> Iterator[BareDevice]:
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
-def test_a_lane_gives_what_numpy_gives_again_and_again(device: BareDevice, work: Work) -> None:
-    with device.lane(work) as lane:
+def test_a_lane_gives_what_numpy_gives_again_and_again(device: BareDevice, work: Workload) -> None:
+    with device.stream(work) as stream:
         for seed in (1, 2, 1):
             body = example_body(work, seed)
-            assert agrees(work, body, lane.run(body))
+            assert agrees(work, body, stream.run(body))
 
 
 def test_a_wrong_reply_does_not_agree() -> None:
@@ -50,21 +50,21 @@ def test_a_wrong_reply_does_not_agree() -> None:
 
 
 def test_every_repetition_is_launched(device: BareDevice) -> None:
-    assert inference_work(7).launches == 21
-    with device.lane(ticks_work(7)) as lane:
-        assert np.frombuffer(lane.run(bytes(8)), np.int64)[0] == 7
-        assert np.frombuffer(lane.run(np.int64(5).tobytes()), np.int64)[0] == 12
+    assert len(inference_work(7).steps) * inference_work(7).times == 21
+    with device.stream(ticks_work(7)) as stream:
+        assert np.frombuffer(stream.run(bytes(8)), np.int64)[0] == 7
+        assert np.frombuffer(stream.run(np.int64(5).tobytes()), np.int64)[0] == 12
 
 
 def test_a_body_of_another_size_is_refused(device: BareDevice) -> None:
-    with device.lane(matmul_work()) as lane, pytest.raises(ValueError, match="structure"):
-        lane.run(b"too short")
+    with device.stream(matmul_work()) as stream, pytest.raises(ValueError, match="structure"):
+        stream.run(b"too short")
 
 
 def test_opencl_has_no_graphs(device: BareDevice) -> None:
     assert not device.graphs
     with pytest.raises(BackendUnavailable):
-        device.lane(matmul_work(), graph=True)
+        device.stream(matmul_work(), graph=True)
 
 
 ON_THE_FAKE = """
@@ -78,16 +78,16 @@ from dandelion.bench.systems.bare import *
 with bare_device("cuda") as device:
     for work in (matmul_work(), inference_work(2), inference_work(1, 2)):
         for graph in (False, True):
-            with device.lane(work, graph=graph) as lane:
+            with device.stream(work, graph=graph) as stream:
                 for seed in (1, 2):
                     body = example_body(work, seed)
-                    assert agrees(work, body, lane.run(body)), (work.name, graph)
-    with device.lane(ticks_work(50), graph=True) as lane:
+                    assert agrees(work, body, stream.run(body)), (work.name, graph)
+    with device.stream(ticks_work(50), graph=True) as stream:
         before = fake.calls()
-        assert np.frombuffer(lane.run(bytes(8)), np.int64)[0] == 50
+        assert np.frombuffer(stream.run(bytes(8)), np.int64)[0] == 50
         assert fake.calls() - before == 4, "copy in, one graph, copy out, one wait"
-        lane.zero()
-        lane.wait()
+        stream.zero()
+        stream.wait()
 assert fake.live() == {}, fake.live()
 print("ok")
 """

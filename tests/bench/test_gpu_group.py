@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines, gpu_fault, gpu_memory, gpu_sharing
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.records import Found
+from dandelion.bench.experiment import Bench, all_experiments
+from dandelion.bench.experiments import gpu_engines, gpu_fault, gpu_sharing
+from dandelion.bench.records import Findings
+from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
 
 from dandelion.errors import Faulted
@@ -26,7 +26,7 @@ GPU = Bench(backend="cuda")
 LOCAL = (
     gpu_engines.launches,
     gpu_engines.deep,
-    gpu_memory.constants,
+    gpu_engines.constants,
     gpu_engines.cold,
 )
 
@@ -34,7 +34,7 @@ LOCAL = (
 @pytest.mark.parametrize("run", LOCAL, ids=lambda run: run.__name__)
 def test_engines_are_timed_in_this_process(run: object) -> None:
     assert callable(run)
-    found: Found = run(QUICK)
+    found: Findings = run(QUICK)
     (panel,) = found.panels
     assert names.SEQUENTIAL in {row.system for row in panel.rows}
     assert all(row.values["p50"] > 0 and row.count for row in panel.rows)
@@ -55,7 +55,7 @@ def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
 
 def test_a_missing_device_is_a_skip() -> None:
     missing = Bench(quick=True, backend="hip")
-    found = gpu_engines.launches(missing)
+    found = all_experiments()["gpu_launches"].measure(missing)
     assert not found.panels
     assert found.skips[0].reason
 
@@ -84,28 +84,30 @@ class Faulty:
 def test_a_fault_right_after_another_waits_for_a_good_answer_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    good = gpu_sharing.Errand("good", "good", {}, lambda _: True)
-    monkeypatch.setattr(gpu_fault, "products", lambda: good)
+    good = gpu_sharing.CheckedCall("good", "good", {}, lambda _: True)
+    monkeypatch.setattr(gpu_fault, "good_call", lambda: good)
     for again, wanted in ((False, ["stray"]), (True, ["stray", "good", "stray"])):
         node = Faulty()
-        seen = gpu_fault.storm(cast(Node, node), 0.0, 0.0, again=again)
+        seen = gpu_fault.fault_run(cast(Node, node), 0.0, 0.0, again=again)
         assert [f for thread, f in node.asked if thread == threading.get_ident()] == wanted
         assert len(seen.good) == sum(function == "good" for _, function in node.asked)
         assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
 
 
 def test_a_fault_costs_one_error_and_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    storms: list[bool] = []
+    runs: list[bool] = []
 
-    def storm(node: Node, before_s: float, after_s: float, *, again: bool) -> gpu_fault.Storm:
-        storms.append(again)
+    def fault_run(
+        node: Node, before_s: float, after_s: float, *, again: bool
+    ) -> gpu_fault.FaultRun:
+        runs.append(again)
         return real(node, before_s, after_s, again=again)
 
-    real = gpu_fault.storm
-    monkeypatch.setattr(gpu_fault, "storm", storm)
+    real = gpu_fault.fault_run
+    monkeypatch.setattr(gpu_fault, "fault_run", fault_run)
     found = gpu_fault.fault(QUICK)
     (panel,) = found.panels
-    assert storms == [row.x == gpu_fault.AT_ONCE for row in panel.rows]
+    assert runs == [row.x == gpu_fault.AT_ONCE for row in panel.rows]
     whens = (gpu_fault.PREPARED, gpu_fault.AT_ONCE)
     systems = (names.SEQUENTIAL, names.concurrent(2))
     assert [(row.system, row.x) for row in panel.rows] == [(s, x) for s in systems for x in whens]
@@ -135,39 +137,43 @@ def test_the_longest_gap_is_one_that_overlaps_the_window(
     assert gpu_fault.longest_gap(moments, 10.0, 20.0) == gap
 
 
-def stormy(good: tuple[gpu_fault.Made, ...], *, error: str = "Faulted") -> gpu_fault.Storm:
-    return gpu_fault.Storm(good, gpu_fault.Made(10.0, 10.5, False, error), 1.0)
+def stormy(good: tuple[gpu_fault.TimedCall, ...], *, error: str = "Faulted") -> gpu_fault.FaultRun:
+    return gpu_fault.FaultRun(good, gpu_fault.TimedCall(10.0, 10.5, False, error), 1.0)
 
 
 def test_only_right_results_end_an_outage() -> None:
-    steady = tuple(gpu_fault.Made(9 + i / 10, 9.05 + i / 10) for i in range(11))
-    late = gpu_fault.Made(10.02, 11.0)
-    seen = stormy((*steady, late, gpu_fault.Made(11.0, 12.0)))
+    steady = tuple(gpu_fault.TimedCall(9 + i / 10, 9.05 + i / 10) for i in range(11))
+    late = gpu_fault.TimedCall(10.02, 11.0)
+    seen = stormy((*steady, late, gpu_fault.TimedCall(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 11.0)
     assert seen.slowest_s == 1.0
     assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
-    flawed = gpu_fault.Made(10.02, 11.0, right=False)
-    refused = gpu_fault.Made(10.05, 11.2, right=False, error="EngineDied: it ended")
-    seen = stormy((*steady, flawed, refused, gpu_fault.Made(11.0, 12.0)))
+    flawed = gpu_fault.TimedCall(10.02, 11.0, right=False)
+    refused = gpu_fault.TimedCall(10.05, 11.2, right=False, error="EngineDied: it ended")
+    seen = stormy((*steady, flawed, refused, gpu_fault.TimedCall(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 10.05)
     assert (seen.failed, seen.wrong, seen.lost) == (1, 1, 1)
-    assert "EngineDied" in seen.words
+    assert "EngineDied" in seen.summary
     assert stormy((), error="").failed == 0
 
 
 def test_calls_before_the_fault_are_none_of_the_slow_ones() -> None:
-    assert stormy((gpu_fault.Made(1.0, 9.0), gpu_fault.Made(9.5, 10.2))).slowest_s == (
+    assert stormy((gpu_fault.TimedCall(1.0, 9.0), gpu_fault.TimedCall(9.5, 10.2))).slowest_s == (
         pytest.approx(0.7)
     )
 
 
 def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
-    quick = tuple(gpu_fault.Made(9 + i / 10, 9.1 + i / 10) for i in range(30))
-    slow = (gpu_fault.Made(9.0, 10.0), gpu_fault.Made(10.1, 11.0), gpu_fault.Made(11.0, 12.0))
-    lost = (*quick, gpu_fault.Made(10.0, 10.1, right=False, error="EngineDied"))
+    quick = tuple(gpu_fault.TimedCall(9 + i / 10, 9.1 + i / 10) for i in range(30))
+    slow = (
+        gpu_fault.TimedCall(9.0, 10.0),
+        gpu_fault.TimedCall(10.1, 11.0),
+        gpu_fault.TimedCall(11.0, 12.0),
+    )
+    lost = (*quick, gpu_fault.TimedCall(10.0, 10.1, right=False, error="EngineDied"))
 
     def passes(
-        x: str, good: tuple[gpu_fault.Made, ...], error: str = "Faulted", told_s: float = 0.0
+        x: str, good: tuple[gpu_fault.TimedCall, ...], error: str = "Faulted", told_s: float = 0.0
     ) -> list[bool]:
         found = {(x, names.SEQUENTIAL): stormy(good, error=error)}
         return [line.passes for line in gpu_fault.budgets(GPU, found, told_s)]
@@ -177,7 +183,7 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     assert passes(gpu_fault.AT_ONCE, slow) == [True, True]
     assert passes(gpu_fault.PREPARED, slow, told_s=0.8) == [True, False]
     assert passes(gpu_fault.PREPARED, slow, told_s=0.9) == [True, True]
-    never = gpu_fault.Made(10.0, 12.0, right=False, error="TimedOut")
+    never = gpu_fault.TimedCall(10.0, 12.0, right=False, error="TimedOut")
     assert passes(gpu_fault.AT_ONCE, (slow[0], never)) == [False, False]
     assert passes(gpu_fault.PREPARED, lost) == [False, True]
     assert passes(gpu_fault.PREPARED, quick, error="") == [False, True]
@@ -194,21 +200,19 @@ def test_the_powers_of_a_step_are_its_repetition(rounds: int) -> None:
     assert gpu_sharing.spun(rounds) == x
 
 
-def timed(us: float) -> Histogram:
-    made = Histogram()
-    made.record(us, 10)
-    return made
+def timed(us: float) -> Samples:
+    return Samples.of_us([us] * 10)
 
 
 def test_budgets_of_a_gpu_pass_and_fail_by_what_was_measured() -> None:
     node = gpu_engines.THROUGH_NODE
     figures = {
-        "bare": 100.0,
-        "engine": 120.0,
-        f"{names.SEQUENTIAL}, {node}": 150.0,
-        f"{names.concurrent(2)}, {node}": 170.0,
+        ("a call", names.BARE): 100.0,
+        ("a call", names.SEQUENTIAL): 120.0,
+        (node, names.SEQUENTIAL): 150.0,
+        (node, names.concurrent(2)): 170.0,
     }
-    lines = gpu_engines.matmul_budgets(GPU, {name: timed(us) for name, us in figures.items()})
+    lines = gpu_engines.matmul_budgets(GPU, {key: timed(us) for key, us in figures.items()})
     assert [line.passes for line in lines] == [True, True, False]
     launches = {gpu_engines.BARE_GRAPH: 100.0, names.SEQUENTIAL: 110.0, names.BARE: 290.0}
     many = {name: timed(us) for name, us in launches.items()}
@@ -233,11 +237,11 @@ from tests.fake_driver.fake import Fake
 fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
 fake.library.fake_set_memory(1 << 30)
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines, gpu_memory
-from dandelion.bench.systems import engine
-engine._OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
+from dandelion.bench.experiments import gpu_engines
+from dandelion.bench.systems import engines
+engines.GPU_OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
 bench = Bench(quick=True, backend="cuda")
-for run in (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold):
+for run in (gpu_engines.launches, gpu_engines.deep, gpu_engines.constants, gpu_engines.cold):
     found = run(bench)
     assert found.panels and not found.skips, found
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)

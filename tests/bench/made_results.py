@@ -6,10 +6,10 @@ from dandelion.bench.records import (
     Axis,
     Budget,
     Claim,
-    Found,
+    ExperimentResult,
+    Findings,
     Look,
     Metric,
-    Outcome,
     Panel,
     Row,
     Skip,
@@ -108,7 +108,7 @@ def empty_panel() -> Panel:
     return Panel("empty", "Nothing was there", Axis("x"), (P50,), ())
 
 
-def outcome(
+def result(
     experiment: str = "fig-5-1",
     panels: Sequence[Panel] = (),
     *,
@@ -116,10 +116,10 @@ def outcome(
     group: str = "thesis",
     quick: bool = False,
     date: str = "2025-11-20T12:00:00Z",
-) -> Outcome:
+) -> ExperimentResult:
     """An outcome with claims, budgets and skips."""
     gpu = machine_name == "h200"
-    found = Found(
+    found = Findings(
         panels=tuple(panels or (sweep_panel(), stacked_panel())),
         claims=(
             Claim("GPU thesis, Fig. 5.1", "A dedicated server has 30 % less latency.",
@@ -135,21 +135,21 @@ def outcome(
         scaled="" if gpu else "64 x 64 instead of 128 x 128, on processors",
         notes=("Rates are offered by one generator.",),
     )  # fmt: skip
-    return Outcome(
+    return ExperimentResult(
         experiment, group, "How does latency grow with load?", "GPU thesis, Fig. 5.1",
         {"cpu": "Xeon 8481C" if gpu else "EPYC 7B13", "cores": "16" if gpu else "2"},
         machine_name, "cuda" if gpu else "opencl", "c2feb7e+", date, 42.5, quick, found,
     )  # fmt: skip
 
 
-def hostile_outcome() -> Outcome:
+def hostile_result() -> ExperimentResult:
     """An outcome whose every text is hostile."""
     panels = tuple(hostile_panel(look) for look in Look)
-    found = Found(
+    found = Findings(
         panels, (Claim(HOSTILE, HOSTILE, HOSTILE),), (Budget(HOSTILE, HOSTILE, HOSTILE, True),),
         (Skip(HOSTILE, HOSTILE),), HOSTILE, (HOSTILE,),
     )  # fmt: skip
-    return Outcome(
+    return ExperimentResult(
         f"../../{HOSTILE}", HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, f"/{HOSTILE}", HOSTILE,
         HOSTILE, HOSTILE, 1.0, True, found,
     )  # fmt: skip

@@ -8,19 +8,19 @@ from pathlib import Path
 import matplotlib as mpl
 import msgspec
 import pytest
-from dandelion.bench.plots import draw, inline_svg
 from dandelion.bench.records import Axis, Look, Metric, Panel, Row, Unit
+from dandelion.bench.report.plots import draw, inline_svg
 from dandelion.bench.systems.names import style_of
 
 from dandelion.errors import BackendUnavailable
-from tests.bench.outcomes import (
+from tests.bench.made_results import (
     P50,
     P99,
     bars_panel,
     empty_panel,
-    hostile_outcome,
     hostile_panel,
-    outcome,
+    hostile_result,
+    result,
     stacked_panel,
     sweep_panel,
     table_panel,
@@ -40,7 +40,7 @@ def shown(panel: Panel) -> str:
 
 def test_every_panel_with_a_picture_becomes_an_svg_and_a_png(tmp_path: Path) -> None:
     panels = [sweep_panel(), bars_panel(), stacked_panel(), table_panel(), empty_panel()]
-    paths = draw(outcome(panels=panels), tmp_path / "pictures")
+    paths = draw(result(panels=panels), tmp_path / "pictures")
     names = [path.name for path in paths]
     assert names == [
         f"fig-5-1-h200-{key}.{suffix}" for key in ("sweep", "bars", "stages") for suffix in
@@ -53,7 +53,7 @@ def test_every_panel_with_a_picture_becomes_an_svg_and_a_png(tmp_path: Path) -> 
 
 
 def test_a_picture_that_stands_alone_says_what_it_is(tmp_path: Path) -> None:
-    found = outcome(panels=[sweep_panel()], machine_name="epyc", quick=True)
+    found = result(panels=[sweep_panel()], machine_name="epyc", quick=True)
     said = " ".join(texts(draw(found, tmp_path)[0].read_text()))
     for expected in ("Latency against offered load", "epyc", "QUICK RUN", "SCALED SIZES"):
         assert expected in said
@@ -132,21 +132,21 @@ def test_hostile_names_stay_text(look: Look) -> None:
 
 def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
-    for path in draw(hostile_outcome(), folder):
+    for path in draw(hostile_result(), folder):
         assert path.parent == folder
         assert path.exists()
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_the_same_outcome_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
-    found = outcome(panels=[sweep_panel(), stacked_panel()])
+    found = result(panels=[sweep_panel(), stacked_panel()])
     here = draw(found, tmp_path / "a")
     kept = tmp_path / "outcome.json"
     kept.write_bytes(msgspec.json.encode(found))
     program = (
-        "import sys, pathlib; from dandelion.bench.kept import read_outcomes;"
-        "from dandelion.bench.plots import draw;"
-        "draw(read_outcomes(pathlib.Path(sys.argv[1]))[0], pathlib.Path(sys.argv[2]));"
+        "import sys, pathlib; from dandelion.bench.records import read_results;"
+        "from dandelion.bench.report.plots import draw;"
+        "draw(read_results(pathlib.Path(sys.argv[1]))[0], pathlib.Path(sys.argv[2]));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run(
@@ -177,7 +177,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BackendUnavailable) as caught:
-        draw(outcome(), tmp_path)
+        draw(result(), tmp_path)
     assert "dandelion-engine[bench]" in caught.value.remedy
 
 

@@ -10,30 +10,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 from dandelion.bench import load as load_module
-from dandelion.bench.experiments.harness import Case, ask_openly, budgets_of
-from dandelion.bench.experiments.harness import Seen as Known
-from dandelion.bench.histogram import Histogram, HistogramRecord
 from dandelion.bench.load import (
     Arrivals,
     HttpRequest,
     Load,
     LoadOrder,
-    Seen,
+    LoadReport,
     closed_loop,
     intended_times,
     open_loop,
-    sweep,
 )
-from dandelion.bench.systems.script import (
-    REQUEST,
-    Fault,
-    Script,
-    account_of,
-    delays_ns,
-    replay,
-    scripted_server,
-)
-from dandelion.bench.systems.servers import ServerProcess, asgi_server
+from dandelion.bench.processes import ServerProcess
+from dandelion.bench.samples import Samples
+from dandelion.bench.systems.asgi import asgi_server
+
+from tests.bench.scripted_server import REQUEST, Fault, Script, account_of, scripted_server
 
 QUICK = Script(((100.0, 1.0),))
 MS = 1_000_000
@@ -74,12 +65,6 @@ def answering(head: bytes, body: bytes) -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def histogram_of(*values_us: float) -> HistogramRecord:
-    histogram = Histogram()
-    histogram.record_all(values_us)
-    return histogram.as_record()
 
 
 # --- intended times -----------------------------------------------------------------------------
@@ -144,22 +129,11 @@ def test_waiting_for_a_stalled_server_counts_from_the_intended_time() -> None:
             server.port, REQUEST, rate_per_s=200, seconds=0.6, warm_up_s=0, connections=1,
             arrivals=Arrivals.EVEN,
         )  # fmt: skip
-    latency, service = Histogram.of(load.latency), Histogram.of(load.service)
+    latency, service = load.latency, load.service
     assert load.count == 120
     assert load.queued >= 50  # those whose turn came while the only connection was waiting
     assert latency.percentile(75) > 100_000
     assert service.percentile(75) < latency.percentile(75)  # as a closed loop would have it
-
-
-def test_latencies_are_those_of_the_servers_own_account() -> None:
-    script = Script(((2_000.0, 0.9), (20_000.0, 0.1)), stall_every_s=0.2, stall_s=0.1)
-    seen = ask_openly(Case("", script, 200, 0.6, seed=1))
-    assert seen.load.errors == {}
-    assert seen.account.count == seen.script.count == seen.load.count
-    assert seen.load.latency.total_ns >= 0.999 * seen.account.as_record().total_ns
-    assert seen.account.highest > 90_000
-    assert 0 < seen.arrivals.count < seen.account.count  # a stall has held up some
-    assert seen.arrivals.lowest < seen.account.lowest
 
 
 def test_a_closed_loop_asks_when_it_is_answered() -> None:
@@ -271,9 +245,9 @@ def test_a_generator_that_fails_is_an_error_of_the_load(monkeypatch: pytest.Monk
 
 def judged(late_us: float, latency_us: float, busy: float = 0.1) -> Load:
     order = LoadOrder(1, (REQUEST,), 1, 10, Arrivals.EVEN, 1, 0, 2, 1)
-    latency = histogram_of(latency_us)
-    seen = Seen(20, 18, latency, latency, histogram_of(late_us), {}, 0, busy, 0)
-    return load_module._judged(order, seen)
+    latency = Samples.of_us([latency_us])
+    report = LoadReport(20, 18, latency, latency, Samples.of_us([late_us]), {}, 0, busy, 0)
+    return load_module._judged(order, report)
 
 
 def test_a_late_or_busy_generator_is_the_bottleneck() -> None:
@@ -284,54 +258,19 @@ def test_a_late_or_busy_generator_is_the_bottleneck() -> None:
     assert judged(late_us=10, latency_us=1000, busy=0.95).note == "the client was the bottleneck"
 
 
-def load_at(rate: float, *, achieved: float = 1.0, p99_us: float = 10, failed: int = 0) -> Load:
-    latency = histogram_of(*[p99_us] * 100)
-    errors = {"closed": failed} if failed else {}
-    return Load(rate, rate * achieved, latency, latency, errors, 0, 1, False)
-
-
 @pytest.mark.parametrize(
-    "bad",
-    [{"achieved": 0.94}, {"p99_us": 1001.0}, {"failed": 3}],
-    ids=["achieved", "latency", "errors"],
+    ("achieved", "p99_us", "failed", "count", "overloaded"),
+    [
+        (96.0, 900.0, 1, 100, False),
+        (94.0, 900.0, 0, 100, True),
+        (99.0, 1001.0, 0, 100, True),
+        (99.0, 900.0, 3, 100, True),
+        (0.0, 0.0, 0, 0, True),
+    ],
 )
-def test_a_sweep_ends_with_the_first_rate_that_is_too_much(bad: dict[str, float]) -> None:
-    script = {100.0: {}, 200.0: {"achieved": 0.96, "failed": 1}, 300.0: bad, 400.0: {}}
-    found = sweep(lambda rate: load_at(rate, **script[rate]), list(script), latency_bound_us=1000)
-    assert [rate for rate, _ in found] == [100, 200, 300]
-
-
-def test_a_sweep_ends_when_nothing_is_answered() -> None:
-    nothing = Load(10, 0, HistogramRecord(), HistogramRecord(), {"refused": 10}, 0, 1, False)
-    assert sweep(lambda _: nothing, [1, 2], latency_bound_us=1) == [(1, nothing)]
-
-
-@pytest.mark.parametrize(
-    ("account", "script", "passes"),
-    [(1000, 1000, [True, True]), (1000, 970, [True, False]), (1030, 1000, [False, True])],
-)
-def test_the_harness_is_judged(account: float, script: float, passes: list[bool]) -> None:
-    expected = [Histogram.of(histogram_of(value)) for value in (account, script, 1.0)]
-    budgets = budgets_of("case", Known(load_at(10, p99_us=1001), *expected))
-    assert [b.passes for b in budgets] == passes
-    assert [bool(b.why) for b in budgets] == [not p for p in passes]
-
-
-# --- the script ---------------------------------------------------------------------------------
-
-
-def test_shares_of_a_script_are_kept() -> None:
-    delays = delays_ns(Script(((1.0, 0.989), (5.0, 0.009), (20.0, 0.002))), 3500)
-    assert len(delays) == 3500
-    for begin in (0, 1000, 2000):
-        values, counts = np.unique(delays[begin : begin + 1000], return_counts=True)
-        assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {
-            1000: 989, 5000: 9, 20000: 2,
-        }  # fmt: skip
-
-
-def test_replaying_a_stall() -> None:
-    arrivals = np.array([0, 10, 95, 100, 150, 200, 390]) * MS
-    takes = np.array([1, 1, 10, 10, 1, 1, 20]) * MS
-    answered = replay(arrivals, takes, ((100 * MS, 200 * MS), (400 * MS, 500 * MS)))
-    assert (answered / MS).tolist() == [1, 11, 200, 210, 201, 201, 500]
+def test_a_server_is_overloaded_by_late_slow_or_wrong_answers(
+    achieved: float, p99_us: float, failed: int, count: int, overloaded: bool
+) -> None:
+    latency = Samples.of_us([p99_us] * count)
+    load = Load(100.0, achieved, latency, latency, {"closed": failed}, 0.0, 1.0, False)
+    assert load.overloaded(1000.0) is overloaded

@@ -13,12 +13,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from dandelion.bench.systems.servers import (
-    ServerFailed,
-    ServerProcess,
-    asgi_server,
-    node_server,
-)
+from dandelion.bench.processes import ServerFailed, ServerProcess
+from dandelion.bench.systems.asgi import asgi_server
+from dandelion.bench.systems.nodes import node_server
 
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.search_path import environment
@@ -86,7 +83,7 @@ def test_a_node_that_does_not_come_up_says_why() -> None:
     [
         ("raise SystemExit('nothing to serve')", "nothing to serve"),
         ("print('good morning', flush=True); import time; time.sleep(60)", "good morning"),
-        ("print('{}', flush=True); import time; time.sleep(60)", "tells no port"),
+        ("print('{}', flush=True); import time; time.sleep(60)", "has no port"),
     ],
 )
 def test_a_program_that_is_no_server(program: str, why: str) -> None:
@@ -142,7 +139,7 @@ def test_whatever_it_has_started_ends_with_it() -> None:
 
 def test_it_does_not_outlive_who_started_it() -> None:
     program = (
-        "import os, time; from dandelion.bench.systems.servers import asgi_server; "
+        "import os, time; from dandelion.bench.systems.asgi import asgi_server; "
         "print(asgi_server().pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from dandelion.bench import experiment as experiments
 from dandelion.bench import machine as machines
-from dandelion.bench import run as runs
 from dandelion.bench.experiment import Bench, Experiment
-from dandelion.bench.machine import Devices, device_name, processor_name
-from dandelion.bench.records import Axis, Found, Metric, Outcome, Panel, Row, Unit
+from dandelion.bench.machine import BenchDevices, device_name, processor_name
+from dandelion.bench.records import Axis, ExperimentResult, Findings, Metric, Panel, Row, Unit
 
 from dandelion.cli.main import main
 
@@ -25,7 +24,7 @@ PANEL = Panel(
     (Metric("p50", "median", Unit.US),),
     (Row("dandelion null", 1.0, {"p50": 3.5}), Row("raw ASGI", 1.0, {"p50": 7.0})),
 )
-GPU = Devices("cuda", ("NVIDIA H200", "NVIDIA H200"), 141 << 30, {"driver": "580"})
+GPU = BenchDevices("cuda", ("NVIDIA H200", "NVIDIA H200"), 141 << 30, {"driver": "580"})
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -41,24 +40,24 @@ class Recorder:
     def say(self, words: str) -> None:
         self.heard.append(("say", words))
 
-    def done(self, outcome: Outcome, kept: Path) -> None:
-        self.heard.append(("done", outcome.experiment, kept.name))
+    def done(self, result: ExperimentResult, saved: Path) -> None:
+        self.heard.append(("done", result.experiment, saved.name))
 
     def failed(self, experiment: Experiment, error: Exception) -> None:
         self.heard.append(("failed", experiment.name, str(error)))
 
 
-def good(bench: Bench) -> Found:
+def good(bench: Bench) -> Findings:
     bench.say("half way")
-    return Found((PANEL,), scaled="small" if not bench.gpu else "")
+    return Findings((PANEL,), scaled="small" if not bench.gpu else "")
 
 
-def bad(bench: Bench) -> Found:
+def bad(bench: Bench) -> Findings:
     raise ZeroDivisionError("by nothing")
 
 
-def known(name: str, run: Callable[[Bench], Found] = good, **more: Any) -> Experiment:
-    return Experiment(name, "harness", "why?", run, **more)
+def known(name: str, run: Callable[[Bench], Findings] = good, **more: Any) -> Experiment:
+    return Experiment(name, "data", "why?", run, **more)
 
 
 @pytest.fixture
@@ -66,7 +65,9 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """Runs ``dandelion bench`` with experiments of this file; gives exit code and both outputs."""
     table = {e.name: e for e in (known("good"), known("bad", bad), known("gpu", needs_gpu=True))}
     monkeypatch.setattr(experiments, "all_experiments", lambda: table)
-    monkeypatch.setattr(machines, "devices", lambda backends: Devices(missing={"cuda": "no GPU"}))
+    monkeypatch.setattr(
+        machines, "devices", lambda backends: BenchDevices(missing={"cuda": "no GPU"})
+    )
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = main(["bench", *(str(a) for a in arguments)])
@@ -81,9 +82,9 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_an_experiment_that_raises_does_not_stop_the_others(tmp_path: Path) -> None:
     recorder = Recorder()
     ticks = iter(range(100))
-    outcomes = runs.run_all(
+    outcomes = experiments.run_all(
         [known("a"), known("b", bad), known("c")],
-        found=Devices(), quick=True, folder=tmp_path / "new", watcher=recorder,
+        devices=BenchDevices(), quick=True, folder=tmp_path / "new", watcher=recorder,
         clock=lambda: float(next(ticks)),
     )  # fmt: skip
     name = machines.machine_name()
@@ -101,11 +102,11 @@ def test_an_experiment_that_raises_does_not_stop_the_others(tmp_path: Path) -> N
 
 
 def test_an_outcome_is_kept_as_it_is(tmp_path: Path) -> None:
-    outcome, *_ = runs.run_all(
-        [known("a", source="Fig. 1")], found=GPU, quick=False, folder=tmp_path, watcher=Recorder()
+    outcome, *_ = experiments.run_all(
+        [known("a", source="Fig. 1")], devices=GPU, quick=False, folder=tmp_path, watcher=Recorder()
     )
     kept = tmp_path / "a-h200-x2.json"
-    assert msgspec.json.decode(kept.read_bytes(), type=Outcome) == outcome
+    assert msgspec.json.decode(kept.read_bytes(), type=ExperimentResult) == outcome
     assert outcome.backend == "cuda"
     assert outcome.found.scaled == ""
     assert outcome.machine["device"] == "2 x NVIDIA H200"
@@ -114,22 +115,22 @@ def test_an_outcome_is_kept_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_gpu_is_skipped_without_one(tmp_path: Path) -> None:
-    def run(found: Devices) -> Outcome:
-        outcome, *_ = runs.run_all(
+    def run(found: BenchDevices) -> ExperimentResult:
+        outcome, *_ = experiments.run_all(
             [known("g", needs_gpu=True)],
-            found=found, quick=True, folder=tmp_path, watcher=Recorder(),
+            devices=found, quick=True, folder=tmp_path, watcher=Recorder(),
         )  # fmt: skip
         return outcome
 
-    for without in (Devices(), Devices("opencl", ("cpu",))):
+    for without in (BenchDevices(), BenchDevices("opencl", ("cpu",))):
         assert run(without).found.panels == ()
         assert [s.what for s in run(without).found.skips] == ["g"]
     assert run(GPU).found.panels == (PANEL,)
 
 
 def test_quick_figures_never_replace_those_of_a_checkout() -> None:
-    assert runs.default_folder(quick=False) == runs.CHECKOUT_RESULTS
-    assert runs.default_folder(quick=True) == runs.LOOSE_RESULTS
+    assert experiments.default_folder(quick=False) == experiments.CHECKOUT_RESULTS
+    assert experiments.default_folder(quick=True) == experiments.LOOSE_RESULTS
 
 
 # --- the machine --------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def test_a_driver_that_fails_is_a_missing_backend(
 
 
 def test_the_machine_is_described() -> None:
-    facts = machines.machine(Devices())
+    facts = machines.machine(BenchDevices())
     assert {"cpu", "cores", "memory", "system", "python", "numpy"} <= facts.keys()
     assert "device" not in facts
 
@@ -192,7 +193,7 @@ def test_list(command: Command) -> None:
     assert "GPU" in out
     code, out, _ = command("list", "gpu", "--json")
     assert json.loads(out) == [
-        {"name": "gpu", "group": "harness", "question": "why?", "source": "", "needs_gpu": True}
+        {"name": "gpu", "group": "data", "question": "why?", "source": "", "needs_gpu": True}
     ]
 
 
@@ -212,7 +213,7 @@ def test_run_as_json(command: Command, tmp_path: Path) -> None:
     told = json.loads(out)
     assert told["failed"] == {}
     (outcome,) = told["outcomes"]
-    assert msgspec.convert(outcome, Outcome).found.panels == (PANEL,)
+    assert msgspec.convert(outcome, ExperimentResult).found.panels == (PANEL,)
     code, out, _ = command("run", "bad", "--json", "--out", tmp_path)
     assert code == 1
     assert json.loads(out)["failed"] == {"bad": "ZeroDivisionError: by nothing"}

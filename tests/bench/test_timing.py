@@ -1,4 +1,4 @@
-"""Histograms, timing in turns, throughput and ratios."""
+"""Samples, timing in turns, throughput and ratios."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from dandelion.bench.histogram import Histogram, HistogramRecord, bucket_of, middle_of
+from dandelion.bench.samples import Samples
 from dandelion.bench.timing import in_turns, pinned, ratio, throughput
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,63 +19,29 @@ from hypothesis import strategies as st
 NS = st.integers(0, 10 * 3600 * 10**9)
 
 
-def filled(values_us: list[float]) -> Histogram:
-    histogram = Histogram()
-    histogram.record_all(values_us)
-    return histogram
-
-
-@given(NS)
-def test_a_bucket_is_a_thousandth_wide(value_ns: int) -> None:
-    assert abs(middle_of(bucket_of(value_ns)) - value_ns) <= value_ns / 2000
-
-
-@given(NS, NS)
-def test_buckets_ascend_with_values(a: int, b: int) -> None:
-    assert (bucket_of(a) <= bucket_of(b)) or a > b
-    assert bucket_of(a) != bucket_of(2 * a + 1)
-
-
 @given(st.lists(NS, min_size=1, max_size=200), st.floats(0, 100))
 def test_percentiles_are_those_of_the_sorted_values(values_ns: list[int], q: float) -> None:
-    histogram = filled([v / 1000 for v in values_ns])
+    samples = Samples(values_ns)
     rank = max(1, math.ceil(q / 100 * len(values_ns) - 1e-9 * len(values_ns)))
-    exact = sorted(values_ns)[rank - 1] / 1000
-    assert histogram.percentile(q) == pytest.approx(exact, rel=0.0006, abs=0.001)
-    assert histogram.lowest == pytest.approx(min(values_ns) / 1000)
-    assert histogram.percentile(100) <= histogram.highest == pytest.approx(max(values_ns) / 1000)
-    assert histogram.mean == pytest.approx(sum(values_ns) / len(values_ns) / 1000)
+    assert samples.percentile(q) == sorted(values_ns)[rank - 1] / 1000
+    values = samples.values()
+    assert values["lowest"] == min(values_ns) / 1000
+    assert values["highest"] == max(values_ns) / 1000
+    assert values["mean"] == pytest.approx(sum(values_ns) / len(values_ns) / 1000)
 
 
-@given(st.lists(NS, max_size=50), st.lists(NS, max_size=50))
-def test_merging_is_counting_both(a: list[int], b: list[int]) -> None:
-    merged = filled([v / 1000 for v in a])
-    merged.merge(filled([v / 1000 for v in b]))
-    assert merged.as_record() == filled([v / 1000 for v in a + b]).as_record()
-    assert merged.count == len(a) + len(b)
-
-
-def test_a_record_crosses_json_and_msgpack() -> None:
-    record = filled([1.0, 1.0, 2500.0, 7e9]).as_record()
+def test_samples_cross_processes_as_they_are() -> None:
+    samples = Samples.of_us([1.0, 1.0, 2500.0, 7e9, -3.0])
+    assert samples.ns == [1000, 1000, 2_500_000, 7 * 10**12, 0]
     for codec in (msgspec.json, msgspec.msgpack):
-        read = codec.decode(codec.encode(record), type=HistogramRecord)
-        assert Histogram.of(read).values() == filled([1.0, 1.0, 2500.0, 7e9]).values()
+        assert codec.decode(codec.encode(samples), type=Samples) == samples
 
 
-def test_an_empty_histogram_has_no_values() -> None:
-    assert Histogram().values() == {}
-    assert math.isnan(Histogram().percentile(50))
-    assert math.isnan(Histogram().mean)
+def test_no_samples_have_no_values() -> None:
+    assert Samples().values() == {}
+    assert math.isnan(Samples().median)
     with pytest.raises(ValueError, match="101"):
-        Histogram().percentile(101)
-
-
-def test_counts_weigh() -> None:
-    histogram = Histogram()
-    histogram.record(10, 999)
-    histogram.record(1000, 1)
-    assert histogram.percentile(99.9) == pytest.approx(10, rel=0.0005)
-    assert histogram.percentile(99.91) == 1000
+        Samples().percentile(101)
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
@@ -140,14 +106,14 @@ def test_ratio_of_medians_and_its_interval() -> None:
     random = np.random.default_rng(3)
     a = (random.normal(200, 10, 4000)).tolist()
     b = (random.normal(100, 5, 4000)).tolist()
-    for found in (ratio(a, b), ratio(filled(a), filled(b))):
-        assert found.low < found.median < found.high
-        assert found.median == pytest.approx(2, rel=0.01)
-        assert found.high - found.low < 0.05
-    few = ratio(a[:10], b[:10])
+    found = ratio(Samples.of_us(a), Samples.of_us(b))
+    assert found.low < found.median < found.high
+    assert found.median == pytest.approx(2, rel=0.01)
+    assert found.high - found.low < 0.05
+    few = ratio(Samples.of_us(a[:10]), Samples.of_us(b[:10]))
     assert few.high - few.low > 0.05
     with pytest.raises(ValueError, match="no samples"):
-        ratio([], [1.0])
+        ratio(Samples(), Samples([1]))
 
 
 def test_pinned_is_for_a_while() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from dandelion.bench.records import Metric, Row, Unit
-from dandelion.bench.units import NOTHING, clean, figure, shortened, spread
+from dandelion.bench.report.units import NOTHING, clean, figure, shortened, spread
 from hypothesis import given
 from hypothesis import strategies as st
 

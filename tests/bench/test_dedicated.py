@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dandelion.bench.systems.bare import Work, agrees, example_body, inference_work, matmul_work
+from dandelion.bench.processes import ServerFailed, ServerProcess
+from dandelion.bench.systems.bare import Workload, agrees, example_body, inference_work, matmul_work
 from dandelion.bench.systems.dedicated import DedicatedOrder, dedicated_server
-from dandelion.bench.systems.servers import ServerFailed, ServerProcess
 
 from tests.fake_driver import build
 
@@ -37,7 +37,7 @@ def post(server: ServerProcess, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
-def test_requests_at_once_get_their_own_results(server: ServerProcess, work: Work) -> None:
+def test_requests_at_once_get_their_own_results(server: ServerProcess, work: Workload) -> None:
     def ask(seed: int) -> bool:
         body = example_body(work, seed)
         status, reply = post(server, f"/{work.name}", body)
@@ -49,7 +49,7 @@ def test_requests_at_once_get_their_own_results(server: ServerProcess, work: Wor
 
 def test_a_bad_request_gets_an_error_and_the_next_is_served(server: ServerProcess) -> None:
     assert post(server, "/nothing", b"")[0] == 404
-    for _ in range(4):  # on every lane
+    for _ in range(4):  # on every stream
         assert post(server, "/matmul", b"too short")[0] == 400
     body = example_body(WORKS[0])
     assert agrees(WORKS[0], body, post(server, "/matmul", body)[1])

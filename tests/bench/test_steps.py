@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from dandelion.bench.systems import peers_dispatch
-from dandelion.bench.systems.peers_dispatch import remove_semaphores, semaphores
+from dandelion.bench.systems import steps
+from dandelion.bench.systems.steps import remove_semaphores, semaphores
 
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(peers_dispatch, "_SHARED", tmp_path)
+    monkeypatch.setattr(steps, "_SHARED", tmp_path)
     return tmp_path
 
 
@@ -28,7 +28,7 @@ def gone() -> int:
 def test_semaphores_of_processes_that_are_gone_are_removed(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_dispatch, "_END_S", 0.05)
+    monkeypatch.setattr(steps, "_END_S", 0.05)
     dead, alive = gone(), os.getpid()
     kept = [f"sem.hdr{dead}-1", f"sem.hdr{alive}-2", "sem.mine", "sem.object-3"]
     (shared / kept[0]).touch()

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dandelion.bench import report
-from dandelion.bench.records import Found, Outcome
-from dandelion.bench.report import page, write
+from dandelion.bench.records import ExperimentResult, Findings
+from dandelion.bench.report import html
+from dandelion.bench.report.html import page, write_page
 from dandelion.bench.report.markup import element, joined
 
-from tests.bench.outcomes import (
+from tests.bench.made_results import (
     bars_panel,
     empty_panel,
-    hostile_outcome,
-    outcome,
+    hostile_result,
+    result,
     stacked_panel,
     sweep_panel,
     table_panel,
 )
-from tests.bench.test_report_names import contrast
+from tests.bench.test_names import contrast
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 LOADS = {"src", "srcset", "data", "action", "poster", "background"}
@@ -65,20 +65,20 @@ class Read(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[ExperimentResult]:
     every = [sweep_panel(), bars_panel(), stacked_panel(), table_panel(), empty_panel()]
     return [
-        outcome("fig-5-1", every),
-        outcome("fig-5-1", [sweep_panel()], machine_name="epyc-2-cores"),
-        outcome("fig-5-10"),
-        outcome("fig-5-2"),
-        outcome("sandboxes", [bars_panel()], group="sandbox", machine_name="epyc", quick=True),
-        hostile_outcome(),
+        result("fig-5-1", every),
+        result("fig-5-1", [sweep_panel()], machine_name="epyc-2-cores"),
+        result("fig-5-10"),
+        result("fig-5-2"),
+        result("sandboxes", [bars_panel()], group="sandbox", machine_name="epyc", quick=True),
+        hostile_result(),
     ]
 
 
 @pytest.fixture(scope="module")
-def text(outcomes: list[Outcome]) -> str:
+def text(outcomes: list[ExperimentResult]) -> str:
     return page(outcomes)
 
 
@@ -131,8 +131,8 @@ def test_everything_found_is_in_the_page(read: Read) -> None:
 
 def test_quick_and_scaled_figures_are_flagged_where_they_stand() -> None:
     panels = [table_panel()]
-    full = page([outcome(panels=panels)])
-    quick = page([outcome(panels=panels, machine_name="epyc", quick=True)])
+    full = page([result(panels=panels)])
+    quick = page([result(panels=panels, machine_name="epyc", quick=True)])
     assert "QUICK RUN: the figures are only indications." in quick
     assert "SCALED: 64 x 64 instead of 128 x 128, on processors" in quick
     assert quick.count('class="label"') == 2 * 5  # at two budget lines and three claims
@@ -158,7 +158,7 @@ def test_experiments_are_in_the_order_of_groups_and_numbers(read: Read) -> None:
 def test_the_newest_full_outcome_is_shown_and_the_rest_counted() -> None:
     panels = [table_panel()]
     runs = [
-        msgspec.structs.replace(outcome(panels=panels, quick=quick, date=date), commit=commit)
+        msgspec.structs.replace(result(panels=panels, quick=quick, date=date), commit=commit)
         for quick, date, commit in (
             (True, "2025-11-22T00:00:00Z", "quickrun"),
             (False, "2025-11-21T00:00:00Z", "newfull"),
@@ -170,25 +170,25 @@ def test_the_newest_full_outcome_is_shown_and_the_rest_counted() -> None:
         assert "newfull" in text
         assert "oldfull" not in text
         assert "quickrun" not in text
-        assert "2 outcomes are not shown" in text
+        assert "2 results are not shown" in text
 
 
 def test_the_page_is_the_same_each_time_and_in_any_order() -> None:
-    some = [outcome(panels=[stacked_panel()]), outcome("b", [bars_panel()], machine_name="epyc")]
+    some = [result(panels=[stacked_panel()]), result("b", [bars_panel()], machine_name="epyc")]
     assert page(some) == page(some) == page(some[::-1])
 
 
 def test_a_page_of_nothing_is_a_page(tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
-    write([], path)
-    assert "no outcomes" in Read(path.read_text()).text
-    skipped = msgspec.structs.replace(outcome(), found=Found(()))
+    write_page([], path)
+    assert "no results" in Read(path.read_text()).text
+    skipped = msgspec.structs.replace(result(), found=Findings(()))
     Read(page([skipped]))
 
 
 def test_without_matplotlib_the_tables_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = page([outcome()])
+    text = page([result()])
     assert "<svg" not in text
     assert "dandelion-engine[bench]" in text
     assert "411 µs" in text
@@ -202,7 +202,7 @@ def test_text_is_escaped_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_the_page_has_contrast_in_light_and_dark(scheme: int) -> None:
-    style = (Path(report.__file__).parent / "style.css").read_text()
+    style = (Path(html.__file__).parent / "style.css").read_text()
     block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
     for text in ("ink", "faint", "link", "good", "bad"):
