@@ -384,7 +384,7 @@ class Handler(BaseHTTPRequestHandler):
         elif (parts[:2], parts[3:]) == (["v2", "models"], ["infer"]):
             self._infer(parts[2], body)
         else:
-            self._refuse(404, _TEXT, "Not Findings")
+            self._refuse(404, _TEXT, "Not Found")
 
     def _load(self, name: str) -> None:
         if not self.repository.has(name):
