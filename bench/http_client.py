@@ -10,17 +10,17 @@ import http.client
 import socket
 
 from .load import HttpRequest
-from .processes import Closing
+from .processes import Closeable
 
 _CHUNK_BYTES = 1 << 18
 _LIMIT_S = 60.0
 
 
-class RequestFailed(Exception):
+class HttpFailed(Exception):
     """A server did not answer with status 200; the text is what it answered."""
 
 
-class BlockingConnection(Closing):
+class BlockingConnection(Closeable):
     """A kept-alive connection that understands answers with a content length only."""
 
     def __init__(self, port: int) -> None:
@@ -31,7 +31,7 @@ class BlockingConnection(Closing):
         """Send the parts of a request, wait for the whole answer, and give its body.
 
         Raises:
-            RequestFailed: the status is not 200, or the connection ended.
+            HttpFailed: the status is not 200, or the connection ended.
         """
         for part in request:
             self._socket.sendall(part)
@@ -46,13 +46,13 @@ class BlockingConnection(Closing):
         while len(data) < length:
             data += self._received()
         if b" 200 " not in head.partition(b"\r\n")[0]:
-            raise RequestFailed(f"{head!r} {bytes(data[:300])!r}")
+            raise HttpFailed(f"{head!r} {bytes(data[:300])!r}")
         return data
 
     def _received(self) -> bytes:
         part = self._socket.recv(_CHUNK_BYTES)
         if not part:
-            raise RequestFailed("the connection ended")
+            raise HttpFailed("the connection ended")
         return part
 
     def _rest(self, begun: bytearray, length: int) -> bytearray:
@@ -64,7 +64,7 @@ class BlockingConnection(Closing):
         while filled < length:
             size = self._socket.recv_into(view[filled:])
             if not size:
-                raise RequestFailed("the connection ended")
+                raise HttpFailed("the connection ended")
             filled += size
         return body
 
@@ -93,7 +93,7 @@ def fetch(port: int, request: HttpRequest, limit_s: float = _LIMIT_S) -> bytes:
     """Send a request over its own connection and give the body of the answer.
 
     Raises:
-        RequestFailed: the status is not 200.
+        HttpFailed: the status is not 200.
         OSError, http.client.HTTPException: there is no answer.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
@@ -106,5 +106,5 @@ def fetch(port: int, request: HttpRequest, limit_s: float = _LIMIT_S) -> bytes:
     finally:
         connection.close()
     if answer.status != 200:
-        raise RequestFailed(f"status {answer.status}: {reply[:300]!r}")
+        raise HttpFailed(f"status {answer.status}: {reply[:300]!r}")
     return reply

@@ -57,7 +57,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """What a generator measured, without the requests of the warm-up.
 
     Attributes:
@@ -108,7 +108,7 @@ class Load(msgspec.Struct, frozen=True):
         return self.latency.values() | {"achieved_per_s": self.achieved_per_s}
 
     def overloaded(self, latency_bound_us: float, error_bound: float = 0.01) -> bool:
-        """Tell whether the server reached its limit.
+        """Return whether the server reached its limit.
 
         Args:
             latency_bound_us: the highest permitted 99th percentile.
@@ -146,11 +146,11 @@ class LoadOrder(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """Output of the generator program; see `Load`.
+    """Output of the generator program; see `LoadResult`.
 
     Attributes:
         offered: requests after the warm-up.
-        achieved: right answers in the interval of `Load.achieved_per_s`.
+        achieved: right answers in the interval of `LoadResult.achieved_per_s`.
         late: how much later than possible requests were sent.
     """
 
@@ -179,7 +179,7 @@ def open_loop(
     warm_up_s: float = 0.5,
     seed: int = 1,
     drain_s: float | None = None,
-) -> Load:
+) -> LoadResult:
     """Send requests at times that are fixed beforehand.
 
     Args:
@@ -201,7 +201,7 @@ def open_loop(
 
 def closed_loop(
     port: int, request: Requests, *, callers: int, seconds: float, warm_up_s: float = 0.5
-) -> Load:
+) -> LoadResult:
     """Let callers ask again as soon as they are answered, each over its own connection."""
     timing = (0.0, Arrivals.EVEN, 1, warm_up_s, seconds, 1.0)
     return _generate(LoadOrder(port, _several(request), callers, *timing))
@@ -228,7 +228,7 @@ def _several(request: Requests) -> tuple[HttpRequest, ...]:
     return (request,) if isinstance(request, HttpRequest) else tuple(request)
 
 
-def _generate(order: LoadOrder) -> Load:
+def _generate(order: LoadOrder) -> LoadResult:
     """Run the generator; an answer comes within a known time, even if it fails."""
     limit_s = order.warm_up_s + order.seconds + order.drain_s + _GRACE_S
     try:
@@ -245,15 +245,15 @@ def _generate(order: LoadOrder) -> Load:
     except msgspec.DecodeError as error:
         why = str(error)
     errors = {f"generator: {why}": 1}
-    return Load(order.rate_per_s, 0.0, Samples(), Samples(), errors, 0.0, order.seconds, True)
+    return LoadResult(order.rate_per_s, 0.0, Samples(), Samples(), errors, 0.0, order.seconds, True)
 
 
-def _judged(order: LoadOrder, report: LoadReport) -> Load:
+def _judged(order: LoadOrder, report: LoadReport) -> LoadResult:
     late, latency = report.late, report.latency
     was_late = late.count > 0 and any(
         late.percentile(q) > _LATE_SHARE * latency.percentile(q) for q in (50, 99)
     )
-    return Load(
+    return LoadResult(
         offered_per_s=report.offered / order.seconds,
         achieved_per_s=report.achieved / order.seconds,
         latency=latency,

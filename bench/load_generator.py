@@ -41,7 +41,7 @@ class RequestLog:
         self.queued = 0
 
     def counts(self, intended_ns: int) -> bool:
-        """Tell whether a request that was to be sent then is not of the warm-up."""
+        """Return whether a request that was to be sent then is not of the warm-up."""
         return intended_ns >= self._first_ns
 
     def sent(self, connection: LoadConnection, possible_ns: int) -> None:
@@ -111,7 +111,7 @@ class Generator(ABC):
 
     @abstractmethod
     def done(self, now_ns: int) -> bool:
-        """Tell whether nothing is left to be sent or received."""
+        """Return whether nothing is left to be sent or received."""
 
     @abstractmethod
     def send_due(self, now_ns: int) -> int:

@@ -36,7 +36,7 @@ _END_S = 15.0
 _TAIL_BYTES = 2000
 
 
-class Closing(abc.ABC):
+class Closeable(abc.ABC):
     """Is closed at the end of a ``with`` block."""
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class ServerFailed(DandelionError):
         return f"server '{self.name}': {self.why}{wrote}"
 
 
-class ServerProcess(Closing):
+class ServerProcess(Closeable):
     """A running server; use it with ``with``.
 
     Args:

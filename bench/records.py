@@ -29,7 +29,7 @@ class Unit(enum.Enum):
     COUNT = ""
 
 
-class Look(enum.Enum):
+class Plot(enum.Enum):
     """How a panel is drawn."""
 
     LINES = "lines"  # over a numeric x, one line for each system
@@ -101,7 +101,7 @@ class Panel(msgspec.Struct, frozen=True):
     x: Axis
     metrics: tuple[Metric, ...]
     rows: tuple[Row, ...]
-    look: Look = Look.LINES
+    look: Plot = Plot.LINES
     baseline: str = ""
 
 

@@ -27,7 +27,7 @@ from dandelion.errors import BackendUnavailable
 from dandelion.node import Node
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit, at_most
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_most
 from ..samples import Samples, row
 from ..systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM, echo, system_of
 from ..systems.nodes import one_item, open_node, stages_us
@@ -148,7 +148,7 @@ def panel_of(key: str, system: str, found: dict[str, list[ColdCall]], title: str
     order = [*first, *(n for n in names if n not in (REGISTER, REST)), REST]
     metrics = tuple(Metric(n, n.replace("_", " "), Unit.US) for n in order)
     title = title or f"The first call and later ones, {system}"
-    return Panel(key, title, Axis("state"), (*metrics, TOTAL), tuple(rows), Look.STACKED)
+    return Panel(key, title, Axis("state"), (*metrics, TOTAL), tuple(rows), Plot.STACKED)
 
 
 @experiment("cold_start", group="data", question="What does the first call cost, stage by stage?")
@@ -179,7 +179,7 @@ def cold_start(bench: Bench) -> Findings:
         if kind == GPU and bench.gpu:
             budgets.append(budget_of(whole))
     panels.append(Panel("up", "A node of one backend, until its engines are ready",
-                        Axis("what starts"), (READY,), tuple(ready), Look.BARS))  # fmt: skip
+                        Axis("what starts"), (READY,), tuple(ready), Plot.BARS))  # fmt: skip
     if not bench.backend:
         skips.append(Skip("GPU engines", "no GPU backend: give one with --backend"))
     scaled = "" if bench.gpu else "the device is this processor; no budget is held against it"

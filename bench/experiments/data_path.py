@@ -26,7 +26,7 @@ from dandelion.node import Node, Settings
 from ..experiment import Bench, experiment
 from ..http_client import BlockingConnection, fetch, request_head
 from ..load import HttpRequest
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..samples import P50, P99, Samples, row
 from ..systems.echoes import GPU, MIB, NATIVE, NULL, PYTHON, WASM, echo
 from ..systems.nodes import node_server, one_item
@@ -184,7 +184,7 @@ def data_path(bench: Bench) -> Findings:
     panel = Panel(
         "edges", "An item there and back, by its size",
         Axis("size", Unit.BYTES, logarithmic=True), (P50, P99, RATE, COPIES), tuple(rows),
-        Look.LINES, BASELINE,
+        Plot.LINES, BASELINE,
     )  # fmt: skip
     budget = Budget(
         "copies into the arena, on each edge", "as ARCHITECTURE.md says",

@@ -15,7 +15,7 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.node import Node
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Claim, Findings, Look, Panel, Row, Skip, at_most
+from ..records import Axis, Claim, Findings, Panel, Plot, Row, Skip, at_most
 from ..samples import LATENCIES, Samples, row
 from ..systems import names
 from ..systems.nodes import open_node
@@ -104,7 +104,7 @@ def _by_shape(bench: Bench, node: Node) -> Panel:
     )
     return Panel(
         "applications", "What one application of a null function costs, by what is invoked",
-        Axis("what is invoked"), LATENCIES, tuple(rows), Look.BARS, BARE,
+        Axis("what is invoked"), LATENCIES, tuple(rows), Plot.BARS, BARE,
     )  # fmt: skip
 
 
@@ -158,9 +158,9 @@ def _growth(
     fan |= {peer.name: peer.fan for peer in others}
     return (
         Panel("chain", "Each application of a chain, by its length", axis, LATENCIES,
-              _by_size(bench, chains, chain), Look.LINES, BARE),
+              _by_size(bench, chains, chain), Plot.LINES, BARE),
         Panel("fan_out", "Each instance of a fan-out, by its width", axis, LATENCIES,
-              _by_size(bench, fans, fan), Look.LINES, BARE),
+              _by_size(bench, fans, fan), Plot.LINES, BARE),
     )  # fmt: skip
 
 

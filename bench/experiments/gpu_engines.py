@@ -22,9 +22,9 @@ from ..records import (
     Axis,
     Budget,
     Findings,
-    Look,
     Metric,
     Panel,
+    Plot,
     Row,
     Skip,
     Unit,
@@ -68,7 +68,7 @@ def checked(prepared: PreparedCall, right: Callable[[Any], bool]) -> PreparedCal
 
     Args:
         prepared: the call.
-        right: tells whether a result, as bytes, is what it should be.
+        right: returns whether a result, as bytes, is what it should be.
 
     Raises:
         ValueError: a result is wrong.
@@ -119,7 +119,7 @@ def hot_matmul(bench: Bench) -> Findings:
     rows = [row(system, what, samples) for (what, system), samples in timed.items()]
     title = "A product of 128 x 128 integers, hot"
     panel = Panel(
-        "matmul", title, Axis("what is done"), LATENCIES, tuple(rows), Look.BARS, names.BARE
+        "matmul", title, Axis("what is done"), LATENCIES, tuple(rows), Plot.BARS, names.BARE
     )
     return Findings((panel,), budgets=matmul_budgets(bench, timed), skips=tuple(skips))
 
@@ -310,7 +310,7 @@ def deep(bench: Bench) -> Findings:
     x = f"{work.times} repetitions"
     rows = tuple(row(system, x, found) for system, found in timed.items())
     title = "A layer of a network, repeated"
-    panel = Panel("inference", title, Axis("what is done"), LATENCIES, rows, Look.BARS, name)
+    panel = Panel("inference", title, Axis("what is done"), LATENCIES, rows, Plot.BARS, name)
     over_bare = timed[names.SEQUENTIAL].median / timed[name].median
     path = f"inference, {work.times} repetitions, hot, over one bare graph"
     budgets = (at_most(path, over_bare, 1.1, "x"),) if bench.gpu else ()
@@ -339,7 +339,7 @@ def cold(bench: Bench) -> Findings:
         count = bench.pick(3, 10, 30)
         timed = in_turns({"cold": held.call}, count=count, warm_up=1, after={"cold": after})["cold"]
     rows = (row(names.SEQUENTIAL, "first call", timed),)
-    panel = Panel("cold", "A cold call", Axis("what is done"), LATENCIES, rows, Look.BARS)
+    panel = Panel("cold", "A cold call", Axis("what is done"), LATENCIES, rows, Plot.BARS)
     line = at_most("cold: registered, code on disk, engine up", timed.median, 10_000, " us")
     return Findings((panel,), budgets=(line,) if bench.gpu else ())
 
@@ -361,7 +361,7 @@ def memory(bench: Bench) -> Findings:
         for what, size in (("64 MiB to the device", host), ("zeroing", place))
         for system, found in timed[what].items()
     )
-    panel = Panel("memory", "Copies and zeroing", Axis("what"), (RATE, *LATENCIES), rows, Look.BARS,
+    panel = Panel("memory", "Copies and zeroing", Axis("what"), (RATE, *LATENCIES), rows, Plot.BARS,
                   names.BARE)  # fmt: skip
     budgets = (
         at_least(path, timed[what][names.BARE].median / timed[what][names.SEQUENTIAL].median, share,
@@ -431,6 +431,6 @@ def constants(bench: Bench) -> Findings:
                               after={name: h.settle for name, h in turns.items()})  # fmt: skip
     rows = tuple(row(names.SEQUENTIAL, what, s) for what, s in timed.items() if what != unused)
     title = f"A call with {size // MIB} MiB of constants"
-    panel = Panel("constants", title, Axis("where they are"), LATENCIES, rows, Look.BARS)
+    panel = Panel("constants", title, Axis("where they are"), LATENCIES, rows, Plot.BARS)
     scaled = "" if bench.gpu else f"{size // MIB} MiB, on a device that keeps no constants"
     return Findings((panel,), scaled=scaled)

@@ -32,7 +32,7 @@ from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.node import Node
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Unit, at_most
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit, at_most
 from ..systems import bare_fault, names
 from .gpu_sharing import CheckedCall, on_nodes, one_block
 
@@ -212,7 +212,7 @@ def fault(bench: Bench) -> Findings:
         rows.insert(0, Row(names.BARE, "no engine", {"outage": reported_s * 1e6}, BARE_FAULTS))
     panel = Panel(
         "fault", "A fault of one call among those of eight callers", Axis("when"), METRICS,
-        tuple(rows), Look.BARS, names.SEQUENTIAL,
+        tuple(rows), Plot.BARS, names.SEQUENTIAL,
     )  # fmt: skip
     return Findings(
         (panel,),

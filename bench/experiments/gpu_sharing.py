@@ -21,7 +21,7 @@ from dandelion.function import Limits
 from dandelion.node import Node
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit, at_least
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_least
 from ..samples import ACHIEVED
 from ..systems import names
 from ..timing import throughput
@@ -103,7 +103,7 @@ class CheckedCall:
     Attributes:
         name: for people.
         function, inputs: what is invoked, and its sets.
-        right: tells whether a result is what it should be.
+        right: returns whether a result is what it should be.
     """
 
     name: str
@@ -161,7 +161,7 @@ def workers(bench: Bench) -> Findings:
         rows.append(Row(system, call, values, 1))
     panel = Panel(
         "workers", "Throughput by workers", Axis("what is called"), (ACHIEVED, RATIO), tuple(rows),
-        Look.BARS, names.SEQUENTIAL,
+        Plot.BARS, names.SEQUENTIAL,
     )  # fmt: skip
     return Findings((panel,), budgets=budgets(bench, found), skips=skips, notes=tuple(notes))
 

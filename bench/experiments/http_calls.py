@@ -18,9 +18,9 @@ from dandelion.documents import RegistrationDocument
 
 from ..experiment import Bench, experiment
 from ..http_client import BlockingConnection, request_head
-from ..load import HttpRequest, Load, open_loop
+from ..load import HttpRequest, LoadResult, open_loop
 from ..processes import ServerProcess
-from ..records import Axis, Findings, Look, Metric, Panel, Row, Unit, at_most
+from ..records import Axis, Findings, Metric, Panel, Plot, Row, Unit, at_most
 from ..samples import ACHIEVED, LATENCIES, P50, P99, P999, row
 from ..systems.asgi import asgi_server
 from ..systems.echoes import NULL, echo
@@ -69,7 +69,7 @@ def http_noop(bench: Bench) -> Findings:
         made.values.update(ratio=found.median, ratio_low=found.low, ratio_high=found.high)
     panel = Panel(
         "one_connection", "One caller, one connection, one core",
-        Axis("request"), (*LATENCIES, RATIO), tuple(rows.values()), Look.BARS, RAW_ASGI,
+        Axis("request"), (*LATENCIES, RATIO), tuple(rows.values()), Plot.BARS, RAW_ASGI,
     )  # fmt: skip
     extra = rows[RAW].values["p50"] - rows[RAW_ASGI].values["p50"]
     why = f"the node adds {extra:.0f} us to a request, on one core"
@@ -103,11 +103,11 @@ def http_rates(bench: Bench) -> Findings:
     panel = Panel(
         "rates", "Independent users: latency from the intended time, by offered load",
         Axis("offered load", Unit.PER_SECOND, logarithmic=True), (P50, P99, P999, ACHIEVED),
-        tuple(r for found in rows.values() for r in found), Look.LINES, RAW_ASGI,
+        tuple(r for found in rows.values() for r in found), Plot.LINES, RAW_ASGI,
     )  # fmt: skip
     return Findings((panel,), notes=(SHARED_CORES,))
 
 
-def load_row(system: str, x: float, load: Load) -> Row:
+def load_row(system: str, x: float, load: LoadResult) -> Row:
     """Make a row of a load."""
     return Row(system, float(x), load.values(), load.count, load.failed, load.note)

@@ -23,10 +23,10 @@ from dandelion.errors import BackendUnavailable
 from dandelion.search_path import environment
 
 from ..experiment import Bench, experiment
-from ..load import HttpRequest, Load, closed_loop
+from ..load import HttpRequest, LoadResult, closed_loop
 from ..process_facts import own_bytes
 from ..processes import ServerFailed, ServerProcess
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..samples import P50, P99, Samples
 from ..systems.attacks import ATTACKS, command
 from ..systems.echoes import NULL, WASM, echo
@@ -70,7 +70,7 @@ def http_health(bench: Bench) -> Findings:
             rows += _attacked(server, name, few if bench.quick else many, seconds)
     panel = Panel(
         "attacks", "GET /healthz while the node is attacked", Axis("attack"),
-        (P50, P99, LONGEST), tuple(rows), Look.BARS,
+        (P50, P99, LONGEST), tuple(rows), Plot.BARS,
     )  # fmt: skip
     longest = {row.x: 0.0 for row in rows}
     for row in rows:
@@ -143,7 +143,7 @@ def http_overload(bench: Bench) -> Findings:
         except (BackendUnavailable, ServerFailed) as error:
             skips.append(Skip(name, str(error)))
     panel = Panel("clients", "Closed loops: rate by the number of clients",
-                  Axis("clients", logarithmic=True), OVERLOAD, tuple(rows), Look.LINES)  # fmt: skip
+                  Axis("clients", logarithmic=True), OVERLOAD, tuple(rows), Plot.LINES)  # fmt: skip
     budgets = [
         Budget(
             f"{row.system}: {int(row.x)} closed-loop clients", f">= {limit:.0%} of peak",
@@ -158,7 +158,7 @@ def http_overload(bench: Bench) -> Findings:
 def _overloads(bench: Bench, server: ServerProcess, clients: tuple[int, ...]) -> list[Row]:
     request = HttpRequest("/v1/invoke/F", BODY, expect=BODY)
     seconds, warm_up_s = (0.6, 0.3) if bench.quick else (4.0, 2.0)
-    found: list[tuple[int, Load, Load, int]] = []
+    found: list[tuple[int, LoadResult, LoadResult, int]] = []
     for count in clients:
         bench.say(f"{server.name}, {count} clients")
         load = closed_loop(

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Claim, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..systems import kaas_graphs, names
 from ..systems.kaas_lineup import TenantLineup, fitted, scaled_words, shapes_of, tenant_lineup
 from ..systems.kaas_shapes import JACOBI, RESNET50, SHAPES
@@ -208,7 +208,7 @@ def latency(bench: Bench) -> Findings:
             Panel(
                 f"latency_{kaas_graphs.function_name(given.shape, 0)[:-2]}",
                 f"{name}: {tenants} tenants, {offered:.3g} requests/s in all",
-                Axis("load"), LATENCY, rows, Look.BARS, names.EXCLUSIVE,
+                Axis("load"), LATENCY, rows, Plot.BARS, names.EXCLUSIVE,
             )
         )  # fmt: skip
         claims += waits(name, rows)

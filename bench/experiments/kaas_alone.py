@@ -15,7 +15,7 @@ from functools import partial
 from dandelion.errors import DandelionError, InternalError
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Claim, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..samples import Samples
 from ..systems import kaas_graphs, names
 from ..systems.kaas_lineup import ShapeFitter, fitted, scaled, scaled_words, shapes_of
@@ -71,10 +71,10 @@ def alone(bench: Bench) -> Findings:
         launches = _rows(bench, fitter, empty, f"{empty.shape.launches} {EMPTY}", skips)
     axis = Axis("graph")
     panels = (
-        Panel("alone", "one client: latency of a request", axis, METRICS, tuple(rows), Look.BARS,
+        Panel("alone", "one client: latency of a request", axis, METRICS, tuple(rows), Plot.BARS,
               names.BARE),
         Panel("launches", "launches that do next to nothing", axis, METRICS, tuple(launches),
-              Look.BARS, names.BARE),
+              Plot.BARS, names.BARE),
     )  # fmt: skip
     claims = [
         *slower(rows, real=bench.gpu and not bench.quick),
@@ -200,7 +200,7 @@ def cold(bench: Bench) -> Findings:
         for start, found in starts.items()
     )
     title = f"{given.shape.name}: first requests (cold) and later ones (warm), by stage"
-    panel = Panel("starts", title, Axis("start"), START_METRICS, rows, Look.STACKED,
+    panel = Panel("starts", title, Axis("start"), START_METRICS, rows, Plot.STACKED,
                   names.EXCLUSIVE)  # fmt: skip
     return Findings(
         (panel,),

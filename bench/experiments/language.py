@@ -21,7 +21,7 @@ from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_c
 from dandelion.function import FunctionSpec
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Unit, at_most
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit, at_most
 from ..samples import LATENCIES, row
 from ..timing import in_turns
 
@@ -73,7 +73,7 @@ def language(bench: Bench) -> Findings:
         rows += [row(name, float(size), timed[name], per=size) for name in timed]
     panel = Panel(
         "texts", "Each statement of a composition, by their number",
-        Axis("statements", logarithmic=True), LATENCIES, tuple(rows), Look.LINES,
+        Axis("statements", logarithmic=True), LATENCIES, tuple(rows), Plot.LINES,
     )  # fmt: skip
     longest = {r.system: r.values["p50"] for r in rows if r.x == sizes[-1]}
     budgets = tuple(
@@ -172,13 +172,13 @@ def walks(bench: Bench) -> Findings:
     rows = tuple(row("dandelion", name, timed[name], per=per[name]) for name in actions)
     costs = Panel(
         "items", f"Each of {wide} items or instances", Axis("what is done"), LATENCIES, rows,
-        Look.BARS,
+        Plot.BARS,
     )  # fmt: skip
     peaks = {size: _peak_over_data(wide, size) for size in (1024, 16 * 1024)}
     memory = Panel(
         "peak", f"Peak memory of a fan-out over {wide} items, over the bytes of its items",
         Axis("bytes of an item", Unit.BYTES), (PEAK,),
-        tuple(Row("dandelion", float(s), {"ratio": peaks[s]}, 1) for s in peaks), Look.TABLE,
+        tuple(Row("dandelion", float(s), {"ratio": peaks[s]}, 1) for s in peaks), Plot.TABLE,
     )  # fmt: skip
     p50 = {r.x: r.values["p50"] for r in rows}
     budgets: list[Budget] = [

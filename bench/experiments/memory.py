@@ -11,7 +11,7 @@ from __future__ import annotations
 from dandelion.errors import BackendUnavailable
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..systems.echoes import GPU, NATIVE, NULL, PYTHON, WASM, system_of
 from ..systems.footprint import Footprint, FootprintOrder, NodeState, ask
 
@@ -114,9 +114,9 @@ def memory(bench: Bench) -> Findings:
         idle += idle_rows(kind, functions, found)
         growth.append(growth_row(kind, cycles, found))
     panels = (
-        Panel("idle", "Memory of what does nothing", Axis("what"), (SIZE,), tuple(idle), Look.BARS),
+        Panel("idle", "Memory of what does nothing", Axis("what"), (SIZE,), tuple(idle), Plot.BARS),
         Panel("growth", "More memory after rounds of register, invoke, fail and remove",
-              Axis("when"), GROWTH, tuple(growth), Look.TABLE),
+              Axis("when"), GROWTH, tuple(growth), Plot.TABLE),
     )  # fmt: skip
     rounds = ", ".join(f"{k} {bench.pick(*ROUNDS[k][1])}" for k in kinds)
     scaled = "" if bench.gpu and not bench.quick else f"rounds instead of 1000: {rounds}"

@@ -26,7 +26,7 @@ from dandelion.node import Node
 
 from ..experiment import Bench, experiment
 from ..load import HttpRequest, closed_loop
-from ..records import Axis, Claim, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..samples import Samples
 from ..systems import names
 from ..systems.bare import bare_device
@@ -143,9 +143,9 @@ def _starts(bench: Bench, chain: KernelChain, claims: Callable[[Starts], list[Cl
     hot = tuple(Row(n, "hot", s.values(), s.count) for n, s in found.hot.items())
     title = f"{chain.name}: one call, by stage"
     panels = (
-        Panel(f"{chain.function}_starts", title, Axis("start"), METRICS, rows, Look.STACKED),
+        Panel(f"{chain.function}_starts", title, Axis("start"), METRICS, rows, Plot.STACKED),
         Panel(f"{chain.function}_hot", f"{chain.name}: hot calls", Axis("start"), HOT, hot,
-              Look.BARS, names.BARE),
+              Plot.BARS, names.BARE),
     )  # fmt: skip
     return Findings(panels, tuple(claims(found)), skips=tuple(found.skips), notes=_NOTES)
 

@@ -27,7 +27,7 @@ from dandelion.errors import BackendUnavailable
 
 from ..experiment import Bench, experiment
 from ..process_facts import children, own_bytes
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit, at_most
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_most
 from ..samples import LATENCIES, P50, P999, Samples, row
 from ..systems.echoes import NATIVE, NULL, PYTHON, WASM, echo, system_of
 from ..systems.engines import PreparedCall, local_call
@@ -191,9 +191,9 @@ def sandbox(bench: Bench) -> Findings:
     rows += none_waiting(bench, pooled)
     panels = (
         Panel("start", "A call in a sandbox of its own, by how calls come",
-              Axis("how calls come"), (*LATENCIES, P999), tuple(rows), Look.BARS, system_of(NULL)),
+              Axis("how calls come"), (*LATENCIES, P999), tuple(rows), Plot.BARS, system_of(NULL)),
         Panel("memory", "Memory that sandboxes and zygotes do not share with others",
-              Axis("process"), (SIZE,), tuple(sizes), Look.BARS),
+              Axis("process"), (SIZE,), tuple(sizes), Plot.BARS),
     )  # fmt: skip
     return Findings(panels, budgets=budgets(rows), skips=tuple(skips))
 

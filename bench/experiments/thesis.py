@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..experiment import Bench
-from ..load import HttpRequest, Load, open_loop
+from ..load import HttpRequest, LoadResult, open_loop
 from ..records import Axis, Claim, Panel, Row, Unit
 from ..samples import ACHIEVED, P50, P99, P999
 from ..systems import names
@@ -49,7 +49,7 @@ class Curve:
     """
 
     system: str
-    points: list[tuple[float, Load]] = field(default_factory=list)
+    points: list[tuple[float, LoadResult]] = field(default_factory=list)
     over: bool = False
 
     @property
@@ -86,8 +86,8 @@ class Curve:
         return rows
 
 
-def overloaded(load: Load) -> bool:
-    """Tell whether a system reached its limit."""
+def overloaded(load: LoadResult) -> bool:
+    """Return whether a system reached its limit."""
     missing = (load.offered_per_s - load.achieved_per_s) * load.seconds
     late = missing > max(_FEW, (1 - _SUSTAINED) * load.offered_per_s * load.seconds)
     return not load.count or late or load.failed > _ERRORS * (load.failed + load.count)
@@ -95,7 +95,7 @@ def overloaded(load: Load) -> bool:
 
 def _measured(
     bench: Bench, running: RunningContender, requests: RequestsOf, rate: float, seconds: float
-) -> Load:
+) -> LoadResult:
     warm_up_s = min(0.3, seconds / 3)
     asked = requests(running, round(rate * (seconds + warm_up_s)) + 2)
     return open_loop(

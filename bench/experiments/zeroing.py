@@ -16,7 +16,7 @@ from dandelion.memory import SharedDomain
 from dandelion.memory.context import address_of
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit
 from ..samples import P50, P99, Samples, row
 from ..systems import zeroing as device
 from ..timing import in_turns, ratio
@@ -88,9 +88,9 @@ def zeroing(bench: Bench) -> Findings:
         owners += [row(name, float(size), timed[name]) for name in timed]
     panels = [
         Panel("arena", "Contexts of the arena, zeroed", SIZE, (RATE, P50, P99, SHARE),
-              tuple(rates), Look.LINES, BARE),
+              tuple(rates), Plot.LINES, BARE),
         Panel("owner", "What acquiring a context and giving it back costs its owner", SIZE,
-              (P50, P99), tuple(owners), Look.LINES),
+              (P50, P99), tuple(owners), Plot.LINES),
     ]  # fmt: skip
     budgets = [rate_budget("zeroing of contexts", ARENA, rates), owner_budget(owners)]
     skips: list[Skip] = []
@@ -141,9 +141,9 @@ def _device(bench: Bench, panels: list[Panel], budgets: list[Budget], skips: lis
     )
     panels += [
         Panel("device", f"Memory of a device, zeroed: {found.device}", SIZE,
-              (RATE, P50, P99, SHARE), tuple(rates), Look.LINES, BARE),
+              (RATE, P50, P99, SHARE), tuple(rates), Plot.LINES, BARE),
         Panel("after", "A call, and the zeroing that its caller does not wait for", SIZE,
-              (P50, P99), after, Look.LINES),
+              (P50, P99), after, Plot.LINES),
     ]  # fmt: skip
     if bench.gpu:
         budgets.append(rate_budget("zeroing of device memory", device.ENGINE, rates))

@@ -14,7 +14,7 @@ from pathlib import Path
 from dandelion.errors import BackendUnavailable
 
 from ..experiment import GROUPS
-from ..records import ExperimentResult, Findings, Look, Panel
+from ..records import ExperimentResult, Findings, Panel, Plot
 from .markup import Markup, element, escaped, joined, table
 from .plots import inline_svg
 from .summary import anchor, machine_of, machines_of, summary, verdict
@@ -161,7 +161,7 @@ def _panel(result: ExperimentResult, panel: Panel, index: int) -> Markup:
 
 
 def _picture(panel: Panel, name: str) -> Markup:
-    looks = {Look.LINES: "Line chart", Look.BARS: "Bar chart", Look.STACKED: "Stacked bars"}
+    looks = {Plot.LINES: "Line chart", Plot.BARS: "Bar chart", Plot.STACKED: "Stacked bars"}
     drawn = ", ".join(clean(m.name) for m in panel.metrics if m.drawn)
     systems = ", ".join(dict.fromkeys(shortened(r.system, 60) for r in panel.rows))
     label = (
@@ -172,7 +172,7 @@ def _picture(panel: Panel, name: str) -> Markup:
         return Markup(inline_svg(panel, name, escaped(label)))
     except BackendUnavailable as unavailable:
         reason = f"No picture: {unavailable.missing}; {unavailable.remedy}."
-        return element("p", reason, class_="faint") if panel.look is not Look.TABLE else Markup("")
+        return element("p", reason, class_="faint") if panel.look is not Plot.TABLE else Markup("")
 
 
 def _verdicts(found: Findings) -> list[Markup]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dandelion.errors import BackendUnavailable
 
-from ..records import ExperimentResult, Look, Metric, Panel, Row, Unit
+from ..records import ExperimentResult, Metric, Panel, Plot, Row, Unit
 from ..systems.names import SystemStyle, styles_of
 from .tables import measured, stages_of, total_of
 from .units import bounds, clean, figure, number, shortened
@@ -113,7 +113,7 @@ def inline_svg(panel: Panel, name: str, label: str) -> str:
 def _rendered(panel: Panel, suffix: str, origin: str = "") -> bytes | None:
     with _matplotlib():
         drawn_by: Callable[[Panel], Figure | None] | None = {
-            Look.LINES: _draw_lines, Look.BARS: _draw_bars, Look.STACKED: _draw_stacks
+            Plot.LINES: _draw_lines, Plot.BARS: _draw_bars, Plot.STACKED: _draw_stacks
         }.get(panel.look)  # fmt: skip
         figure_ = drawn_by(panel) if drawn_by else None
         if figure_ is None:
@@ -144,7 +144,7 @@ def _matplotlib() -> Iterator[None]:
 
 
 def installed() -> bool:
-    """Tell whether pictures can be drawn."""
+    """Return whether pictures can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -412,7 +412,7 @@ def _values(row: Row, metrics: Sequence[Metric]) -> list[float]:
 
 
 def _drawable(value: float | None, logarithmic: bool) -> bool:
-    """Tell whether a value has a place on an axis."""
+    """Return whether a value has a place on an axis."""
     if value is None or not math.isfinite(value) or abs(value) > 1e30:
         return False
     return value > 1e-30 or not logarithmic

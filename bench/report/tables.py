@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..records import ExperimentResult, Findings, Look, Metric, Panel, Row, Unit
+from ..records import ExperimentResult, Findings, Metric, Panel, Plot, Row, Unit
 from .units import NOTHING, bounds, clean, figure, number, spread, with_ends
 
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot tell"}
@@ -77,7 +77,7 @@ def ratio_to_baseline(panel: Panel, row: Row) -> float | None:
 def stages_of(panel: Panel) -> tuple[Metric, ...]:
     """Give the metrics of a stacked panel that add up: drawn ones, of the first one's unit."""
     drawn = [m for m in panel.metrics if m.drawn]
-    if panel.look is not Look.STACKED or not drawn:
+    if panel.look is not Plot.STACKED or not drawn:
         return ()
     return tuple(m for m in drawn if m.unit is drawn[0].unit)
 
@@ -95,7 +95,7 @@ def _labels(panel: Panel) -> list[_Part]:
     numeric = all(not isinstance(r.x, str) for r in panel.rows)
     title = clean(panel.x.name) or "x"
     x: _Part = (Column(title, numeric), lambda r: number(r.x, panel.x.unit) or NOTHING)
-    return [x, system] if panel.look in (Look.BARS, Look.STACKED) else [system, x]
+    return [x, system] if panel.look in (Plot.BARS, Plot.STACKED) else [system, x]
 
 
 def _metrics(panel: Panel) -> list[_Part]:

@@ -18,7 +18,7 @@ from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.inference.oracle import FILTER_SIDE, SIDE, filter_weights
 from dandelion.compositions.matmul import bundle as matmul
 
-from ..processes import Closing
+from ..processes import Closeable
 
 IMAGE_BYTES = SIDE * SIDE * 4
 _MATRIX_BYTES = matmul.SIDE * matmul.SIDE * 8
@@ -103,7 +103,7 @@ def ticks_work(times: int) -> Workload:
     return Workload(f"ticks_{times}", TICK, {"x": 8}, "x", "x", (step,), times)
 
 
-class BareStream(Closing):
+class BareStream(Closeable):
     """Runs a workload, one request at a time, from the thread that made it.
 
     Attributes:
@@ -135,7 +135,7 @@ class BareStream(Closing):
         return bytes(self.target)
 
 
-class BareDevice(Closing):
+class BareDevice(Closeable):
     """A device, opened by its binding alone.
 
     Attributes:
@@ -168,7 +168,7 @@ def bare_device(backend: str) -> BareDevice:
 
 
 def agrees(work: Workload, body: bytes, reply: bytes) -> bool:
-    """Tell whether a reply of `matmul_work` or `inference_work` is the result of numpy."""
+    """Return whether a reply of `matmul_work` or `inference_work` is the result of numpy."""
     if work.entry == "A":
         side = (matmul.SIDE, matmul.SIDE)
         given, found = (np.frombuffer(data, np.int64).reshape(side) for data in (body, reply))

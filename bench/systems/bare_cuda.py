@@ -21,7 +21,7 @@ from dandelion.errors import BackendUnavailable, DeviceFault
 from dandelion.function import digest_of
 from dandelion.memory.context import address_of
 
-from ..processes import Closing
+from ..processes import Closeable
 from .bare import BareDevice, BareLaunch, BareStream, Workload
 
 _DEVICES = {"cuda": CudaDevice, "hip": HipDevice}
@@ -195,7 +195,7 @@ class CudaLikeStream(BareStream):
         self._closing.close()
 
 
-class VendorMemory(Closing):
+class VendorMemory(Closeable):
     """Memory of the device and pinned memory of the host, from CUDA's own functions.
 
     Copies from an arena and an engine's zeroing are compared with it.

@@ -23,9 +23,9 @@ from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError
 
 from ..experiment import Bench
-from ..http_client import RequestFailed, fetch
+from ..http_client import HttpFailed, fetch
 from ..load import HttpRequest
-from ..processes import Closing, ServerProcess, free_port, module
+from ..processes import Closeable, ServerProcess, free_port, module
 from ..records import Skip
 from . import names
 from .asgi import asgi_server
@@ -38,7 +38,7 @@ from .triton_install import missing_triton
 
 ARENA_BYTES = 512 * MIB
 _JSON = "application/json"
-_FAILURES = (DandelionError, RequestFailed, OSError, ValueError, http.client.HTTPException)
+_FAILURES = (DandelionError, HttpFailed, OSError, ValueError, http.client.HTTPException)
 
 
 def _post(path: str, body: bytes) -> HttpRequest:
@@ -113,7 +113,7 @@ class RunningContender:
         return self.contender.request(self.contender.prefix + name, body)
 
 
-class Lineup(Closing):
+class Lineup(Closeable):
     """The running systems of one experiment; use it with ``with``.
 
     Attributes:

@@ -32,7 +32,7 @@ import msgspec
 
 from dandelion.errors import DandelionError
 
-from ..processes import Closing, ServerProcess, module
+from ..processes import Closeable, ServerProcess, module
 from ..timing import in_turns
 from . import names
 from .asgi import application, serve
@@ -75,13 +75,13 @@ def dedicated_server(
 
 
 @dataclass(slots=True)
-class _Job:
+class _PooledJob:
     name: str
     body: bytes
     done: asyncio.Future[bytes]
 
 
-class StreamPool(Closing):
+class StreamPool(Closeable):
     """Threads, each with a stream for each workload.
 
     Raises:
@@ -91,7 +91,7 @@ class StreamPool(Closing):
     def __init__(self, device: BareDevice, order: DedicatedOrder) -> None:
         self._device = device
         self._order = order
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_PooledJob | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[DandelionError | None] = queue.SimpleQueue()
         self._launching: contextlib.AbstractContextManager[object] = (
             contextlib.nullcontext() if order.graph else threading.Lock()
@@ -118,7 +118,7 @@ class StreamPool(Closing):
             while (job := self._jobs.get()) is not None:
                 self._run(streams[job.name], job)
 
-    def _run(self, stream: BareStream, job: _Job) -> None:
+    def _run(self, stream: BareStream, job: _PooledJob) -> None:
         answer: bytes | Exception
         try:
             stream.source[:] = job.body
@@ -134,7 +134,7 @@ class StreamPool(Closing):
     async def run(self, name: str, body: bytes) -> bytes:
         """Run a workload on the stream that is free first."""
         done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(name, body, done))
+        self._jobs.put(_PooledJob(name, body, done))
         return await done
 
     def close(self) -> None:

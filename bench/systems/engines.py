@@ -21,7 +21,7 @@ from dandelion.driver import Call, Driver, Engine, InstanceSets, load_driver
 from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 from dandelion.memory import HeapDomain, SharedDomain
 
-from ..processes import Closing
+from ..processes import Closeable
 from .bare import TICK
 
 GPU_OPTIONS = {"cuda": {"pool_bytes": "4G", "weights": "1G"}, "hip": {"pool_bytes": "4G"}}
@@ -87,7 +87,7 @@ class PreparedCall:
         return self.outputs[0].numpy(dtype, (-1,))
 
 
-class LocalGpuEngine(Closing):
+class LocalGpuEngine(Closeable):
     """The sequential engine of the first device of a backend, and an arena.
 
     Raises:

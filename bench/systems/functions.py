@@ -110,7 +110,7 @@ class KernelChain:
         function: the function's name.
         work: the same for a bare loop; its entry and result are the function's sets, too.
         body: a request's bytes.
-        expected: tells whether a reply's bytes are right.
+        expected: returns whether a reply's bytes are right.
     """
 
     name: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dandelion.errors import DandelionError, InternalError
 
 from ..experiment import Bench
-from ..processes import Closing
+from ..processes import Closeable
 from ..records import Skip
 from . import kaas_graphs, names
 from .kaas_shapes import JACOBI, RESNET50, SHAPES, Scale, Shape, TunedShape, calibrated, tuned
@@ -58,7 +58,7 @@ def scaled_words(bench: Bench, *, limit_bytes: int = CONSTANT_LIMIT_BYTES) -> st
     )
 
 
-class ShapeFitter(Closing):
+class ShapeFitter(Closeable):
     """The device, opened by a process without an engine; fits shapes to it.
 
     Raises:

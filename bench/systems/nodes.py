@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import uvloop
 
 from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.frontend.server import serve
 from dandelion.node import Node, Settings
 
 from ..processes import ServerProcess, module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1024 * 1024
 _READY_S = 120.0
@@ -169,4 +166,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    try:
+        uvloop.run(main())
+    except DandelionError as error:
+        raise SystemExit(str(error)) from None

@@ -21,7 +21,7 @@ import msgspec
 from dandelion.errors import BackendUnavailable, EngineDied
 from dandelion.search_path import search_path
 
-from ..processes import Closing
+from ..processes import Closeable
 from . import kaas_graphs
 from .bare import BareDevice, BareStream, bare_device
 from .kaas_shapes import TunedShape
@@ -95,7 +95,7 @@ TenantAnswer: TypeAlias = TenantReady | TenantReply | TenantTimes | TenantFailur
 A = TypeVar("A", TenantReady, TenantReply, TenantTimes)
 
 
-class TenantProcess(Closing):
+class TenantProcess(Closeable):
     """A tenant's process; it starts at once. Used by one thread at a time.
 
     Args:

@@ -30,7 +30,7 @@ from dandelion.backends.gpu.mps import CONTROL, MpsDaemon
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError, TimedOut
 
-from ..processes import Closing
+from ..processes import Closeable
 from ..samples import Samples
 from . import kaas_graphs, names
 from .kaas_shapes import TunedShape
@@ -38,7 +38,7 @@ from .nodes import MIB, gpu_settings, one_item, open_node, staged_call
 from .tenant_process import TenantProcess, TenantStart
 
 
-class Tenants(Closing):
+class Tenants(Closeable):
     """Answers requests of tenants, from any thread; `name` is that of the system."""
 
     name: str

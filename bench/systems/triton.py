@@ -30,7 +30,7 @@ from pathlib import Path
 
 import dandelion
 
-from ..http_client import BlockingConnection, RequestFailed, fetch
+from ..http_client import BlockingConnection, HttpFailed, fetch
 from ..load import HttpRequest
 from ..load_connection import EncodedRequest
 from ..processes import ServerFailed, ServerProcess, free_port
@@ -38,7 +38,7 @@ from . import names
 from .triton_install import TritonMissing, find_triton
 
 FAILURES = (
-    ServerFailed, TritonMissing, RequestFailed, OSError, ValueError, http.client.HTTPException,
+    ServerFailed, TritonMissing, HttpFailed, OSError, ValueError, http.client.HTTPException,
 )  # fmt: skip
 """What is raised if the server cannot take part."""
 
@@ -228,7 +228,7 @@ class TritonServer(ServerProcess):
         found = super()._wait(port, deadline)
         ready = HttpRequest("/v2/health/ready", method="GET")
         while True:
-            with contextlib.suppress(RequestFailed, OSError, http.client.HTTPException):
+            with contextlib.suppress(HttpFailed, OSError, http.client.HTTPException):
                 fetch(found, ready)
                 return found
             if time.monotonic() > deadline or self._process.poll() is not None:
@@ -245,7 +245,7 @@ class TritonServer(ServerProcess):
         model.write(self._repository)
         try:
             fetch(self.port, HttpRequest(f"/v2/repository/models/{model.name}/load", b"{}"))
-        except RequestFailed as error:
+        except HttpFailed as error:
             raise ServerFailed(self.name, f"it does not load '{model.name}': {error}") from None
 
     def tail(self) -> str:

@@ -8,9 +8,9 @@ from dandelion.bench.records import (
     Claim,
     ExperimentResult,
     Findings,
-    Look,
     Metric,
     Panel,
+    Plot,
     Row,
     Skip,
     Unit,
@@ -63,7 +63,7 @@ def bars_panel() -> Panel:
             p50 = base_us * factor
             values = {"p50": p50, "p99": p50 * 2.7, "p50_low": p50 * 0.95, "p50_high": p50 * 1.07}
             rows.append(Row(system, way, values, count=1000))
-    return Panel("bars", "Start of a sandbox", Axis("way"), (P50, P99), tuple(rows), Look.BARS)
+    return Panel("bars", "Start of a sandbox", Axis("way"), (P50, P99), tuple(rows), Plot.BARS)
 
 
 def stacked_panel() -> Panel:
@@ -75,7 +75,7 @@ def stacked_panel() -> Panel:
         Row("dandelion sequential", temperature, {s: float(v[i]) for s, v in stages.items()}, 20)
         for i, temperature in enumerate(("cold", "warm", "hot"))
     )
-    return Panel("stages", "Where a call goes", Axis("call"), metrics, rows, Look.STACKED)
+    return Panel("stages", "Where a call goes", Axis("call"), metrics, rows, Plot.STACKED)
 
 
 def table_panel() -> Panel:
@@ -88,10 +88,10 @@ def table_panel() -> Panel:
             "dandelion null", "", {"p50": 7.2e9, "ratio": 1.5, "ratio_low": 1.4, "ratio_high": 1.7}
         ),
     )
-    return Panel("table", "Sizes", Axis(""), (P50, ratio, size), rows, Look.TABLE, "bare loop")
+    return Panel("table", "Sizes", Axis(""), (P50, ratio, size), rows, Plot.TABLE, "bare loop")
 
 
-def hostile_panel(look: Look = Look.BARS) -> Panel:
+def hostile_panel(look: Plot = Plot.BARS) -> Panel:
     """Names and values that no experiment gives on purpose."""
     values = [1e-300, 1e300, float("nan"), float("inf"), -5.0, 0.0]
     rows = [
@@ -144,7 +144,7 @@ def result(
 
 def hostile_result() -> ExperimentResult:
     """An outcome whose every text is hostile."""
-    panels = tuple(hostile_panel(look) for look in Look)
+    panels = tuple(hostile_panel(look) for look in Plot)
     found = Findings(
         panels, (Claim(HOSTILE, HOSTILE, HOSTILE),), (Budget(HOSTILE, HOSTILE, HOSTILE, True),),
         (Skip(HOSTILE, HOSTILE),), HOSTILE, (HOSTILE,),

@@ -2,11 +2,12 @@
 
 The script fixes how long each request takes once the server has read it, and when the whole server
 stalls: then it neither reads nor answers. `replay` computes from the script alone when each request
-is answered. The server also records in an `Account` what it really did, which differs from the script
-by what its machine does to it.
+is answered. The server also records in an `Account` what it really did, which differs from the
+script by what its machine does to it.
 
 As a program, it reads a `Script` from standard input, prints its port once it listens, and its
-`Account` as JSON after SIGTERM. It understands requests without a body and with a header ``x-number``.
+`Account` as JSON after SIGTERM. It understands requests without a body, with a header
+``x-number``.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from dandelion.bench.experiments import (
     sandboxes,
     zeroing,
 )
-from dandelion.bench.load import Load
+from dandelion.bench.load import LoadResult
 from dandelion.bench.processes import run_program
 from dandelion.bench.records import Findings, Panel, Skip
 from dandelion.bench.samples import Samples, row
@@ -156,12 +156,12 @@ def test_an_overload_is_judged_by_its_share_of_the_peak(
 ) -> None:
     def overload(
         port: int, request: object, *, callers: int, seconds: float, warm_up_s: float
-    ) -> Load:
+    ) -> LoadResult:
         assert callers in (1, 16, 160)
         latency = samples(1000.0)
         achieved = {1: 500.0, 16: 1000.0, 160: 850.0}[callers]
         errors = {"status 429": 60} if callers == 160 else {}
-        return Load(achieved, achieved, latency, latency, errors, 0.0, seconds, False)
+        return LoadResult(achieved, achieved, latency, latency, errors, 0.0, seconds, False)
 
     monkeypatch.setattr(http_stress, "closed_loop", overload)
     found = http_stress.http_overload(brief)

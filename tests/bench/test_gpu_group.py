@@ -23,12 +23,7 @@ from tests.fake_driver import build
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = Bench(quick=True, backend="opencl")
 GPU = Bench(backend="cuda")
-LOCAL = (
-    gpu_engines.launches,
-    gpu_engines.deep,
-    gpu_engines.constants,
-    gpu_engines.cold,
-)
+LOCAL = (gpu_engines.launches, gpu_engines.deep, gpu_engines.constants, gpu_engines.cold)
 
 
 @pytest.mark.parametrize("run", LOCAL, ids=lambda run: run.__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dandelion.bench.load import Arrivals, Load, closed_loop, intended_times, open_loop
+from dandelion.bench.load import Arrivals, LoadResult, closed_loop, intended_times, open_loop
 from dandelion.bench.samples import Samples
 from dandelion.bench.timing import in_turns
 
@@ -26,7 +26,7 @@ MS = 1_000_000
 RATE, WARM_UP_S = 300.0, 0.2
 
 
-def measured(script: Script, seconds: float) -> tuple[Load, Samples, Samples]:
+def measured(script: Script, seconds: float) -> tuple[LoadResult, Samples, Samples]:
     """Give the load, and the latencies by the server's account and by the script alone."""
     with scripted_server(script) as server:
         load = open_loop(

@@ -13,9 +13,9 @@ from dandelion.bench import load as load_module
 from dandelion.bench.load import (
     Arrivals,
     HttpRequest,
-    Load,
     LoadOrder,
     LoadReport,
+    LoadResult,
     closed_loop,
     intended_times,
     open_loop,
@@ -243,7 +243,7 @@ def test_a_generator_that_fails_is_an_error_of_the_load(monkeypatch: pytest.Monk
 # --- judging ------------------------------------------------------------------------------------
 
 
-def judged(late_us: float, latency_us: float, busy: float = 0.1) -> Load:
+def judged(late_us: float, latency_us: float, busy: float = 0.1) -> LoadResult:
     order = LoadOrder(1, (REQUEST,), 1, 10, Arrivals.EVEN, 1, 0, 2, 1)
     latency = Samples.of_us([latency_us])
     report = LoadReport(20, 18, latency, latency, Samples.of_us([late_us]), {}, 0, busy, 0)
@@ -272,5 +272,5 @@ def test_a_server_is_overloaded_by_late_slow_or_wrong_answers(
     achieved: float, p99_us: float, failed: int, count: int, overloaded: bool
 ) -> None:
     latency = Samples.of_us([p99_us] * count)
-    load = Load(100.0, achieved, latency, latency, {"closed": failed}, 0.0, 1.0, False)
+    load = LoadResult(100.0, achieved, latency, latency, {"closed": failed}, 0.0, 1.0, False)
     assert load.overloaded(1000.0) is overloaded

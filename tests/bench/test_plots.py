@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import msgspec
 import pytest
-from dandelion.bench.records import Axis, Look, Metric, Panel, Row, Unit
+from dandelion.bench.records import Axis, Metric, Panel, Plot, Row, Unit
 from dandelion.bench.report.plots import draw, inline_svg
 from dandelion.bench.systems.names import style_of
 
@@ -101,9 +101,9 @@ def test_metrics_that_are_not_drawn_and_values_that_are_missing_leave_no_trace()
     assert "hidden metric" not in labels
 
 
-@pytest.mark.parametrize("look", Look)
+@pytest.mark.parametrize("look", Plot)
 @pytest.mark.parametrize("logarithmic", [True, False])
-def test_odd_values_are_drawn_or_left_out_but_never_fail(look: Look, *, logarithmic: bool) -> None:
+def test_odd_values_are_drawn_or_left_out_but_never_fail(look: Plot, *, logarithmic: bool) -> None:
     metric = Metric("p50", "median", Unit.US, logarithmic=logarithmic)
     values = [1e-300, 1e300, float("nan"), float("inf"), -5.0, 0.0, 1e-9, 1e15]
     axis = Axis("x", Unit.BYTES, logarithmic=logarithmic)
@@ -114,15 +114,15 @@ def test_odd_values_are_drawn_or_left_out_but_never_fail(look: Look, *, logarith
         )
         svg = shown(Panel("k", "t", axis, (metric,), rows, look))
         assert not svg or ET.fromstring(svg) is not None
-    assert bool(svg) is (look is not Look.TABLE)
+    assert bool(svg) is (look is not Plot.TABLE)
 
 
-@pytest.mark.parametrize("look", Look)
-def test_hostile_names_stay_text(look: Look) -> None:
+@pytest.mark.parametrize("look", Plot)
+def test_hostile_names_stay_text(look: Plot) -> None:
     panel = hostile_panel(look)
     rows = (*panel.rows, Row("<script>alert(1)</script>$x^2$\x00", "<b>", {"p50": 5.0, "p99": 6.0}))
     svg = shown(msgspec.structs.replace(panel, rows=rows))
-    if look is Look.TABLE:
+    if look is Plot.TABLE:
         assert not svg
         return
     assert "<script" not in svg
@@ -183,6 +183,6 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 
 def test_a_tail_is_drawn_beside_its_median() -> None:
     rows = (Row("a", "x", {"p50": 10.0, "p99": 400.0}), Row("b", "x", {"p50": 20.0}))
-    labels = texts(shown(Panel("k", "t", Axis("way"), (P50, P99), rows, Look.BARS)))
+    labels = texts(shown(Panel("k", "t", Axis("way"), (P50, P99), rows, Plot.BARS)))
     assert "10 µs · 400 µs" in labels
     assert "20 µs" in labels

@@ -4,7 +4,7 @@ import io
 
 import msgspec
 import pytest
-from dandelion.bench.records import Axis, ExperimentResult, Look, Metric, Panel, Row, Unit
+from dandelion.bench.records import Axis, ExperimentResult, Metric, Panel, Plot, Row, Unit
 from dandelion.bench.report.tables import print_result, ratio_to_baseline, table_of
 from rich.console import Console
 
@@ -42,7 +42,7 @@ def test_a_sheet_has_columns_for_what_was_measured_only() -> None:
 
 def test_notes_and_errors_have_columns_where_there_are_some() -> None:
     row = Row("s", "", {"p50": 1.0}, errors=2, note="client was the bottleneck")
-    panel = Panel("k", "t", Axis("x"), (P50,), (row,), Look.TABLE)
+    panel = Panel("k", "t", Axis("x"), (P50,), (row,), Plot.TABLE)
     sheet = table_of(panel)
     assert sheet.rows == (("s", "1 µs", "2", "client was the bottleneck"),)
 
@@ -64,7 +64,7 @@ def test_ratios_are_made_at_the_same_x() -> None:
 
 def test_a_baseline_with_one_x_is_that_of_all_and_zero_is_none() -> None:
     rows = (Row("bare", "once", {"p50": 2.0}), Row("ours", "a", {"p50": 5.0}))
-    panel = Panel("k", "t", Axis("x"), (P50,), rows, Look.BARS, "bare")
+    panel = Panel("k", "t", Axis("x"), (P50,), rows, Plot.BARS, "bare")
     assert ratio_to_baseline(panel, rows[1]) == 2.5
     zero = msgspec.structs.replace(panel, rows=(Row("bare", "a", {"p50": 0.0}), rows[1]))
     assert ratio_to_baseline(zero, rows[1]) is None
@@ -75,7 +75,7 @@ def test_a_baseline_with_one_x_is_that_of_all_and_zero_is_none() -> None:
 def test_ratios_show_the_spread_that_was_measured() -> None:
     values = {"p50": 3.0, "ratio_low": 1.4, "ratio_high": 1.6}
     rows = (Row("bare", "", {"p50": 2.0}), Row("ours", "", values))
-    panel = Panel("k", "t", Axis(""), (P50,), rows, Look.TABLE, "bare")
+    panel = Panel("k", "t", Axis(""), (P50,), rows, Plot.TABLE, "bare")
     assert table_of(panel).rows[1][-1] == "1.5x (1.4–1.6)"
 
 

@@ -11,8 +11,8 @@ import pytest
 from dandelion.bench.experiment import Bench
 from dandelion.bench.experiments import thesis, thesis_inference, thesis_matmul
 from dandelion.bench.experiments.thesis import Curve, claim, overloaded
-from dandelion.bench.load import Load
-from dandelion.bench.records import Claim, Look
+from dandelion.bench.load import LoadResult
+from dandelion.bench.records import Claim, Plot
 from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
 from dandelion.bench.systems.bare import Workload, example_body, inference_work, matmul_work
@@ -27,10 +27,10 @@ TWO = names.concurrent(2)
 
 def load(
     median_us: float, achieved: float = 100.0, offered: float = 100.0, failed: int = 0
-) -> Load:
+) -> LoadResult:
     record = Samples.of_us([median_us] * round(achieved))
     errors = {"status 503": failed} if failed else {}
-    return Load(offered, achieved, record, record, errors, 0.0, 1.0, False)
+    return LoadResult(offered, achieved, record, record, errors, 0.0, 1.0, False)
 
 
 def curve(system: str, base_us: float, throughput: float, *, over: bool = True) -> Curve:
@@ -196,7 +196,7 @@ def test_systems_are_asked_in_turns_over_http() -> None:
     with Lineup(bench, [gpu_node(bench, 1, [work]), *dedicated(bench, [work])]) as lineup:
         curves = thesis.raised(bench, lineup.running, thesis.same(work), (10.0, 20.0), 0.2)
     made = thesis.panel("loads", "Loads", thesis.LOAD, curves)
-    assert made.look is Look.LINES
+    assert made.look is Plot.LINES
     systems = {names.concurrent(1), names.DEDICATED}
     assert {(row.system, row.x) for row in made.rows} == {(s, x) for s in systems for x in (10, 20)}
     assert all(row.values["p50"] > 0 and not row.errors for row in made.rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.bench.experiment import Bench
-from dandelion.bench.http_client import RequestFailed, fetch
+from dandelion.bench.http_client import HttpFailed, fetch
 from dandelion.bench.load import HttpRequest, closed_loop
 from dandelion.bench.processes import ServerFailed, ServerProcess
 from dandelion.bench.records import Skip
@@ -179,7 +179,7 @@ def test_a_model_that_fails_to_load_is_told(installed: Path) -> None:
     with TritonServer([no_op_model()]) as server:
         with pytest.raises(ServerFailed, match="a_module_that_is_nowhere"):
             server.load(broken)
-        with pytest.raises(RequestFailed, match="404"):
+        with pytest.raises(HttpFailed, match="404"):
             fetch(server.port, inference_request(broken, b"x"))
 
 
