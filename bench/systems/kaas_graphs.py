@@ -1,7 +1,6 @@
-"""The launches of a shape: as a blueprint, for a bare loop, and in numpy.
+"""The launches of a shape: as a blueprint, and for a bare loop.
 
-All three use the same `links`, so engines and bare loops do the same work, and `expected` computes
-the right result.
+Both use the same `links`, so engines and bare loops do the same work.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
@@ -19,8 +17,6 @@ from dandelion.function import Limits
 
 from .bare import BareLaunch, Workload
 from .kaas_shapes import WORD_BYTES, Shape, TunedShape, whole_words
-
-Words = npt.NDArray[np.uint32]
 
 INPUT, OUTPUT = "x", "y"
 _GOLDEN = 0x9E3779B9
@@ -42,7 +38,7 @@ def _constant(index: int) -> str:
     return f"w{index}"
 
 
-def _kernels(shape: Shape) -> list[tuple[str, int]]:
+def kernels_of(shape: Shape) -> list[tuple[str, int]]:
     """Give name and number of constants of each kernel; together they read all there are."""
     if not shape.constants:
         return [(f"link{k}", int(shape.reads_input)) for k in range(shape.kernels)]
@@ -59,7 +55,7 @@ def _kernels(shape: Shape) -> list[tuple[str, int]]:
 def links(given: TunedShape) -> Iterator[ChainLink]:
     """Give the launches of a request, in order."""
     shape = given.shape
-    kernels = _kernels(shape)
+    kernels = kernels_of(shape)
     total = sum(kernels[i % shape.kernels][1] for i in range(shape.launches))
     sizes = shape.sizes()
     temporary = whole_words(shape.temporary_bytes / shape.temporaries)
@@ -111,7 +107,7 @@ DEVICE u32 mixed(u32 x, u64 rounds)
 def source(shape: Shape) -> str:
     """Write the kernels of a shape, all of them different, against ``dandelion.h``."""
     parts = [_HEAD]
-    for number, (name, reads) in enumerate(_kernels(shape)):
+    for number, (name, reads) in enumerate(kernels_of(shape)):
         pointers = "".join(f"GLOBAL const u32 *w{i}, u64 w{i}_words, " for i in range(reads))
         sums = "".join(f" + total(w{i}, w{i}_words)" for i in range(reads))
         parts.append(f"""
@@ -232,38 +228,3 @@ def document(given: TunedShape, tenants: int, *, same: bool = False) -> Registra
     return RegistrationDocument(
         functions=tuple(function(given, tenant, same=same) for tenant in range(tenants))
     )
-
-
-def expected(given: TunedShape, tenant: int, request: bytes) -> bytes:
-    """Compute with numpy what a request must give."""
-    shape = given.shape
-    lanes = np.arange(given.lanes, dtype=np.uint32)
-    numbers = {name: at for at, (name, _) in enumerate(_kernels(shape))}
-    buffers = {INPUT: np.frombuffer(request, np.uint32)}
-    for link in links(given):
-        value = buffers[link.x][lanes % link.x_words] + np.uint32(numbers[link.kernel] + 1)
-        for name in link.constants:
-            value = value + _total(given, tenant, name, buffers[INPUT])
-        for _ in range(given.rounds):
-            value ^= value << np.uint32(13)
-            value ^= value >> np.uint32(17)
-            value ^= value << np.uint32(5)
-            value += np.uint32(_GOLDEN)
-        buffers[link.y] = value[: link.y_words]
-    found = np.zeros(shape.output_bytes // WORD_BYTES, np.uint32)
-    found[: len(buffers[OUTPUT])] = buffers[OUTPUT]
-    return found.tobytes()
-
-
-def _total(given: TunedShape, tenant: int, name: str, request: Words) -> Words:
-    """Give what each thread reads of one constant: the sum of every so many words of it."""
-    lanes = given.lanes
-    if name == INPUT:
-        padded = np.zeros(-(-len(request) // lanes) * lanes, np.uint32)
-        padded[: len(request)] = request
-        columns: Words = padded.reshape(-1, lanes).sum(axis=0, dtype=np.uint32)
-        return columns
-    size = _operand_words(given.shape)[name]
-    counts = (size - np.arange(lanes) + lanes - 1) // lanes
-    word = constant_word(tenant, int(name[1:]))
-    return np.maximum(counts, 0).astype(np.uint32) * np.uint32(word)

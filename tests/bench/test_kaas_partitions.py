@@ -15,6 +15,7 @@ from dandelion.bench.systems.tenant_process import TenantProcess, TenantStart
 from dandelion.bench.systems.tenants import Exclusive, FifoLock, TimeSliced
 
 from dandelion.errors import BackendUnavailable, EngineDied, TimedOut
+from tests.bench.kaas_oracle import expected
 from tests.fake_driver import build
 
 pytest.importorskip("pyopencl")
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def reply(tenant: int, given: TunedShape = GIVEN) -> bytes:
-    return kaas_graphs.expected(given, tenant, BODY)
+    return expected(given, tenant, BODY)
 
 
 def test_a_process_answers_with_its_tenants_constants_and_times_others() -> None:

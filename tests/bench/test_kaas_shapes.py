@@ -28,6 +28,7 @@ from dandelion.bench.systems.kaas_shapes import (
 from dandelion.bench.systems.tenants import SharedNode
 
 from dandelion.data import Item
+from tests.bench.kaas_oracle import expected
 
 pytest.importorskip("pyopencl")
 
@@ -87,9 +88,9 @@ def test_a_bare_loop_computes_what_numpy_does(shape: Shape) -> None:
     body = kaas_graphs.body(given.shape, 1)
     with bare_device("opencl") as device, device.stream(kaas_graphs.work(given, 3)) as stream:
         first, again = stream.run(body), stream.run(body)
-    assert first == kaas_graphs.expected(given, 3, body)
+    assert first == expected(given, 3, body)
     assert again == first
-    assert first != kaas_graphs.expected(given, 3, kaas_graphs.body(given.shape, 2))
+    assert first != expected(given, 3, kaas_graphs.body(given.shape, 2))
 
 
 def test_tenants_have_constants_of_their_own_in_an_engine() -> None:
@@ -98,7 +99,7 @@ def test_tenants_have_constants_of_their_own_in_an_engine() -> None:
     with SharedNode("opencl", given, 2) as node:
         replies = [node.call(tenant, body) for tenant in (0, 1, 0)]
         stages = node.stages(1, body)
-    assert replies == [kaas_graphs.expected(given, tenant, body) for tenant in (0, 1, 0)]
+    assert replies == [expected(given, tenant, body) for tenant in (0, 1, 0)]
     assert replies[0] != replies[1]
     parts = sum(us for name, us in stages.items() if name != "total")
     assert {"plan", "copy_in", "kernels", "copy_out", "dispatch"} < stages.keys()

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from dandelion.bench.report.plots import PAPER
+from dandelion.bench.report.charts import PAPER
 from dandelion.bench.systems import names
 from dandelion.bench.systems.names import concurrent, known_names, style_of, styles_of
 from numpy.typing import NDArray
