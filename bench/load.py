@@ -26,8 +26,6 @@ from .samples import Samples
 
 _NS = 1_000_000_000
 _GRACE_S = 15.0
-_LATE_SHARE = 0.2
-_BUSY_SHARE = 0.9
 _SUSTAINED = 0.95
 
 
@@ -58,7 +56,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What a generator measured, without the requests of the warm-up.
+    """Output of the generator program: what it measured, without the requests of the warm-up.
 
     Attributes:
         offered_per_s: requests that were to be sent.
@@ -145,26 +143,6 @@ class LoadOrder(msgspec.Struct, frozen=True):
     drain_s: float
 
 
-class LoadReport(msgspec.Struct, frozen=True):
-    """Output of the generator program; see `LoadResult`.
-
-    Attributes:
-        offered: requests after the warm-up.
-        achieved: right answers in the interval of `LoadResult.achieved_per_s`.
-        late: how much later than possible requests were sent.
-    """
-
-    offered: int
-    achieved: int
-    latency: Samples
-    service: Samples
-    late: Samples
-    errors: dict[str, int]
-    queued: int
-    busy: float
-    started_ns: int
-
-
 Requests = HttpRequest | Sequence[HttpRequest]
 
 
@@ -236,7 +214,7 @@ def _generate(order: LoadOrder) -> LoadResult:
             module("dandelion.bench.load_generator"), input=msgspec.msgpack.encode(order),
             capture_output=True, timeout=limit_s, env=environment(), check=True,
         )  # fmt: skip
-        return _judged(order, msgspec.msgpack.decode(done.stdout, type=LoadReport))
+        return msgspec.msgpack.decode(done.stdout, type=LoadResult)
     except subprocess.TimeoutExpired:
         why = f"did not end within {limit_s:.0f} s"
     except subprocess.CalledProcessError as error:
@@ -246,23 +224,3 @@ def _generate(order: LoadOrder) -> LoadResult:
         why = str(error)
     errors = {f"generator: {why}": 1}
     return LoadResult(order.rate_per_s, 0.0, Samples(), Samples(), errors, 0.0, order.seconds, True)
-
-
-def _judged(order: LoadOrder, report: LoadReport) -> LoadResult:
-    late, latency = report.late, report.latency
-    was_late = late.count > 0 and any(
-        late.percentile(q) > _LATE_SHARE * latency.percentile(q) for q in (50, 99)
-    )
-    return LoadResult(
-        offered_per_s=report.offered / order.seconds,
-        achieved_per_s=report.achieved / order.seconds,
-        latency=latency,
-        service=report.service,
-        errors=report.errors,
-        late_us_p99=late.percentile(99) if late.count else 0.0,
-        seconds=order.seconds,
-        bottleneck=was_late or report.busy > _BUSY_SHARE,
-        queued=report.queued,
-        busy=report.busy,
-        started_ns=report.started_ns,
-    )

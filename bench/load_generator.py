@@ -1,4 +1,4 @@
-"""A program: sends requests as a `LoadOrder` from standard input says, and writes a `LoadReport`.
+"""A program: sends requests as a `LoadOrder` from standard input says, and writes a `LoadResult`.
 
 One thread, one epoll. The time of an answer is when epoll reported it, before anything else was
 done with it. Memory is bounded by the number of requests and time by the order: the program ends
@@ -17,7 +17,7 @@ from collections import Counter, deque
 import msgspec
 import numpy as np
 
-from .load import LoadOrder, LoadReport, intended_times
+from .load import LoadOrder, LoadResult, intended_times
 from .load_connection import REFUSED, EncodedRequest, LoadConnection
 from .low_latency import sleep_on, spin_ns, use_low_latency
 from .samples import Samples
@@ -26,6 +26,8 @@ _NS = 1_000_000_000
 _START_NS = 20_000_000
 _RETRY_NS = 10_000_000
 _EVENTS = 512
+_LATE_SHARE = 0.2
+_BUSY_SHARE = 0.9
 
 
 class RequestLog:
@@ -62,15 +64,21 @@ class RequestLog:
         self._latency.append(now_ns - connection.intended_ns)
         self._service.append(now_ns - connection.sent_ns)
 
-    def report(self, busy: float, started_ns: int) -> LoadReport:
+    def report(self, busy: float, started_ns: int) -> LoadResult:
         """Summarize all requests."""
         latency = _samples(self._latency)
         shift_ns = int(latency.median * 1000) if latency.count else 0
         completed = np.array(self._completed, np.int64) - shift_ns
         achieved = np.count_nonzero((completed >= self._first_ns) & (completed < self._end_ns))
-        return LoadReport(
-            self.offered, int(achieved), latency, _samples(self._service), _samples(self._late),
-            dict(self.errors), self.queued, busy, started_ns,
+        service, late = _samples(self._service), _samples(self._late)
+        was_late = late.count > 0 and any(
+            late.percentile(q) > _LATE_SHARE * latency.percentile(q) for q in (50, 99)
+        )
+        seconds = (self._end_ns - self._first_ns) / _NS
+        return LoadResult(
+            self.offered / seconds, int(achieved) / seconds, latency, service, dict(self.errors),
+            late.percentile(99) if late.count else 0.0, seconds, was_late or busy > _BUSY_SHARE,
+            self.queued, busy, started_ns,
         )  # fmt: skip
 
 
@@ -97,7 +105,7 @@ class Generator(ABC):
         ]
         self._idle_ns = 0
 
-    def run(self) -> LoadReport:
+    def run(self) -> LoadResult:
         """Send and receive until everything is over, or the time is."""
         for connection in self.connections:
             connection.open(self._known)

@@ -88,8 +88,8 @@ def _lines(axes: Axes, panel: Panel, metrics: Sequence[Metric]) -> None:
             drawn += [point[:2] for point in points]
             noted |= _line(axes, points, metric, style, rank, log_y, system)
         if rank:
-            line = {"linewidth": 1.1, "dashes": _DASHES[rank % 4]}
-            axes.plot([], [], color=FAINT, label=clean(metric.name), **line)
+            dashes, name = _DASHES[rank % 4], clean(metric.name)
+            axes.plot([], [], color=FAINT, linewidth=1.1, dashes=dashes, label=name)
     if noted:
         axes.scatter([], [], facecolor=PAPER, edgecolor=FAINT, label="with a note, see the table")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, handlelength=2.6)
@@ -185,12 +185,12 @@ def _stacks(
         for i, stage in enumerate(stages):
             value = max(measured(row, stage.key) or 0.0, 0.0)
             if value:
-                look = {"color": _STAGES[i % 8], "hatch": patches[i].get_hatch()}
-                axes.barh(y, value, 0.8, start, edgecolor=PAPER, **look)
+                colour, hatch = _STAGES[i % 8], patches[i].get_hatch()
+                axes.barh(y, value, 0.8, start, color=colour, edgecolor=PAPER, hatch=hatch)
             if value > 0.11 * most:
                 colour = "#ffffff" if i % 8 in _DARK_STAGES else "#0b0d10"
-                centred = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
-                axes.text(start + value / 2, y, figure(value, stage.unit), **centred)
+                text, middle = figure(value, stage.unit), start + value / 2
+                axes.text(middle, y, text, ha="center", va="center", fontsize=8, color=colour)
             start += value
         _annotate(axes, start, y, figure(start, stages[0].unit))
     axes.set_xlim(0, most * 1.14)
@@ -205,7 +205,8 @@ def _bar_places(panel: Panel) -> tuple[dict[int, float], dict[float, str]]:
     for at, row in enumerate(panel.rows):
         groups.setdefault(number(row.x, panel.x.unit), []).append(at)
     headed = any(len(rows) > 1 for rows in groups.values()) and list(groups) != [""]
-    places, headings, y = {}, {}, 0.0
+    places: dict[int, float] = {}
+    headings, y = {}, 0.0
     for x, rows in groups.items():
         if headed:
             headings[y] = x

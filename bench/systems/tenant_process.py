@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, TypeAlias, TypeVar
+from typing import IO
 
 import msgspec
 
@@ -22,15 +22,16 @@ from dandelion.errors import BackendUnavailable, EngineDied
 from dandelion.search_path import search_path
 
 from ..processes import Closeable
+from ..timing import in_turns
 from . import kaas_graphs
-from .bare import BareDevice, BareStream, bare_device
+from .bare import BareStream, bare_device
 from .kaas_shapes import TunedShape
 
 _LENGTH = struct.Struct("<I")
 _PROGRAM = ("-m", "dandelion.bench.systems.tenant_process")
 
 
-class TenantStart(msgspec.Struct, frozen=True, tag=True):
+class TenantStart(msgspec.Struct, frozen=True):
     """The first message: what the process is.
 
     Attributes:
@@ -45,21 +46,16 @@ class TenantStart(msgspec.Struct, frozen=True, tag=True):
     graph: bool = False
 
 
-class TenantRun(msgspec.Struct, frozen=True, tag=True):
-    """Answer a request's bytes with a `TenantReply`."""
+class TenantRequest(msgspec.Struct, frozen=True):
+    """Run a request's bytes, or, if there is a shape, run that `count` times beside the own one."""
 
-    body: bytes
-
-
-class TenantTiming(msgspec.Struct, frozen=True, tag=True):
-    """Load a shape beside the own one, run it `count` times, and answer with `TenantTimes`."""
-
-    given: TunedShape
-    count: int
+    body: bytes = b""
+    given: TunedShape | None = None
+    count: int = 0
 
 
-class TenantReady(msgspec.Struct, frozen=True, tag=True):
-    """The process can take requests.
+class TenantReady(msgspec.Struct, frozen=True):
+    """The first answer.
 
     Attributes:
         stages_us: how long it took to open the ``device``, and to ``load`` code and constants.
@@ -71,28 +67,19 @@ class TenantReady(msgspec.Struct, frozen=True, tag=True):
     graphs: bool
 
 
-class TenantReply(msgspec.Struct, frozen=True, tag=True):
-    """The reply to a request."""
+class TenantAnswer(msgspec.Struct, frozen=True):
+    """Every answer: of the start, of a request's bytes, of timing, or why the process ends.
 
-    body: bytes
+    Attributes:
+        runs_us: how long each run took, measured in the process itself.
+        failure: why it ends; `unavailable` if there is no such device.
+    """
 
-
-class TenantTimes(msgspec.Struct, frozen=True, tag=True):
-    """How long each run took, in microseconds, measured in the process itself."""
-
-    runs_us: list[float]
-
-
-class TenantFailure(msgspec.Struct, frozen=True, tag=True):
-    """The process cannot do it, and ends."""
-
-    reason: str
+    ready: TenantReady | None = None
+    body: bytes = b""
+    runs_us: list[float] = []
+    failure: str = ""
     unavailable: bool = False
-
-
-TenantRequest: TypeAlias = TenantStart | TenantRun | TenantTiming
-TenantAnswer: TypeAlias = TenantReady | TenantReply | TenantTimes | TenantFailure
-A = TypeVar("A", TenantReady, TenantReply, TenantTimes)
 
 
 class TenantProcess(Closeable):
@@ -130,7 +117,8 @@ class TenantProcess(Closeable):
             EngineDied: it ended.
         """
         if self._ready is None:
-            answer = self._answer(TenantReady)
+            answer = self._answer().ready
+            assert answer is not None
             took_us = (time.perf_counter_ns() - self._began) / 1e3
             rest = {"start": took_us - sum(answer.stages_us.values())}
             self._ready = msgspec.structs.replace(answer, stages_us=rest | answer.stages_us)
@@ -139,29 +127,28 @@ class TenantProcess(Closeable):
     def run(self, body: bytes) -> bytes:
         """Have a request answered. Raises as `wait`."""
         self.wait()
-        self._send(TenantRun(body))
-        return self._answer(TenantReply).body
+        self._send(TenantRequest(body))
+        return self._answer().body
 
     def timed(self, given: TunedShape, count: int) -> list[float]:
         """Give times of runs in the process itself, in microseconds. Raises as `wait`."""
         self.wait()
-        self._send(TenantTiming(given, count))
-        return self._answer(TenantTimes).runs_us
+        self._send(TenantRequest(given=given, count=count))
+        return self._answer().runs_us
 
-    def _send(self, request: TenantRequest) -> None:
+    def _send(self, request: TenantStart | TenantRequest) -> None:
         with contextlib.suppress(BrokenPipeError):  # `_answer` raises what became of it
             _send(self._input, request)
 
-    def _answer(self, kind: type[A]) -> A:
+    def _answer(self) -> TenantAnswer:
         data = _receive(self._output)
         if data is None:
             raise EngineDied("tenant", f"it ended with code {self._process.wait()}")
         answer = msgspec.msgpack.decode(data, type=TenantAnswer)
-        if isinstance(answer, TenantFailure):
-            if answer.unavailable:
-                raise BackendUnavailable("tenant", answer.reason)
-            raise EngineDied("tenant", answer.reason)
-        assert isinstance(answer, kind), answer
+        if answer.unavailable:
+            raise BackendUnavailable("tenant", answer.failure)
+        if answer.failure:
+            raise EngineDied("tenant", answer.failure)
         return answer
 
     def close(self) -> None:
@@ -173,7 +160,7 @@ class TenantProcess(Closeable):
         self._output.close()
 
 
-def _send(pipe: IO[bytes], message: TenantRequest | TenantAnswer) -> None:
+def _send(pipe: IO[bytes], message: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(message)
     pipe.write(_LENGTH.pack(len(data)) + data)
     pipe.flush()
@@ -198,11 +185,11 @@ def main() -> None:
     try:
         _serve(sys.stdin.buffer, target)
     except BackendUnavailable as error:
-        _send(target, TenantFailure(str(error), unavailable=True))
+        _send(target, TenantAnswer(failure=str(error), unavailable=True))
     except BrokenPipeError:
         pass
     except Exception as error:  # the parent raises it
-        _send(target, TenantFailure(f"{type(error).__name__}: {error}"))
+        _send(target, TenantAnswer(failure=f"{type(error).__name__}: {error}"))
 
 
 def _serve(source: IO[bytes], target: IO[bytes]) -> None:
@@ -220,34 +207,23 @@ def _serve(source: IO[bytes], target: IO[bytes]) -> None:
             own = stack.enter_context(device.stream(work, graph=start.graph))
         loaded = time.perf_counter_ns()
         stages = {"device": (opened - began) / 1e3, "load": (loaded - opened) / 1e3}
-        _send(target, TenantReady(stages, device.compute_units, device.graphs))
+        ready = TenantReady(stages, device.compute_units, device.graphs)
+        _send(target, TenantAnswer(ready))
         while (data := _receive(source)) is not None:
             request = msgspec.msgpack.decode(data, type=TenantRequest)
-            _send(target, _done(request, device, own, start))
-
-
-def _done(
-    request: TenantRequest, device: BareDevice, own: BareStream | None, start: TenantStart
-) -> TenantAnswer:
-    if isinstance(request, TenantRun) and own is not None:
-        return TenantReply(own.run(request.body))
-    if isinstance(request, TenantTiming):
-        with device.stream(
-            kaas_graphs.work(request.given, start.tenant), graph=start.graph
-        ) as stream:
-            return TenantTimes(_timed(stream, request.count))
-    return TenantFailure(f"{type(request).__name__} makes no sense here")
+            if request.given is not None:
+                work = kaas_graphs.work(request.given, start.tenant)
+                with device.stream(work, graph=start.graph) as stream:
+                    _send(target, TenantAnswer(runs_us=_timed(stream, request.count)))
+            elif own is not None:
+                _send(target, TenantAnswer(body=own.run(request.body)))
+            else:
+                _send(target, TenantAnswer(failure="it has no shape to run requests of"))
 
 
 def _timed(stream: BareStream, count: int) -> list[float]:
-    for _ in range(2):
-        stream.go()
-    found = []
-    for _ in range(count):
-        started = time.perf_counter_ns()
-        stream.go()
-        found.append((time.perf_counter_ns() - started) / 1e3)
-    return found
+    timed = in_turns({"": stream.go}, count=count, warm_up=2)[""]
+    return [ns / 1e3 for ns in timed.ns]
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_a_process_that_ended_is_an_error() -> None:
 def test_a_request_that_makes_no_sense_is_an_error() -> None:
     with (
         TenantProcess(TenantStart("opencl")) as process,
-        pytest.raises(EngineDied, match="no sense"),
+        pytest.raises(EngineDied, match="no shape"),
     ):
         process.run(BODY)
 

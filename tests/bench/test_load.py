@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +14,13 @@ from dandelion.bench import load as load_module
 from dandelion.bench.load import (
     Arrivals,
     HttpRequest,
-    LoadOrder,
-    LoadReport,
     LoadResult,
     closed_loop,
     intended_times,
     open_loop,
 )
+from dandelion.bench.load_connection import LoadConnection
+from dandelion.bench.load_generator import RequestLog
 from dandelion.bench.processes import ServerProcess
 from dandelion.bench.samples import Samples
 from dandelion.bench.systems.asgi import asgi_server
@@ -244,16 +245,19 @@ def test_a_generator_that_fails_is_an_error_of_the_load(monkeypatch: pytest.Monk
 
 
 def judged(late_us: float, latency_us: float, busy: float = 0.1) -> LoadResult:
-    order = LoadOrder(1, (REQUEST,), 1, 10, Arrivals.EVEN, 1, 0, 2, 1)
-    latency = Samples.of_us([latency_us])
-    report = LoadReport(20, 18, latency, latency, Samples.of_us([late_us]), {}, 0, busy, 0)
-    return load_module._judged(order, report)
+    log = RequestLog(0, 2 * 10**9)
+    connection = LoadConnection(1, select.epoll())
+    for _ in range(20):
+        connection.begin(0, 1, round(late_us * 1000))
+        log.sent(connection, 0)
+        log.over(connection, round(latency_us * 1000))
+    return log.report(busy, 0)
 
 
 def test_a_late_or_busy_generator_is_the_bottleneck() -> None:
     load = judged(late_us=10, latency_us=1000)
     assert not load.bottleneck
-    assert (load.offered_per_s, load.achieved_per_s, load.note) == (10, 9, "")
+    assert (load.offered_per_s, load.note) == (10, "")
     assert judged(late_us=300, latency_us=1000).bottleneck
     assert judged(late_us=10, latency_us=1000, busy=0.95).note == "the client was the bottleneck"
 
