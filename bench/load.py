@@ -123,7 +123,6 @@ class LoadOrder(msgspec.Struct, frozen=True):
     """Input of the generator program.
 
     Attributes:
-        port: of the server, on 127.0.0.1.
         requests: sent in turn.
         connections: all opened before the first request.
         rate_per_s: of an open loop; 0 is a closed loop.
@@ -161,14 +160,12 @@ def open_loop(
     """Send requests at times that are fixed beforehand.
 
     Args:
-        port: of the server, on 127.0.0.1.
         request: what is sent; several are sent in turn.
         rate_per_s: of requests.
         seconds: how long, after the warm-up.
         arrivals: how the times follow each other.
         connections: how many are open; a request that finds none free is sent when one is.
         warm_up_s: time at the same rate that comes first and does not count.
-        seed: of the times.
         drain_s: how long answers may take after the last request; by default as long as `seconds`,
             at least a second.
     """

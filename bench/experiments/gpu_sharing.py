@@ -101,7 +101,6 @@ class CheckedCall:
     """A call that is made repeatedly.
 
     Attributes:
-        name: for people.
         function, inputs: what is invoked, and its sets.
         right: returns whether a result is what it should be.
     """

@@ -16,7 +16,8 @@ from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Uni
 from ..systems import kaas_graphs, names
 from ..systems.kaas_lineup import TenantLineup, fitted, scaled_words, shapes_of, tenant_lineup
 from ..systems.kaas_shapes import JACOBI, RESNET50, SHAPES
-from ..systems.tenants import Exclusive, TenantLoad, Tenants, closed_loop, open_loop
+from ..systems.tenant_load import TenantLoad, closed_loop, open_loop
+from ..systems.tenants import Exclusive, Tenants
 
 THROUGHPUT = Metric("achieved_per_s", "requests", Unit.PER_SECOND, better="higher")
 LATENCY = (

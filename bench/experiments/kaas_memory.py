@@ -16,7 +16,8 @@ from ..systems import kaas_graphs, names
 from ..systems.kaas_lineup import fitted, scaled_words
 from ..systems.kaas_shapes import CGEMM, TunedShape
 from ..systems.nodes import MIB
-from ..systems.tenants import SharedNode, closed_loop
+from ..systems.tenant_load import closed_loop
+from ..systems.tenants import SharedNode
 
 METRICS = (
     Metric("achieved_per_s", "requests", Unit.PER_SECOND, better="higher"),

@@ -115,7 +115,6 @@ def raised(
     """Raise the load on several systems, in turns.
 
     Args:
-        bench: shows progress.
         running: the systems.
         requests: what they are asked.
         rates: requests per second, ascending.

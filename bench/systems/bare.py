@@ -151,7 +151,6 @@ class BareDevice(Closeable):
         """Compile, allocate and pack everything, in the thread that will use it.
 
         Args:
-            work: what is to be run.
             graph: replay the launches as one graph instead of launching one by one.
         """
 

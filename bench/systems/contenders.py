@@ -172,7 +172,6 @@ def gpu_node(
     """A node with GPU engines: a sequential one, or workers beside it.
 
     Args:
-        bench: of the experiment.
         workers: 0 for the sequential engine alone.
         works: that it has as functions.
         cold: further workloads, whose code is different from each other's.

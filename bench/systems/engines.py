@@ -114,7 +114,6 @@ class LocalGpuEngine(Closeable):
         """Prepare a call, with its inputs in the arena.
 
         Args:
-            document: of the function.
             given: the bytes of each input set that is not static.
         """
         values = dict(given)
@@ -151,7 +150,6 @@ def function_of(
     """Make the function of a document with one code object, as a node does.
 
     Args:
-        document: of the function.
         sets: its static sets; those that are missing have to be given with each call.
     """
     (code,) = document.code

@@ -105,7 +105,6 @@ class KernelChain:
     """A chain of kernels as a function, and as a bare workload.
 
     Attributes:
-        name: for people.
         document: its function.
         function: the function's name.
         work: the same for a bare loop; its entry and result are the function's sets, too.

@@ -14,13 +14,13 @@ from ..processes import Closeable
 from ..records import Skip
 from . import kaas_graphs, names
 from .kaas_shapes import JACOBI, RESNET50, SHAPES, Scale, Shape, TunedShape, calibrated, tuned
+from .tenant_load import closed_loop
 from .tenant_process import TenantProcess, TenantReady, TenantStart
 from .tenants import (
     Exclusive,
     SharedNode,
     Tenants,
     TimeSliced,
-    closed_loop,
     mps_missing,
     mps_partitions,
 )
@@ -36,7 +36,6 @@ def scaled(bench: Bench, shape: Shape, *, limit_bytes: int = CONSTANT_LIMIT_BYTE
     """Give a shape in the size for this run.
 
     Args:
-        bench: of the run.
         shape: in the paper's size.
         limit_bytes: of the constants of a tenant on a GPU; 0 for any size.
     """

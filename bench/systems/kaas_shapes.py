@@ -150,7 +150,6 @@ def tuned(shape: Shape, compute_units: int, rounds: int = 1, threads: int = 0) -
     """Fit a shape to a device, with rounds that are not calibrated yet.
 
     Args:
-        shape: what it looks like.
         compute_units: of the device.
         rounds: of mixing.
         threads: of a block, instead of the shape's own.

@@ -112,7 +112,6 @@ def node_server(
         settings: of the node, by name; the port is a free one.
         documents: registered in this order before it listens.
         engines: see `NodeOrder`.
-        name: for people.
         wait_s: how long it may take.
 
     Raises:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 from dandelion.bench.systems.nodes import split_call
-from dandelion.bench.systems.tenants import Tenants, closed_loop, open_loop
+from dandelion.bench.systems.tenant_load import closed_loop, open_loop
+from dandelion.bench.systems.tenants import Tenants
 
 from dandelion.errors import TimedOut
 
