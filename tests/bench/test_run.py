@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,18 @@ def test_kept_outcomes_are_drawn_reported_and_compared(command: Command, tmp_pat
     assert code == 0
     assert [c["experiment"] for c in json.loads(out)["comparisons"]] == ["good"]
     assert "good" in command("compare", tmp_path / "old", tmp_path / "new")[1]
+
+
+def test_without_the_extra_pictures_are_missing_and_the_remedy_is_named(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("run", "good", "--out", tmp_path / "saved")[0] == 0
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = tmp_path / "page.html"
+    code, _, error = command("report", tmp_path / "saved", "--out", page)
+    assert code == 0
+    assert "how long" in page.read_text()
+    assert "pip install 'dandelion-engine[bench]'" in error
+    code, _, error = command("plot", tmp_path / "saved", "--out", tmp_path / "pictures")
+    assert code == 1
+    assert "pip install 'dandelion-engine[bench]'" in error
