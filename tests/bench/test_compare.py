@@ -122,7 +122,7 @@ def test_folders_are_paired_by_experiment_and_machine(tmp_path: Path) -> None:
     assert any("more" in said for said in lonely)
 
 
-def test_one_outcome_on_either_side_is_compared_across_machines(tmp_path: Path) -> None:
+def test_one_result_on_either_side_is_compared_across_machines(tmp_path: Path) -> None:
     a = keep(tmp_path / "a", result("x"))
     b = keep(tmp_path / "b", result("x", machine_name="epyc"))
     comparisons, lonely = compare_saved(a, b)
@@ -132,7 +132,7 @@ def test_one_outcome_on_either_side_is_compared_across_machines(tmp_path: Path) 
     assert from_files == comparisons
 
 
-def test_what_is_no_outcome_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_what_is_no_result_is_refused_by_its_path(tmp_path: Path) -> None:
     folder = keep(tmp_path / "a", result("x"))
     (folder / "other.json").write_text('{"benchmark": "another kind"}')
     assert len(read_results(folder)) == 1
@@ -148,7 +148,7 @@ def test_what_is_no_outcome_is_refused_by_its_path(tmp_path: Path) -> None:
             read_results(path)
 
 
-def test_a_kept_outcome_is_the_same_when_read(tmp_path: Path) -> None:
+def test_a_saved_result_is_the_same_when_read(tmp_path: Path) -> None:
     folder = keep(tmp_path / "a", result("x", [sweep_panel()]))
     assert read_results(folder) == [result("x", [sweep_panel()])]
 

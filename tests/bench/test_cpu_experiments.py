@@ -318,8 +318,11 @@ def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
     ways = {r.x for r in found.panels[0].rows if r.system == "dandelion native"}
     assert {"the first", "in bursts", "steady", "back to back", "paced"} <= ways
     assert {"two callers", "none waiting"} <= ways
-    kept = {(r.system, r.x) for r in found.panels[1].rows}
-    assert {("dandelion native", "waiting sandbox"), ("dandelion process", "zygote")} <= kept
+    memories = {(r.system, r.x) for r in found.panels[1].rows}
+    assert {
+        ("dandelion native", "waiting sandbox"),
+        ("dandelion process", "zygote"),
+    } <= memories
     assert len(found.budgets) == 12
 
 
@@ -373,7 +376,7 @@ def test_what_grows_is_noticed(changes: dict[str, int], passes: bool) -> None:
     assert bool(judged.why) != passes
 
 
-def test_what_is_found_can_be_kept() -> None:
+def test_what_is_found_can_be_saved() -> None:
     panel = cold_start.panel_of("key", "s", {"hot": [cold_start.ColdCall(1.0, {"rest": 1.0})]})
     found = Findings((panel,))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Findings) == found

@@ -132,33 +132,33 @@ def test_the_longest_gap_is_one_that_overlaps_the_window(
     assert gpu_fault.longest_gap(moments, 10.0, 20.0) == gap
 
 
-def stormy(good: tuple[gpu_fault.TimedCall, ...], *, error: str = "Faulted") -> gpu_fault.FaultRun:
+def run_of(good: tuple[gpu_fault.TimedCall, ...], *, error: str = "Faulted") -> gpu_fault.FaultRun:
     return gpu_fault.FaultRun(good, gpu_fault.TimedCall(10.0, 10.5, False, error), 1.0)
 
 
 def test_only_right_results_end_an_outage() -> None:
     steady = tuple(gpu_fault.TimedCall(9 + i / 10, 9.05 + i / 10) for i in range(11))
     late = gpu_fault.TimedCall(10.02, 11.0)
-    seen = stormy((*steady, late, gpu_fault.TimedCall(11.0, 12.0)))
+    seen = run_of((*steady, late, gpu_fault.TimedCall(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 11.0)
     assert seen.slowest_s == 1.0
     assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
     flawed = gpu_fault.TimedCall(10.02, 11.0, right=False)
     refused = gpu_fault.TimedCall(10.05, 11.2, right=False, error="EngineDied: it ended")
-    seen = stormy((*steady, flawed, refused, gpu_fault.TimedCall(11.0, 12.0)))
+    seen = run_of((*steady, flawed, refused, gpu_fault.TimedCall(11.0, 12.0)))
     assert seen.outage_s == pytest.approx(12.0 - 10.05)
     assert (seen.failed, seen.wrong, seen.lost) == (1, 1, 1)
     assert "EngineDied" in seen.summary
-    assert stormy((), error="").failed == 0
+    assert run_of((), error="").failed == 0
 
 
 def test_calls_before_the_fault_are_none_of_the_slow_ones() -> None:
-    assert stormy((gpu_fault.TimedCall(1.0, 9.0), gpu_fault.TimedCall(9.5, 10.2))).slowest_s == (
+    assert run_of((gpu_fault.TimedCall(1.0, 9.0), gpu_fault.TimedCall(9.5, 10.2))).slowest_s == (
         pytest.approx(0.7)
     )
 
 
-def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
+def test_the_budget_of_a_fault_is_judged_on_a_gpu_only() -> None:
     quick = tuple(gpu_fault.TimedCall(9 + i / 10, 9.1 + i / 10) for i in range(30))
     slow = (
         gpu_fault.TimedCall(9.0, 10.0),
@@ -170,7 +170,7 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     def passes(
         x: str, good: tuple[gpu_fault.TimedCall, ...], error: str = "Faulted", told_s: float = 0.0
     ) -> list[bool]:
-        found = {(x, names.SEQUENTIAL): stormy(good, error=error)}
+        found = {(x, names.SEQUENTIAL): run_of(good, error=error)}
         return [line.passes for line in gpu_fault.budgets(GPU, found, told_s)]
 
     assert passes(gpu_fault.PREPARED, quick) == [True, True]
@@ -182,7 +182,7 @@ def test_the_budget_of_a_fault_is_kept_by_a_gpu_and_nobody_else() -> None:
     assert passes(gpu_fault.AT_ONCE, (slow[0], never)) == [False, False]
     assert passes(gpu_fault.PREPARED, lost) == [False, True]
     assert passes(gpu_fault.PREPARED, quick, error="") == [False, True]
-    found = {(gpu_fault.PREPARED, names.SEQUENTIAL): stormy(lost)}
+    found = {(gpu_fault.PREPARED, names.SEQUENTIAL): run_of(lost)}
     for bench in (QUICK, Bench(backend="opencl"), Bench(quick=True, backend="cuda")):
         assert not gpu_fault.budgets(bench, found, 0.0)
 

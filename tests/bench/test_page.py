@@ -155,7 +155,7 @@ def test_experiments_are_in_the_order_of_groups_and_numbers(read: Read) -> None:
     assert read.ids.index("experiment-sandboxes") < read.ids.index("experiment-fig-5-1")
 
 
-def test_the_newest_full_outcome_is_shown_and_the_rest_counted() -> None:
+def test_the_newest_full_result_is_shown_and_the_rest_counted() -> None:
     panels = [table_panel()]
     runs = [
         msgspec.structs.replace(result(panels=panels, quick=quick, date=date), commit=commit)

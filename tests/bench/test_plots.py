@@ -138,11 +138,11 @@ def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_the_same_outcome_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+def test_the_same_result_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     found = result(panels=[sweep_panel(), stacked_panel()])
     here = draw(found, tmp_path / "a")
-    kept = tmp_path / "outcome.json"
-    kept.write_bytes(msgspec.json.encode(found))
+    saved = tmp_path / "result.json"
+    saved.write_bytes(msgspec.json.encode(found))
     program = (
         "import sys, pathlib; from dandelion.bench.records import read_results;"
         "from dandelion.bench.report.plots import draw;"
@@ -150,7 +150,7 @@ def test_the_same_outcome_gives_the_same_bytes_in_any_process(tmp_path: Path) ->
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run(
-        [sys.executable, "-c", program, kept, tmp_path / "b"], cwd=ROOT, check=True, timeout=60
+        [sys.executable, "-c", program, saved, tmp_path / "b"], cwd=ROOT, check=True, timeout=60
     )
     for path in here:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name

@@ -30,22 +30,22 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 class Recorder:
-    """A watcher that keeps what it hears."""
+    """A watcher that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
 
     def begin(self, experiment: Experiment, place: int, count: int) -> None:
-        self.heard.append(("begin", experiment.name, place, count))
+        self.calls.append(("begin", experiment.name, place, count))
 
     def say(self, words: str) -> None:
-        self.heard.append(("say", words))
+        self.calls.append(("say", words))
 
     def done(self, result: ExperimentResult, saved: Path) -> None:
-        self.heard.append(("done", result.experiment, saved.name))
+        self.calls.append(("done", result.experiment, saved.name))
 
     def failed(self, experiment: Experiment, error: Exception) -> None:
-        self.heard.append(("failed", experiment.name, str(error)))
+        self.calls.append(("failed", experiment.name, str(error)))
 
 
 def good(bench: Bench) -> Findings:
@@ -83,45 +83,45 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_an_experiment_that_raises_does_not_stop_the_others(tmp_path: Path) -> None:
     recorder = Recorder()
     ticks = iter(range(100))
-    outcomes = experiments.run_all(
+    results = experiments.run_all(
         [known("a"), known("b", bad), known("c")],
         devices=BenchDevices(), quick=True, folder=tmp_path / "new", watcher=recorder,
         clock=lambda: float(next(ticks)),
     )  # fmt: skip
     name = machines.machine_name()
-    assert recorder.heard == [
+    assert recorder.calls == [
         ("begin", "a", 1, 3), ("say", "half way"), ("done", "a", f"a-{name}.json"),
         ("begin", "b", 2, 3), ("failed", "b", "by nothing"),
         ("begin", "c", 3, 3), ("say", "half way"), ("done", "c", f"c-{name}.json"),
     ]  # fmt: skip
-    assert [o.experiment for o in outcomes] == ["a", "c"]
-    assert outcomes[0].duration_s == 1
-    assert outcomes[0].quick
+    assert [o.experiment for o in results] == ["a", "c"]
+    assert results[0].duration_s == 1
+    assert results[0].quick
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
         f"a-{name}.json", f"c-{name}.json",
     ]  # fmt: skip
 
 
-def test_an_outcome_is_kept_as_it_is(tmp_path: Path) -> None:
-    outcome, *_ = experiments.run_all(
+def test_a_result_is_saved_as_it_is(tmp_path: Path) -> None:
+    result, *_ = experiments.run_all(
         [known("a", source="Fig. 1")], devices=GPU, quick=False, folder=tmp_path, watcher=Recorder()
     )
-    kept = tmp_path / "a-h200-x2.json"
-    assert msgspec.json.decode(kept.read_bytes(), type=ExperimentResult) == outcome
-    assert outcome.backend == "cuda"
-    assert outcome.found.scaled == ""
-    assert outcome.machine["device"] == "2 x NVIDIA H200"
-    assert outcome.machine["device memory"] == "141 GiB"
-    assert outcome.source == "Fig. 1"
+    saved = tmp_path / "a-h200-x2.json"
+    assert msgspec.json.decode(saved.read_bytes(), type=ExperimentResult) == result
+    assert result.backend == "cuda"
+    assert result.found.scaled == ""
+    assert result.machine["device"] == "2 x NVIDIA H200"
+    assert result.machine["device memory"] == "141 GiB"
+    assert result.source == "Fig. 1"
 
 
 def test_what_needs_a_gpu_is_skipped_without_one(tmp_path: Path) -> None:
     def run(found: BenchDevices) -> ExperimentResult:
-        outcome, *_ = experiments.run_all(
+        result, *_ = experiments.run_all(
             [known("g", needs_gpu=True)],
             devices=found, quick=True, folder=tmp_path, watcher=Recorder(),
         )  # fmt: skip
-        return outcome
+        return result
 
     for without in (BenchDevices(), BenchDevices("opencl", ("cpu",))):
         assert run(without).found.panels == ()
@@ -213,8 +213,8 @@ def test_run_as_json(command: Command, tmp_path: Path) -> None:
     assert code == 0
     told = json.loads(out)
     assert told["failed"] == {}
-    (outcome,) = told["outcomes"]
-    assert msgspec.convert(outcome, ExperimentResult).found.panels == (PANEL,)
+    (result,) = told["outcomes"]
+    assert msgspec.convert(result, ExperimentResult).found.panels == (PANEL,)
     code, out, _ = command("run", "bad", "--json", "--out", tmp_path)
     assert code == 1
     assert json.loads(out)["failed"] == {"bad": "ZeroDivisionError: by nothing"}
@@ -231,7 +231,7 @@ def test_wrong_names(command: Command) -> None:
     assert command()[0] == 2
 
 
-def test_kept_outcomes_are_drawn_reported_and_compared(command: Command, tmp_path: Path) -> None:
+def test_saved_results_are_drawn_reported_and_compared(command: Command, tmp_path: Path) -> None:
     for run in ("old", "new"):
         assert command("run", "good", "--out", tmp_path / run)[0] == 0
     code, out, _ = command("plot", tmp_path / "old", "--out", tmp_path / "pictures", "--json")

@@ -33,7 +33,7 @@ def post(port: int, path: str, body: bytes) -> bytes:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process is there and is more than an entry that nobody has waited for."""
+    """Return whether a process runs, and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

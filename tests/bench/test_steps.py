@@ -1,4 +1,4 @@
-"""What peers leave in shared memory is removed, and nobody else's."""
+"""What peers leave in shared memory is removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_semaphores_of_processes_that_are_gone_are_removed(
 ) -> None:
     monkeypatch.setattr(steps, "_END_S", 0.05)
     dead, alive = gone(), os.getpid()
-    kept = [f"sem.hdr{dead}-1", f"sem.hdr{alive}-2", "sem.mine", "sem.object-3"]
-    (shared / kept[0]).touch()
+    remaining = [f"sem.hdr{dead}-1", f"sem.hdr{alive}-2", "sem.mine", "sem.object-3"]
+    (shared / remaining[0]).touch()
     before = semaphores()
-    for name in [*kept[1:], f"sem.hdr{dead}-4", f"sem.obj{dead}-4"]:
+    for name in [*remaining[1:], f"sem.hdr{dead}-4", f"sem.obj{dead}-4"]:
         (shared / name).touch()
     remove_semaphores(before)
-    assert sorted(os.listdir(shared)) == sorted(kept)
+    assert sorted(os.listdir(shared)) == sorted(remaining)
 
 
 def test_a_process_that_ends_late_is_waited_for(shared: Path) -> None:
