@@ -230,7 +230,7 @@ from pathlib import Path
 from tests.fake_driver import build
 from tests.fake_driver.fake import Fake
 fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
-fake.library.fake_set_memory(1 << 30)
+fake.library.fake_set_memory(2 << 30)
 from dandelion.bench.experiment import Bench
 from dandelion.bench.experiments import gpu_engines, gpu_memory
 from dandelion.bench.systems import engines
@@ -241,6 +241,26 @@ for run in (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_en
     assert found.panels and not found.skips, found
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
     print(run.__name__, len(found.panels[0].rows), len(found.budgets))
+    assert fake.live() == {}, fake.live()
+
+import contextlib, ctypes
+import cuda.bindings.driver as cu
+from dandelion.errors import BackendUnavailable
+cu.cuMemsetD32Async = lambda place, word, n, stream: cu.cuMemsetD8Async(place, word, 4 * n, stream)
+host = []
+def allocate(size, flags):
+    host.append(ctypes.create_string_buffer(size))
+    return cu.CUresult(0), ctypes.addressof(host[-1])
+cu.cuMemHostAlloc, cu.cuMemFreeHost = allocate, lambda address: (cu.CUresult(0),)
+@contextlib.contextmanager
+def no_node(bench, workers):  # engine processes would not have the fake
+    raise BackendUnavailable("cuda", "a fake")
+    yield
+gpu_engines.gpu_node = no_node
+engines.GPU_OPTIONS["cuda"] = {"pool_bytes": "300M", "weights": "64M"}
+for run in (gpu_memory.memory, gpu_engines.hot_matmul):
+    found = run(bench)
+    print(run.__name__, [row.x for row in found.panels[0].rows], len(found.budgets))
     assert fake.live() == {}, fake.live()
 """
 
@@ -256,4 +276,11 @@ def test_cuda_over_a_fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-W", "error", "-c", ON_THE_FAKE, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout == "launches 6 2\ndeep 2 1\nconstants 3 0\ncold 1 1\n", done.stderr
+    assert done.stdout.splitlines() == [
+        "launches 6 2",
+        "deep 2 1",
+        "constants 3 0",
+        "cold 1 1",
+        "memory ['64 MiB to the device', '64 MiB to the device', 'zeroing', 'zeroing'] 2",
+        "hot_matmul ['a call', 'a call', 'a call and its zeroing', 'a call and its zeroing'] 1",
+    ], done.stderr
