@@ -14,14 +14,14 @@ from pathlib import Path
 
 from dandelion.documents import RegistrationDocument
 
-from ..columns import P50, P99
 from ..experiment import Bench, experiment
-from ..histogram import Histogram
-from ..load import HttpRequest, Load, closed_loop
-from ..processes import children
-from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
+from ..load import HttpRequest, LoadResult, closed_loop
+from ..process_facts import children
+from ..processes import ServerProcess
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit
+from ..samples import P50, P99
 from ..systems.echoes import NULL, echo
-from ..systems.servers import ServerProcess, node_server
+from ..systems.nodes import node_server
 
 BODY = b"x" * 64
 CALLERS = 128
@@ -40,13 +40,13 @@ OTHERS = Metric("frontends_us", "time of the frontends for each", Unit.US, drawn
     group="dispatcher",
     question="How does the rate of no-ops over HTTP grow with the number of frontends?",
 )
-def http_frontends(bench: Bench) -> Found:
+def http_frontends(bench: Bench) -> Findings:
     """Ask nodes with more and more frontends, each as fast as it answers."""
     cores = len(os.sched_getaffinity(0))
     counts = [1, 2] if bench.quick else [n for n in (1, 2, 4, 8) if n <= max(2, cores // 2)]
     rounds = 1 if bench.quick else 3
     best: dict[int, dict[str, float]] = {}
-    loads: dict[int, Load] = {}
+    loads: dict[int, LoadResult] = {}
     for _ in range(rounds):
         for count in counts:
             bench.say(f"{count} frontends")
@@ -62,13 +62,13 @@ def http_frontends(bench: Bench) -> Found:
     panel = Panel(
         "frontends", f"Closed loops of {CALLERS} clients: rate by the number of frontends",
         Axis("frontends", logarithmic=True), (RATE, OVER_ONE, P50, P99, NODE, OTHERS), rows,
-        Look.LINES,
+        Plot.LINES,
     )  # fmt: skip
     notes = (f"The best of {rounds} rounds. Generators share the {cores} cores of this machine.",)
-    return Found((panel,), budgets=_budgets(best, cores), notes=notes)
+    return Findings((panel,), budgets=_budgets(best, cores), notes=notes)
 
 
-def _measured(bench: Bench, count: int) -> tuple[dict[str, float], Load]:
+def _measured(bench: Bench, count: int) -> tuple[dict[str, float], LoadResult]:
     document = RegistrationDocument(functions=(echo(NULL, "F"),))
     seconds, warm_up_s = (0.6, 0.3) if bench.quick else (4.0, 2.0)
     request = HttpRequest("/v1/invoke/F", BODY, expect=BODY)
@@ -76,7 +76,7 @@ def _measured(bench: Bench, count: int) -> tuple[dict[str, float], Load]:
         frontends = _frontends(server)
         before = _cpu_s(server.pid), sum(map(_cpu_s, frontends))
 
-        def generate(_: int) -> Load:
+        def generate(_: int) -> LoadResult:
             return closed_loop(
                 server.port, request, callers=CALLERS // GENERATORS, seconds=seconds,
                 warm_up_s=warm_up_s,
@@ -85,9 +85,7 @@ def _measured(bench: Bench, count: int) -> tuple[dict[str, float], Load]:
         with ThreadPoolExecutor(GENERATORS) as generators:
             loads = list(generators.map(generate, range(GENERATORS)))
         after = _cpu_s(server.pid), sum(map(_cpu_s, frontends))
-    latency = Histogram()
-    for load in loads:
-        latency.merge(Histogram.of(load.latency))
+    latency = Samples([ns for load in loads for ns in load.latency.ns])
     rate = sum(load.achieved_per_s for load in loads)
     requests = rate * (seconds + warm_up_s)  # the processors' time is that of the warm-up, too
     values = latency.values() | {
