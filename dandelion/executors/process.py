@@ -528,8 +528,15 @@ class ProcessExecutor(Executor):
             finish(self.events, first.call, None, error)
             return
         # The process is trusted, and has checked the outputs against the declaration.
+        try:
+            outputs = tuple(
+                [None if s is None else _read_set(s, first.result) for s in reply.outputs]
+            )
+        except Exception as error:
+            text = f"{self.info.name} put outputs of call {first.call.id} elsewhere: {error}"
+            self._lose({first.call.id: InternalError(text)})
+            return
         self._next(now_ns)
-        outputs = tuple([None if s is None else _read_set(s, first.result) for s in reply.outputs])
         finish(self.events, first.call, outputs, None)
 
     def _next(self, now_ns: int) -> None:
