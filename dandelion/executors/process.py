@@ -317,6 +317,7 @@ class ProcessExecutor(Executor):
             self._post(order)
 
     def _give_up(self, order: _Order, error: DandelionError) -> None:
+        self._evict(order)
         self.events.failed(order.call, error, begun=False)
 
     def _prepared(self, order: _Order) -> bool:
@@ -403,8 +404,7 @@ class ProcessExecutor(Executor):
             return
         result = order.result
         assert result is not None, "it is prepared"
-        for flow in order.evict:
-            self._messages += [Evict(f.identity) for f in flow.functions.values()]
+        self._evict(order)
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
         sent = _Sent(call, function, result, int(limit_s * 1e9))
         if not self._out:
@@ -422,6 +422,13 @@ class ProcessExecutor(Executor):
                 order.keep,
             )
         )
+
+    def _evict(self, order: _Order) -> None:
+        """Have the device drop constants; the scheduler counts on it, whatever the call comes to."""
+        for flow in order.evict:
+            for function in flow.functions.values():
+                if function.identity in self._loaded:
+                    self._messages.append(Evict(function.identity))
 
     def _load(self, flow: Flow, function: Function) -> None:
         """Have the process load a function before the call that needs it."""
