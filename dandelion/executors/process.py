@@ -424,7 +424,7 @@ class ProcessExecutor(Executor):
         )
 
     def _evict(self, order: _Order) -> None:
-        """Have the device drop constants; the scheduler counts on it, whatever the call comes to."""
+        """Have the device drop constants; the scheduler counts on it, even if no call follows."""
         for flow in order.evict:
             for function in flow.functions.values():
                 if function.identity in self._loaded:
