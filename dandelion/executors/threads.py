@@ -98,13 +98,15 @@ class ThreadExecutor(Executor):
             self._answer(call, Cancelled("before it began"))
             return
         outputs, error = run_call(engine, begin_call(self, call))
-        if engine.lost:
-            assert error is not None, "an engine that is lost gives no outputs"
+        if engine.lost and error is not None:
             self._lost(engine, {call.id: error})
             return
         self.events.post(partial(finish, self.events, call, outputs, error))
         del outputs, error
-        self._clean_up(engine)
+        if engine.lost:
+            self._lost(engine, {})
+        else:
+            self._clean_up(engine)
 
     def _answer(self, call: CallState, error: DandelionError) -> None:
         self.events.post(partial(finish, self.events, call, None, error))
