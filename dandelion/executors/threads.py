@@ -75,6 +75,8 @@ class ThreadExecutor(Executor):
 
     def _open(self) -> None:
         """Make the engine, or bring it back after it was lost."""
+        if self._closing:
+            return
         try:
             if self._engine is None:
                 self._engine = self._make()
