@@ -225,7 +225,7 @@ def node() -> Iterator[Node]:
 
 
 def ran(node: Node, name: str, tenant: str = DEFAULT_TENANT, version: int | None = None) -> str:
-    return node.invoke(name, a=b"1", tenant=tenant, version=version).b.text()
+    return str(node.invoke(name, a=b"1", tenant=tenant, version=version).b.text())
 
 
 @pytest.mark.parametrize("cache", [False, True])
