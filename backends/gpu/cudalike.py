@@ -33,6 +33,8 @@ _SPARE_BYTES = 256 * 2**20
 _GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
 """How many device addresses are kept ready."""
+_ASLEEP, _WITHOUT_TIME = 1, 2
+"""Flags of events: waiting for them takes no core, they do not measure."""
 
 
 class CudaLikeDevice(Device):
@@ -65,6 +67,7 @@ class CudaLikeDevice(Device):
         self._graphs: list[Any] = []
         self._events: list[Any] = []
         self._idle_events: list[Any] = []
+        self._recorded: list[Any] = []  # events that nobody waited for yet
         self._held: HeldMemory
 
     @classmethod
@@ -196,6 +199,7 @@ class CudaLikeDevice(Device):
             made.clear()
         self._events.clear()
         self._idle_events.clear()
+        self._recorded.clear()
 
     def properties(self) -> Properties:
         calls = self._calls
@@ -368,19 +372,25 @@ class CudaLikeDevice(Device):
             self._undo(self._calls.destroy_executable, graph)
 
     def _mark(self) -> Handle | None:
-        if self._idle_events:
-            event = self._idle_events.pop()
-        else:
-            event = self._do("mark", self._calls.create_event(2))  # without its time
+        if not self._idle_events:
+            event = self._do("mark", self._calls.create_event(_ASLEEP | _WITHOUT_TIME))
             self._events.append(event)
+            self._idle_events.append(event)
+        event = self._idle_events[-1]
         self._do("mark", self._calls.record(event, self._stream))
+        self._recorded.append(self._idle_events.pop())
         return Handle(event)
 
     def _wait(self, mark: Handle) -> None:
         self._do("wait", self._calls.wait(mark))
-        self._idle_events.append(mark)
+        if mark in self._recorded:
+            self._recorded.remove(mark)
+            self._idle_events.append(mark)
 
     def _synchronize(self) -> None:
         error = self._calls.synchronize(self._stream)[0]
         if error:
             raise self._fail("synchronize", error)
+        if self._recorded:
+            self._idle_events += self._recorded
+            self._recorded.clear()

@@ -76,6 +76,7 @@ class HostDevice(Device):
         self._lazy = lazy
         self._pool: Memory | None = None
         self._queue: deque[Callable[[], None]] = deque()
+        self._ended = 0  # how much of the work is done
         self._broken: str | None = None
         self.is_open = False
         self.modules = 0
@@ -103,12 +104,17 @@ class HostDevice(Device):
             self._synchronize()
 
     def _synchronize(self) -> None:
-        while self._queue:
+        self._run(len(self._queue))
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
             work = self._queue.popleft()
+            self._ended += 1
             try:
                 work()
             except Exception as error:
                 self._broken = f"{type(error).__name__}: {error}"
+                self._ended += len(self._queue)
                 self._queue.clear()
                 raise DeviceFault(self.name, "launch", self._broken) from error
 
@@ -208,4 +214,8 @@ class HostDevice(Device):
             self.graphs -= 1
 
     def _mark(self) -> Handle | None:
-        return Handle(len(self._queue))
+        return Handle(self._ended + len(self._queue))
+
+    def _wait(self, mark: Handle) -> None:
+        assert isinstance(mark, int)
+        self._run(max(0, mark - self._ended))

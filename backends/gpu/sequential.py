@@ -6,7 +6,7 @@ A call goes through these stages, and `Call.stages` says how long each held the 
 plan        the plan from the cache, or made; modules loaded and launches prepared if new;
             constants brought to the device, and opened for this function alone
 copy_in     each input that a kernel reads from where it lies to its slot
-kernels     launched one by one, or as one graph
+kernels     launched as one graph, in parts of some milliseconds, or one by one
 copy_out    a context of the call's domain acquired, outputs copied to it; the wait for all of it
 zero        the used range of the pool is zeroed, after the outputs were handed over
 =========== ==================================================================================
@@ -18,6 +18,9 @@ still works: the context of the outputs is acquired when the kernels run already
 On an asynchronous device the stages before the wait only measure how long it took to ask; with
 `exact_stages` the engine waits after each, which costs time but tells where it goes.
 
+A call is stopped (`TimedOut`, `Cancelled`) between two parts of its launches, see `.pacing`. A
+single kernel cannot be stopped; its process ends with it.
+
 Invariants: before `copy_in` the pool is zero. No memory of a call is let go while the device may
 still copy from or to it. Whatever fails, the next call finds a clean pool, or is told that the
 engine died.
@@ -25,19 +28,21 @@ engine died.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
-from dandelion.errors import DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
+from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
+from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .patience import Patience
 from .plan_cache import PlanCache
 from .pool import BufferPool
@@ -45,8 +50,6 @@ from .program import Program, ProgramCache, Signature, plan_call
 from .weights import Block, Weights, WeightsLimit
 
 KNOWN_CALLS = 256
-LAUNCHES_BETWEEN_CHECKS = 512
-"""How many launches are asked for before the deadline is looked at again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +85,7 @@ class SequentialEngine(Engine):
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
         exact_stages: see the module's text.
+        part_ns: how long the parts should take between which a call can be stopped.
 
     Raises:
         BackendUnavailable: the device cannot be used.
@@ -97,10 +101,12 @@ class SequentialEngine(Engine):
         pool_share: float = 1.0,
         weights: WeightsLimit | None = None,
         first_bytes: int = 0,
+        part_ns: int = PART_NS,
     ) -> None:
         self.name = device.name
         self.device = device
         self.exact_stages = exact_stages
+        self._brief_ns = BRIEF_PARTS * part_ns
         self._broken = ""
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
@@ -116,7 +122,7 @@ class SequentialEngine(Engine):
             size = pool_bytes or max(room - limit, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
             self.capacity = Capacity(size, found.compute_units, found.archs, found.unit_threads)
-            self.modules = Modules(device)
+            self.modules = Modules(device, part_ns=part_ns)
             self.weights = Weights(device, limit, self.modules.forget_block)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
@@ -167,10 +173,13 @@ class SequentialEngine(Engine):
             copy_in(offset, inputs[position].items[0].data)  # type: ignore[union-attr]  # in `_find`
         self._exact()
         copied = clock()
-        self._launch(call, ready)
+        pacer = self._launch(call, ready)
         self._exact()
         launched = clock()
         outputs = self._copy_out(known, call)
+        if pacer is not None:
+            pacer.finish()
+            ready.ran(pacer.took_ns)
         known.patience.wait(self.device.synchronize, planned)
         self._in_flight.clear()
         ended = clock()
@@ -180,6 +189,8 @@ class SequentialEngine(Engine):
             kernels=launched - copied,
             copy_out=ended - launched,
         )
+        if pacer is None and ended - copied > self._brief_ns:
+            ready.took_long()
         self._check_deadline(call)
         return outputs
 
@@ -231,17 +242,22 @@ class SequentialEngine(Engine):
             if not self.device.pool_bytes:
                 self._broken = "its pool is gone"
 
-    def _launch(self, call: Call, ready: Ready) -> None:
+    def _launch(self, call: Call, ready: Ready) -> Pacer | None:
+        """Launch all; gives what measures it, unless it is brief."""
         if ready.graph is not None:
             self.device.replay(ready.graph)
-            return
-        before = latest = None
-        for chunk in ready.chunks(LAUNCHES_BETWEEN_CHECKS):
-            self.device.launch(chunk)
-            if len(chunk) == LAUNCHES_BETWEEN_CHECKS:  # the queue must not grow without bound
-                self.device.wait(before)
-                before, latest = latest, self.device.mark()
-            self._check_deadline(call)
+            return None
+        if ready.brief:
+            self.device.launch(ready.order or ())
+            return None
+        pacer = Pacer(self.device, ready.times, lambda: self._check(call))
+        if ready.segments:
+            for segment in ready.segments:
+                pacer.replay(segment.part, segment.graph)
+        else:
+            for part in ready.times.cut(ready.plan.walk()):
+                pacer.launch(part, ready.steps)
+        return pacer
 
     def _copy_out(self, known: _Known, call: Call) -> InstanceSets:
         if not known.results:
@@ -263,6 +279,12 @@ class SequentialEngine(Engine):
         if time.monotonic_ns() >= call.deadline_ns:
             raise TimedOut(call.function.spec.name, "wall", call.limit_s)
 
+    def _check(self, call: Call) -> None:
+        """Raise if a call must end."""
+        self._check_deadline(call)
+        if call.is_stopped():
+            raise Cancelled("its invocation ended")
+
     def _exact(self) -> None:
         if self.exact_stages:
             self.device.synchronize()
@@ -279,17 +301,21 @@ class SequentialEngine(Engine):
             self.modules.expire()
             self.pool.clean()
             self._exact()
-        except DeviceFault:
+        except (DeviceFault, DeviceFull):
             self._recover()  # the pool stays dirty; the next call tries again
         if call is not None:
             call.stages["zero"] = time.perf_counter_ns() - started
 
     def _recover(self) -> None:
-        """After a failure: wait until the device touches no memory of the call any more."""
-        if self._quiet() or self._quiet():
-            self._in_flight.clear()
-        else:
+        """After a failure: wait until the device touches no memory of the call; zero the pool."""
+        if not (self._quiet() or self._quiet()):
             self._broken = self.device.fault() or "it cannot be waited for"
+            return
+        self._in_flight.clear()
+        with contextlib.suppress(
+            DeviceFault, DeviceFull
+        ):  # the pool stays dirty; the next call tries again
+            self.pool.clean()
 
     def _quiet(self) -> bool:
         """Wait for the device; False if it would not have it."""

@@ -17,6 +17,7 @@ import dandelion.blueprint as bp
 from dandelion.driver import load_driver
 from dandelion.errors import (
     BackendUnavailable,
+    Cancelled,
     DandelionError,
     DeviceFull,
     EngineDied,
@@ -27,7 +28,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function
 from tests.fake_driver.compile import compiled, image
-from tests.fake_driver.fake import Fake, Runner, function, numbers
+from tests.fake_driver.fake import LONG_NS, Fake, Runner, function, numbers
 
 SOURCE = """
 #include "dandelion.h"
@@ -150,9 +151,9 @@ def hot_calls_ask_for_little(fake: Fake) -> None:
     runner.close()
 
 
-def _whole_life(fake: Fake, made: list[Runner]) -> None:
+def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
     """From opening to closing, with graphs, constants, two tenants and a function that goes."""
-    runner = Runner(fake)
+    runner = Runner(fake, part_ns=part_ns)
     made.append(runner)
     try:
         for _ in range(2):
@@ -163,9 +164,9 @@ def _whole_life(fake: Fake, made: list[Runner]) -> None:
         runner.engine.close()
 
 
-def _fail_each(fake: Fake, code: int) -> None:
+def _fail_each(fake: Fake, code: int, part_ns: int = LONG_NS) -> None:
     fake.reset()
-    _whole_life(fake, [])
+    _whole_life(fake, [], part_ns)
     total = fake.calls()
     assert total > 60
     seen = set()
@@ -175,7 +176,7 @@ def _fail_each(fake: Fake, code: int) -> None:
         fake.fail(number, code)
         made: list[Runner] = []
         try:
-            _whole_life(fake, made)
+            _whole_life(fake, made, part_ns)
         except DandelionError:
             raised += 1
         seen.add(fake.failed())
@@ -186,7 +187,7 @@ def _fail_each(fake: Fake, code: int) -> None:
             assert fake.library.fake_leaked() == 0, (number, fake.failed())
         if number % 7 == 0:  # and a new engine, in a new process, is right
             fake.reset()
-            _whole_life(fake, [])
+            _whole_life(fake, [], part_ns)
             fake.nothing_left()
     assert raised > total // 2
     assert len(seen) > 30, sorted(seen)
@@ -198,6 +199,10 @@ def every_call_fails_once_out_of_memory(fake: Fake) -> None:
 
 def every_call_fails_once(fake: Fake) -> None:
     _fail_each(fake, OTHER)
+
+
+def every_call_of_parts_fails_once(fake: Fake) -> None:
+    _fail_each(fake, OTHER, part_ns=1)
 
 
 def every_call_breaks_the_device_once(fake: Fake) -> None:
@@ -227,13 +232,60 @@ def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
     assert any("Compile" in name for name in names), names
 
 
+# --- parts ----------------------------------------------------------------------------------
+
+
+def chain(times: int = 20) -> Function:
+    """Adds x and t to each other in turn: its result depends on the order of all launches."""
+    b = bp.Blueprint(inputs=["x"], outputs=["x"], modules={"k": "k.c"})
+    t = b.buffer("t", like="x", temporary=True)
+    count = b.x.elements("i32")
+    shape: dict[str, Any] = {"grid": bp.ceil_div(count, 64), "block": 64}
+    with b.repeat(times):
+        b.launch("accumulate", [b.x, t, bp.scalar("u64", count)], **shape)
+        b.launch("accumulate", [t, b.x, bp.scalar("u64", count)], **shape)
+    return function(b, FILES, outputs=("x",))
+
+
+def parts_give_the_bits_that_the_whole_gives(fake: Fake) -> None:
+    found = []
+    for part_ns in (1, 50_000, LONG_NS):
+        runner = Runner(fake, part_ns=part_ns)
+        found += [numbers(runner.run(chain(), runner.one("x", X))).tobytes() for _ in range(4)]
+        if fake.counts:
+            expected = {1: 40, LONG_NS: 1}.get(part_ns, fake.live()["executable"])
+            assert fake.live()["executable"] == expected
+        runner.close()
+        fake.nothing_left()
+    assert len(set(found)) == 1
+
+
+def stopped_calls_leave_nothing(fake: Fake) -> None:
+    for calls_before in range(3):
+        _stop_calls(Runner(fake, part_ns=1), fake, calls_before)
+        fake.nothing_left()
+
+
+def _stop_calls(runner: Runner, fake: Fake, calls_before: int) -> None:
+    right = [numbers(runner.run(chain(), runner.one("x", X))) for _ in range(calls_before)]
+    for looks in range(6):
+        expect(Cancelled, lambda looks=looks: runner.run_stopped(chain(), looks, X))
+        assert not runner.engine.pool.dirty_bytes
+    if fake.counts:
+        assert fake.live()["event"] <= 3, "events are used again"
+    right += [numbers(runner.run(chain(), runner.one("x", X))) for _ in range(3)]
+    assert all((found == right[0]).all() for found in right)
+    runner.close()
+
+
 # --- faults ---------------------------------------------------------------------------------
 
 
 def a_bad_address_ends_the_call_and_the_engine(fake: Fake) -> None:
     runner = Runner(fake)
     wild = launching("read_at", [bp.scalar("u64", 4096)])
-    assert "synchronize" in str(expect(Faulted, lambda: runner.run(wild, runner.one("x", X))))
+    error = str(expect(Faulted, lambda: runner.run(wild, runner.one("x", X))))
+    assert "wait: " in error or "synchronize: " in error
     assert runner.engine.lost
     expect(EngineDied, lambda: runner.run(totals(), runner.one("x", X)))
     runner.close()
@@ -523,6 +575,8 @@ def the_driver_lists_devices_and_takes_settings(fake: Fake) -> None:
 
 ON_REAL_DEVICES = (
     calls_are_right_and_leave_nothing,
+    parts_give_the_bits_that_the_whole_gives,
+    stopped_calls_leave_nothing,
     a_bad_address_ends_the_call_and_the_engine,
     constants_are_brought_once,
     constants_are_closed_to_others,
