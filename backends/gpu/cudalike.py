@@ -4,7 +4,7 @@ Everything is asynchronous on one stream, so order is kept without a word. A lau
 once: its arguments lie packed in memory of their own, and launching is one call of the binding.
 Copies name host memory by its buffer, so nothing is made for them either.
 
-Memory that is held (`hold`) lies in mappings of its own, made with the virtual memory functions:
+Protected memory lies in mappings of its own, made with the virtual memory functions:
 read and written until `protect` says otherwise, which the device then enforces.
 
 Errors: a code in `.calls.BROKEN` breaks the device for good; out of memory is `DeviceFull`; all
@@ -14,6 +14,7 @@ is unmade, and `close` unmakes the rest, each step whether or not another one fa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
-from .cudalike_held import Held, HeldMemory
+from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .plan import Launch, Zero
 from .source import LoadedCode
@@ -68,7 +69,7 @@ class CudaLikeDevice(Device):
         self._events: list[Any] = []
         self._idle_events: list[Any] = []
         self._recorded: list[Any] = []  # events that nobody waited for yet
-        self._held: HeldMemory
+        self._protected: ProtectedMemory
 
     @classmethod
     def calls(cls) -> Calls:
@@ -124,11 +125,11 @@ class CudaLikeDevice(Device):
                 raise BackendUnavailable(self.backend, missing, f"there are {known}")
             self._do("open", calls.retain(self._ordinal))
             self._retained = True
-            self._held = HeldMemory(calls, self._ordinal, self._do, self._undo)
+            self._protected = ProtectedMemory(calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
-            self._held.stream = self._stream
-            holds = self._trusts_protection and bool(self._attribute("virtual_memory"))
-            self.abilities = Abilities(graphs=True, asynchronous=True, registers=True, holds=holds)
+            self._protected.stream = self._stream
+            protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
+            self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
             self._limits = self._read_limits()
@@ -172,7 +173,7 @@ class CudaLikeDevice(Device):
             self._undo(calls.destroy_executable, graph)
         for module in self._modules:
             self._undo(calls.unload_module, module.handle)
-        self._held.close()
+        self._protected.close()
         if self._pool:
             self._undo(calls.free, calls.pointer(self._pool))
         for address in self._registered:
@@ -273,22 +274,22 @@ class CudaLikeDevice(Device):
 
     # memory with protection
 
-    def _hold(self, size_bytes: int) -> Handle:
-        return Handle(self._held.hold(size_bytes))
+    def _allocate_protected(self, size_bytes: int) -> Handle:
+        return Handle(self._protected.allocate(size_bytes))
 
-    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        assert isinstance(held, Held)
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        assert isinstance(memory, ProtectedMapping)
         size = data.nbytes if isinstance(data, memoryview) else len(data)
-        target = self._calls.pointer(held.address + offset_bytes)
+        target = self._calls.pointer(memory.address + offset_bytes)
         self._do("fill", self._calls.copy_in(target, data, size, self._stream))
 
-    def _protect(self, held: Handle, protection: Protection) -> None:
-        assert isinstance(held, Held)
-        self._held.protect(held, protection)
+    def _protect(self, memory: Handle, protection: Protection) -> None:
+        assert isinstance(memory, ProtectedMapping)
+        self._protected.protect(memory, protection)
 
-    def _drop(self, held: Handle) -> None:
-        assert isinstance(held, Held)
-        self._held.drop(held)
+    def _free_protected(self, memory: Handle) -> None:
+        assert isinstance(memory, ProtectedMapping)
+        self._protected.free(memory)
 
     # code
 
@@ -307,11 +308,10 @@ class CudaLikeDevice(Device):
         return module.facts.variables
 
     def _prepare(
-        self, module: Handle, symbol: str, launch: Launch, held: Handle | None = None
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None
     ) -> Handle:
         assert isinstance(module, LoadedModule)
-        block = held.address if isinstance(held, Held) else 0
-        bases = (self._pool, block)
+        bases = (self._pool, constants.address if isinstance(constants, ProtectedMapping) else 0)
         made = prepare_kernel(
             self._calls, module, symbol, launch, bases, self._limits, self._stream, self._do
         )

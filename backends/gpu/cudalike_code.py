@@ -117,7 +117,7 @@ def prepare_kernel(
     """Check a launch against the kernel and the device, and pack its arguments.
 
     Args:
-        bases: addresses of the pool and of the memory that is held.
+        bases: addresses of the pool and of the function's constants.
         do: gives the result of a call, or raises.
 
     Raises:
@@ -134,7 +134,7 @@ def prepare_kernel(
             do("prepare", calls.set_kernel_attribute(kernel.handle, key, launch.shared_bytes))
         kernel.dynamic_bytes = launch.shared_bytes
     values = [
-        (bases[a.held] + a.offset_bytes).to_bytes(8, "little") if isinstance(a, Pointer) else a
+        (bases[a.constant] + a.offset_bytes).to_bytes(8, "little") if isinstance(a, Pointer) else a
         for a in launch.args
     ]
     pointers, memory = _packed(values)

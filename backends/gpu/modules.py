@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from dandelion.data import Bytes
 from dandelion.function import Digest
 
+from .constants import ResidentConstants
 from .device import Device, Handle, prepare_steps
 from .pacing import BRIEF_PARTS, PART_NS, Part, StepTimes
 from .plan import Plan
 from .program import Program
 from .source import LoadedCode, choose, symbol_of
-from .weights import Block
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""
@@ -52,7 +52,7 @@ class Ready:
     Attributes:
         plan: which.
         identity: of its function.
-        block: held memory that its launches point into.
+        resident: constants that its launches point to.
         steps: prepared, by the indices of the plan.
         modules: digests of the modules in use.
         order: prepared steps in the order of execution, if they are not too many.
@@ -67,7 +67,7 @@ class Ready:
 
     plan: Plan
     identity: str
-    block: Block | None
+    resident: ResidentConstants | None
     steps: list[Handle]
     modules: frozenset[Digest]
     order: list[Handle] | None
@@ -133,6 +133,7 @@ class Modules:
         self._archs = device.properties().archs
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
+        self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
         self._passing: list[Ready] = []  # with modules of their own
         self.loads = 0
 
@@ -141,7 +142,7 @@ class Modules:
         program: Program,
         plan: Plan,
         files: Mapping[str, Bytes],
-        block: Block | None = None,
+        resident: ResidentConstants | None = None,
     ) -> Ready:
         """Give a plan that is ready to run, loading and preparing what is missing.
 
@@ -151,11 +152,12 @@ class Modules:
         """
         found = self._ready.get(plan)
         if found is None:
-            found = self._make(program, plan, files, block)
+            found = self._make(program, plan, files, resident)
             if found.own:
                 self._passing.append(found)
                 return found
             self._ready[plan] = found
+            self._used.setdefault(program.identity, set()).update(found.modules)
             self._trim(found)
         self.use(found)
         return found
@@ -214,7 +216,11 @@ class Modules:
             self._unload(digest)
 
     def _make(
-        self, program: Program, plan: Plan, files: Mapping[str, Bytes], block: Block | None
+        self,
+        program: Program,
+        plan: Plan,
+        files: Mapping[str, Bytes],
+        resident: ResidentConstants | None,
     ) -> Ready:
         used = {k.name: k for k in program.config.kernels}
         wanted = {getattr(step, "kernel", "") for step in plan.steps} - {""}
@@ -231,8 +237,8 @@ class Modules:
                     code = choose(module, files, backend, formats, self._archs)
                     loaded[kernel.module] = self._module(code, own)
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
-            held = None if block is None else block.held
-            steps = prepare_steps(self._device, plan.steps, table, held)
+            memory = None if resident is None else resident.memory
+            steps = prepare_steps(self._device, plan.steps, table, memory)
         except BaseException:
             for handle in own:
                 self._device.unload(handle)
@@ -241,7 +247,7 @@ class Modules:
         few = plan.launches <= LISTED_LAUNCHES
         order = [steps[i] for i in plan.walk()] if few else None
         times = StepTimes(len(steps), self._part_ns)
-        return Ready(plan, program.identity, block, steps, digests, order, times, own)
+        return Ready(plan, program.identity, resident, steps, digests, order, times, own)
 
     def _module(self, code: LoadedCode, own: list[Handle]) -> tuple[Handle, Digest | None]:
         """Give a loaded module, and its digest if others may use it too."""
@@ -268,13 +274,11 @@ class Modules:
         self._device.discard(gone.steps, None)
 
     def forget(self, identity: str) -> None:
-        """Drop the ready plans of a function, and modules that no other plan uses."""
-        gone = [p for p, r in self._ready.items() if r.identity == identity]
-        digests = {d for p in gone for d in self._ready[p].modules}
-        for plan in gone:
+        """Drop the ready plans of a function, and modules that no other function uses."""
+        for plan in [p for p, r in self._ready.items() if r.identity == identity]:
             self._drop(plan)
-        kept = {d for r in self._ready.values() for d in r.modules}
-        for digest in digests - kept:
+        used = self._used.pop(identity, set())
+        for digest in used.difference(*self._used.values()).intersection(self._modules):
             self._unload(digest)
 
     def forget_plans(self) -> None:
@@ -283,9 +287,9 @@ class Modules:
         for plan in list(self._ready):
             self._drop(plan)
 
-    def forget_block(self, block: Block) -> None:
-        """Drop the ready plans whose launches point into a block."""
-        for plan in [p for p, r in self._ready.items() if r.block is block]:
+    def forget_constants(self, resident: ResidentConstants) -> None:
+        """Drop the ready plans whose launches point to constants that will be dropped."""
+        for plan in [p for p, r in self._ready.items() if r.resident is resident]:
             self._drop(plan)
 
     def close(self) -> None:

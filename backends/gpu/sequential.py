@@ -4,7 +4,7 @@ A call goes through these stages, and `Call.stages` says how long each held the 
 
 =========== ==================================================================================
 plan        the plan from the cache, or made; modules loaded and launches prepared if new;
-            constants brought to the device, and opened for this function alone
+            constants brought to the device if they are to stay; access to them granted
 copy_in     each input that a kernel reads from where it lies to its slot
 kernels     launched as one graph, in parts of some milliseconds, or one by one
 copy_out    a context of the call's domain acquired, outputs copied to it; the wait for all of it
@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dandelion.data import Item, ItemSet
@@ -39,15 +40,15 @@ from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Fau
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
+from .adaptive_wait import AdaptiveWait
+from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
-from .patience import Patience
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
-from .weights import Block, Weights, WeightsLimit
 
 KNOWN_CALLS = 256
 
@@ -62,7 +63,9 @@ class _Known:
         copies: for each input that is copied, the position of its set and its offset in the pool.
         results: for each output its name, offset in the context, size, offset in the pool.
         context_bytes: size of the context of the outputs.
-        patience: how they are waited for.
+        keep: its constants were to stay on the device when it was planned.
+        refused: they were, but the device did not take them.
+        waiting: how such calls are waited for.
     """
 
     program: Program
@@ -70,7 +73,9 @@ class _Known:
     copies: tuple[tuple[int, int], ...]
     results: tuple[tuple[str, int, int, int], ...]
     context_bytes: int
-    patience: Patience = field(default_factory=Patience)
+    keep: bool
+    refused: bool
+    waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
 
 
 class SequentialEngine(Engine):
@@ -80,7 +85,7 @@ class SequentialEngine(Engine):
         device: the engine opens it, if nobody has, owns and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
         pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
-        weights: how much of that constants may take, beside the pool.
+        weights: how much of that constants may take that stay there, beside the pool.
         arena: where calls' data will lie; the device is told, to copy faster.
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
@@ -118,12 +123,20 @@ class SequentialEngine(Engine):
             room = int(found.memory_bytes * pool_share)
             if not first_bytes:  # else much of it is not free yet
                 room = min(room, found.pool_bytes)
-            limit = (weights or WeightsLimit()).of(room) if device.abilities.holds else 0
+            limit = (weights or WeightsLimit()).of(room) if device.abilities.protected_memory else 0
             size = pool_bytes or max(room - limit, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
-            self.capacity = Capacity(size, found.compute_units, found.archs, found.unit_threads)
+            self.capacity = Capacity(
+                size,
+                found.compute_units,
+                found.archs,
+                found.unit_threads,
+                constants_bytes=limit,
+                constants_unit_bytes=UNIT_BYTES,
+                constants_least_bytes=LEAST_BYTES,
+            )
             self.modules = Modules(device, part_ns=part_ns)
-            self.weights = Weights(device, limit, self.modules.forget_block)
+            self.constants = DeviceConstants(device, limit, self.modules.forget_constants)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:
@@ -161,7 +174,7 @@ class SequentialEngine(Engine):
         inputs = call.inputs
         known = self._find(call)
         ready = known.ready
-        self.weights.enter(ready.block)
+        self.constants.grant_access(ready.resident)
         pool = self.pool
         if pool.dirty_bytes:  # nobody called `clean_up`, or it failed
             pool.clean()
@@ -180,7 +193,7 @@ class SequentialEngine(Engine):
         if pacer is not None:
             pacer.finish()
             ready.ran(pacer.took_ns)
-        known.patience.wait(self.device.synchronize, planned)
+        known.waiting.wait(self.device.synchronize, planned)
         self._in_flight.clear()
         ended = clock()
         call.stages.update(
@@ -200,7 +213,7 @@ class SequentialEngine(Engine):
         program = self._programs.get(function)
         key = (program.identity, program.signature(call.inputs))
         known = self._known.get(key)
-        if known is not None and not known.ready.dropped:
+        if known is not None and known.keep is call.keep_constants and not known.ready.dropped:
             self._known.move_to_end(key)
             self.modules.use(known.ready)
             return known
@@ -215,14 +228,15 @@ class SequentialEngine(Engine):
         self.modules.expire()
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
-        block: Block | None = self.weights.block(program, items)
-        slots = None if block is None else block.slots
+        keep = call.keep_constants
+        resident = self.constants.find(program, items, keep)
+        slots = None if resident is None else resident.slots
         plan = plan_call(self.plans, program, items, slots)
         if plan.used_bytes > self.capacity.device_bytes:
             raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
         if plan.used_bytes > self.pool.size_bytes:
             self._enlarge()
-        ready = self.modules.ready(program, plan, call.function.files, block)
+        ready = self.modules.ready(program, plan, call.function.files, resident)
         copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
         results = []
         end = 0
@@ -230,7 +244,8 @@ class SequentialEngine(Engine):
             slot = plan.outputs[name]
             results.append((name, end, slot.size_bytes, slot.offset_bytes))
             end += aligned(slot.size_bytes)
-        return _Known(program, ready, tuple(copies), tuple(results), end)
+        refused = keep and resident is None and bool(program.constants)
+        return _Known(program, ready, tuple(copies), tuple(results), end, keep, refused)
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""
@@ -308,8 +323,7 @@ class SequentialEngine(Engine):
 
     def _recover(self) -> None:
         """After a failure: wait until the device touches no memory of the call; zero the pool."""
-        if not (self._quiet() or self._quiet()):
-            self._broken = self.device.fault() or "it cannot be waited for"
+        if not self._is_quiet():
             return
         self._in_flight.clear()
         with contextlib.suppress(
@@ -317,23 +331,37 @@ class SequentialEngine(Engine):
         ):  # the pool stays dirty; the next call tries again
             self.pool.clean()
 
-    def _quiet(self) -> bool:
-        """Wait for the device; False if it would not have it."""
-        try:
-            self.device.synchronize()
-        except Exception:  # a code that the binding does not know may be anything
-            return False
-        return True
+    def _is_quiet(self) -> bool:
+        """Wait for the device, twice if that fails. False if it can no longer be used."""
+        for _ in range(2):
+            if self._broken:
+                return False
+            with contextlib.suppress(Exception):  # an unknown code of the binding may be anything
+                self.device.synchronize()
+                return True
+        self._broken = self.device.fault() or "it cannot be waited for"
+        return False
+
+    def evict(self, function: Function) -> None:
+        """Drop the constants of a function, unless another function keeps equal ones."""
+        if self._is_quiet():
+            self._evict(function.identity)
+
+    def _evict(self, identity: str) -> None:
+        self._forget_known(lambda known: known.program.identity == identity)
+        if self.constants.evict(identity):
+            self._forget_known(lambda known: known.refused)  # now there may be room
+
+    def _forget_known(self, is_outdated: Callable[[_Known], bool]) -> None:
+        for key in [key for key, known in self._known.items() if is_outdated(known)]:
+            del self._known[key]
 
     def forget(self, function: Function) -> None:
         """Drop what was cached for a function that is no longer registered."""
         self._programs.forget(function.identity)
-        if not self._broken:
-            self.device.synchronize()
-            for key in [k for k in self._known if k[0] == function.identity]:
-                del self._known[key]
+        if self._is_quiet():
             self.modules.forget(function.identity)
-            self.weights.forget(function.identity)
+            self._evict(function.identity)
 
     def close(self) -> None:
         """Give the device back. May be called twice."""
@@ -342,7 +370,7 @@ class SequentialEngine(Engine):
                 self.device.synchronize()
                 self._known.clear()
                 self.modules.close()
-                self.weights.close()
+                self.constants.close()
                 self.pool.close()
         finally:
             self._broken = self._broken or "it was closed"

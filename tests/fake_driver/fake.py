@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.constants import WeightsLimit
 from dandelion.backends.gpu.cudalike import CudaLikeDevice
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.backends.gpu.weights import WeightsLimit
 from dandelion.backends.hip import HipDevice
 
 import dandelion.blueprint as bp
@@ -166,11 +166,12 @@ class Runner:
         view = self.arena.acquire(len(data)).write(0, data) if data else data
         return ItemSet(name, (Item("item", 0, view),))
 
-    def run(self, function: Function, *inputs: ItemSet | None) -> InstanceSets:
+    def run(self, function: Function, *inputs: ItemSet | None, keep: bool = True) -> InstanceSets:
         """Run a call, and settle."""
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
-        outputs = self.engine.run(Call(self.number, function, inputs, self.domain, deadline))
+        call = Call(self.number, function, inputs, self.domain, deadline, keep_constants=keep)
+        outputs = self.engine.run(call)
         self.engine.clean_up()
         return outputs
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from dandelion.backends.gpu.compiling import CodeCache
-from dandelion.backends.gpu.weights import Block, WeightsLimit
+from dandelion.backends.gpu.constants import ResidentConstants, WeightsLimit
 
 import dandelion.blueprint as bp
 from dandelion.driver import load_driver
@@ -103,10 +103,13 @@ def launching(kernel: str, args: list[Any], size: int = 4096, **launch: Any) -> 
 
 
 def run_weighed(
-    runner: Runner, wanted: Function, weights: npt.NDArray[Any] = WEIGHTS
+    runner: Runner,
+    wanted: Function,
+    weights: npt.NDArray[Any] = WEIGHTS,
+    keep: bool = True,
 ) -> npt.NDArray[Any]:
     """Run `weighed` on X."""
-    return numbers(runner.run(wanted, runner.one("x", X), runner.one("w", weights)))
+    return numbers(runner.run(wanted, runner.one("x", X), runner.one("w", weights), keep=keep))
 
 
 def expect(error: type[DandelionError], action: Any) -> DandelionError:
@@ -307,9 +310,9 @@ def a_write_beyond_the_pool_faults(fake: Fake) -> None:
 # --- constants ------------------------------------------------------------------------------
 
 
-def _block(runner: Runner) -> Block:
-    (block,) = runner.engine.weights._blocks.values()
-    return block
+def _resident(runner: Runner) -> ResidentConstants:
+    (resident,) = runner.engine.constants._resident.values()
+    return resident
 
 
 def constants_are_brought_once(fake: Fake) -> None:
@@ -317,14 +320,14 @@ def constants_are_brought_once(fake: Fake) -> None:
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
         runner.run(totals(), runner.one("x", X))
-    assert runner.engine.weights.uploads == 1
+    assert runner.engine.constants.uploads == 1
     same = weighed(name="G")
     assert (run_weighed(runner, same) == X + WEIGHTS[: X.size]).all()
-    assert runner.engine.weights.uploads == 1, "equal content is there already"
+    assert runner.engine.constants.uploads == 1, "equal content is there already"
     runner.engine.forget(weighed())
-    assert len(runner.engine.weights) == 1, "the other function needs it"
+    assert len(runner.engine.constants) == 1, "the other function needs it"
     runner.engine.forget(same)
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     assert "mapped" not in fake.live()
     runner.close()
     fake.nothing_left()
@@ -333,7 +336,7 @@ def constants_are_brought_once(fake: Fake) -> None:
 def constants_are_closed_to_others(fake: Fake) -> None:
     runner = Runner(fake)
     run_weighed(runner, weighed())
-    address = _block(runner).held.address  # type: ignore[attr-defined]  # a handle of this device
+    address = _resident(runner).memory.address  # type: ignore[attr-defined]  # a handle of this device
     spy = launching("read_at", [bp.scalar("u64", address)])
     expect(Faulted, lambda: runner.run(spy, runner.one("x", X)))
     runner.close()
@@ -360,7 +363,7 @@ def constants_that_kernels_write_to_are_copied(fake: Fake) -> None:
     for _ in range(3):
         sets = (runner.one("x", X), runner.one("w", WEIGHTS))
         assert (numbers(runner.run(wanted, *sets))[:1000] == X + WEIGHTS[:1000]).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
 
 
@@ -369,25 +372,27 @@ def small_constants_are_copied(fake: Fake) -> None:
     few = WEIGHTS[:1000]
     for _ in range(2):
         assert (run_weighed(runner, weighed(few), few) == X + few).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
 
 
-def constants_keep_to_their_limit(fake: Fake) -> None:
-    """Three functions of 2 MiB each where there is room for two; the most used one stays."""
+def constants_stay_as_the_node_decides(fake: Fake) -> None:
+    """Three functions of 2 MiB each where there is room for two."""
     runner = Runner(fake, weights=WeightsLimit(4 << 20))
     sets = [WEIGHTS + i for i in range(3)]
     wanted = [weighed(w, f"F{i}") for i, w in enumerate(sets)]
-    for _ in range(20):
-        run_weighed(runner, wanted[0], sets[0])
+    constants = runner.engine.constants
     for _ in range(3):
-        for i in (1, 2):
+        for i in range(3):
             assert (run_weighed(runner, wanted[i], sets[i]) == X + sets[i][: X.size]).all()
-            assert runner.engine.weights.used_bytes <= 4 << 20
-    uploads = runner.engine.weights.uploads
-    assert uploads == 1 + 6
-    run_weighed(runner, wanted[0], sets[0])
-    assert runner.engine.weights.uploads == uploads, "it was never evicted"
+    assert (constants.uploads, constants.used_bytes) == (2, 4 << 20)
+    runner.engine.evict(wanted[0])
+    assert constants.used_bytes == 2 << 20
+    for keep in (False, True, False, True):
+        for i in (2, 1, 0):
+            found = run_weighed(runner, wanted[i], sets[i], keep)
+            assert (found == X + sets[i][: X.size]).all()
+    assert (constants.uploads, constants.used_bytes) == (3, 4 << 20)
     runner.close()
     fake.nothing_left()
 
@@ -397,7 +402,7 @@ def without_room_constants_are_copied(fake: Fake) -> None:
     runner = Runner(fake, pool_bytes=2 << 20)
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
     fake.nothing_left()
 
@@ -405,7 +410,7 @@ def without_room_constants_are_copied(fake: Fake) -> None:
 def without_virtual_memory_constants_are_copied(fake: Fake) -> None:
     fake.library.fake_set_virtual_memory(0)
     runner = Runner(fake)
-    assert not runner.engine.device.abilities.holds
+    assert not runner.engine.device.abilities.protected_memory
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
     runner.close()
@@ -583,7 +588,7 @@ ON_REAL_DEVICES = (
     constants_cannot_be_written_to,
     constants_that_kernels_write_to_are_copied,
     small_constants_are_copied,
-    constants_keep_to_their_limit,
+    constants_stay_as_the_node_decides,
     variables_do_not_outlive_a_call,
     what_is_no_binary_is_refused,
     launches_keep_to_the_limits,

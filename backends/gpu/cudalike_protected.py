@@ -17,7 +17,7 @@ from .device import Protection
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class ProtectedMapping:
     """A mapping.
 
     Attributes:
@@ -33,7 +33,7 @@ class Held:
     mapped: bool = False
 
 
-class HeldMemory:
+class ProtectedMemory:
     """The mappings of one device.
 
     Args:
@@ -57,49 +57,49 @@ class HeldMemory:
         self._ordinal = ordinal
         self._do = do
         self._undo = undo
-        self._held: list[Held] = []
+        self._mappings: list[ProtectedMapping] = []
         self.stream: Any = None
 
-    def hold(self, size_bytes: int) -> Held:
+    def allocate(self, size_bytes: int) -> ProtectedMapping:
         """Make a mapping that is zeroed and open for writing.
 
         Raises:
             DeviceFull, DeviceFault: it cannot be made; nothing is left.
         """
         calls, do = self._calls, self._do
-        granule = int(do("hold", calls.granularity(self._ordinal)))
+        granule = int(do("allocate_protected", calls.granularity(self._ordinal)))
         size = -(-size_bytes // granule) * granule
-        held = Held(int(do("hold", calls.reserve(size))), size)
-        self._held.append(held)
+        mapping = ProtectedMapping(int(do("allocate_protected", calls.reserve(size))), size)
+        self._mappings.append(mapping)
         try:
-            held.memory = do("hold", calls.create(size, self._ordinal))
-            address = calls.pointer(held.address)
-            do("hold", calls.map(address, size, held.memory))
-            held.mapped = True
-            self.protect(held, Protection.WRITE)
-            do("hold", calls.fill(address, 0, size, self.stream))
+            mapping.memory = do("allocate_protected", calls.create(size, self._ordinal))
+            address = calls.pointer(mapping.address)
+            do("allocate_protected", calls.map(address, size, mapping.memory))
+            mapping.mapped = True
+            self.protect(mapping, Protection.WRITE)
+            do("allocate_protected", calls.fill(address, 0, size, self.stream))
         except DandelionError:
-            self.drop(held)
+            self.free(mapping)
             raise
-        return held
+        return mapping
 
-    def protect(self, held: Held, protection: Protection) -> None:
+    def protect(self, mapping: ProtectedMapping, protection: Protection) -> None:
         """Set what kernels and copies may do with a mapping."""
-        address = self._calls.pointer(held.address)
-        answer = self._calls.protect(address, held.size_bytes, self._ordinal, protection)
+        address = self._calls.pointer(mapping.address)
+        answer = self._calls.protect(address, mapping.size_bytes, self._ordinal, protection)
         self._do("protect", answer)
 
-    def drop(self, held: Held) -> None:
+    def free(self, mapping: ProtectedMapping) -> None:
         """Unmake a mapping."""
-        self._held.remove(held)
-        address = self._calls.pointer(held.address)
-        if held.mapped:
-            self._undo(self._calls.unmap, address, held.size_bytes)
-        if held.memory is not None:
-            self._undo(self._calls.destroy, held.memory)
-        self._undo(self._calls.unreserve, address, held.size_bytes)
+        self._mappings.remove(mapping)
+        address = self._calls.pointer(mapping.address)
+        if mapping.mapped:
+            self._undo(self._calls.unmap, address, mapping.size_bytes)
+        if mapping.memory is not None:
+            self._undo(self._calls.destroy, mapping.memory)
+        self._undo(self._calls.unreserve, address, mapping.size_bytes)
 
     def close(self) -> None:
         """Unmake all."""
-        for held in list(self._held):
-            self.drop(held)
+        for mapping in list(self._mappings):
+            self.free(mapping)

@@ -26,7 +26,7 @@ _LOOKS = 3  # calls that are seen awake before one is slept
 
 
 @dataclass(slots=True, eq=False)
-class Patience:
+class AdaptiveWait:
     """How one kind of call is waited for.
 
     Attributes:
