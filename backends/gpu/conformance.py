@@ -270,7 +270,7 @@ def check_launch(device: Device) -> None:
 
 
 def check_order(device: Device) -> None:
-    """Launches, copies and zeroing take effect in the order in which they were asked for."""
+    """Launches, copies and zeroing take effect in the order in which they were made."""
     x = _put(device, 512, np.ones(32, dtype=np.int32))
     steps = [
         _prepare(device, "axpy", (x, _value("i", 2), _value("i", i % 3)), (1, 1, 1), (32, 1, 1))
@@ -390,7 +390,7 @@ def check_scalars(device: Device) -> None:
 
 
 def check_coordinates(device: Device) -> None:
-    """Every thread knows where it is, in three dimensions."""
+    """Every thread has its coordinates, in three dimensions."""
     grid, block = (2, 3, 4), (4, 2, 1)
     threads = int(np.prod(grid) * np.prod(block))
     out = _put(device, 0, np.zeros(12 * threads, dtype=np.uint32))

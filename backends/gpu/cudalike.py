@@ -1,15 +1,15 @@
 """The device that CUDA and HIP share: one context, one pool, one stream.
 
-Everything is asynchronous on one stream, so order is kept without a word. A launch is prepared
-once: its arguments lie packed in memory of their own, and launching is one call of the binding.
-Copies name host memory by its buffer, so nothing is made for them either.
+All work is asynchronous on one stream, which keeps its order. A launch is prepared once: its
+arguments are packed in memory of their own, and launching is one call of the binding. Copies take
+host buffers as they are, so they need no preparation.
 
-Protected memory lies in mappings of its own, made with the virtual memory functions:
-read and written until `protect` says otherwise, which the device then enforces.
+Protected memory lies in mappings of its own, made with the virtual memory functions. Kernels can
+read and write it until `protect` says otherwise; the device enforces that.
 
 Errors: a code in `.calls.BROKEN` breaks the device for good; out of memory is `DeviceFull`; all
-else is a `DeviceFault` after which the device still works. Whatever was made is on a list until it
-is unmade, and `close` unmakes the rest, each step whether or not another one failed.
+others are a `DeviceFault` after which the device still works. Each resource is on a list until it
+is released, and `close` releases the rest, whether or not one of these steps fails.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CudaLikeDevice(Device):
         self._graphs: list[Any] = []
         self._events: list[Any] = []
         self._idle_events: list[Any] = []
-        self._recorded: list[Any] = []  # events that nobody waited for yet
+        self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
 
     @classmethod
@@ -186,7 +186,7 @@ class CudaLikeDevice(Device):
         self._forget()
 
     def _undo(self, call: Function, *arguments: Any) -> None:
-        """Call, and once more if it failed; nobody could do anything about a second failure."""
+        """Call, and once more if it failed; a second failure cannot be helped."""
         if call(*arguments)[0]:
             call(*arguments)
 
@@ -305,7 +305,7 @@ class CudaLikeDevice(Device):
 
     def _stateful(self, module: Handle) -> bool:
         assert isinstance(module, LoadedModule)
-        return module.facts.variables
+        return module.info.variables
 
     def _prepare(
         self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None

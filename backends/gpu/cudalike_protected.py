@@ -1,7 +1,7 @@
 """Memory of `.cudalike` in mappings of its own, made with the virtual memory functions.
 
-Addresses are reserved, physical memory is made and mapped to them, and access is set for the whole
-mapping at once. What broke off half way is unmade, so a mapping is whole or not there.
+Addresses are reserved, physical memory is created and mapped to them, and access is set for the
+whole mapping at once. If a step fails, the steps before it are undone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .device import Protection
 
 @dataclass(slots=True, eq=False)
 class ProtectedMapping:
-    """A mapping.
+    """Device memory with access rights of its own.
 
     Attributes:
-        address: where it is.
+        address: where it is mapped.
         size_bytes: of it, in whole granules of the device.
         memory: the physical memory.
         mapped: whether it is mapped.
@@ -90,7 +90,7 @@ class ProtectedMemory:
         self._do("protect", answer)
 
     def free(self, mapping: ProtectedMapping) -> None:
-        """Unmake a mapping."""
+        """Undo a mapping and release its memory."""
         self._mappings.remove(mapping)
         address = self._calls.pointer(mapping.address)
         if mapping.mapped:
@@ -100,6 +100,6 @@ class ProtectedMemory:
         self._undo(self._calls.unreserve, address, mapping.size_bytes)
 
     def close(self) -> None:
-        """Unmake all."""
+        """Free all mappings."""
         for mapping in list(self._mappings):
             self.free(mapping)

@@ -75,7 +75,7 @@ class Properties:
     Attributes:
         description: for people.
         memory_bytes: its memory, as far as a pool could use it.
-        pool_bytes: size of a pool unless somebody says another.
+        pool_bytes: size of a pool by default.
         compute_units: processors that run blocks in parallel.
         unit_threads: threads that one of them runs at the same time; 0 if it does not say.
         block_threads: bound on the threads of a block.
@@ -127,10 +127,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def properties(self) -> Properties:
-        """Tell facts; the device is open."""
+        """Give facts about the device; it is open."""
 
     def fault(self) -> str | None:
-        """Tell what broke the device for good, or None if it works."""
+        """Give what broke the device for good, or None if it works."""
         return None
 
     # memory
@@ -142,7 +142,7 @@ class Device(abc.ABC):
             DeviceFault: the device has not got that much.
         """
         if self.pool_bytes:
-            raise InternalError(f"{self.name}: a second pool was asked for")
+            raise InternalError(f"{self.name}: it has a pool already")
         self._allocate(size_bytes)
         self.pool_bytes = size_bytes
 
@@ -220,7 +220,7 @@ class Device(abc.ABC):
         self._unload(module)
 
     def stateful(self, module: Handle) -> bool:
-        """Tell whether a module has, or may have, variables that keep their values."""
+        """Check whether a module has, or may have, variables that keep their values."""
         return self._stateful(module)
 
     def prepare(
@@ -255,7 +255,7 @@ class Device(abc.ABC):
         self._launch(prepared)
 
     def capture(self, prepared: Sequence[Handle]) -> Handle | None:
-        """Make one graph of launches; None if the device would rather not (see `Abilities`)."""
+        """Make one graph of launches; None if the device has no graphs or no room."""
         return self._capture(prepared) if self.abilities.graphs else None
 
     def replay(self, graph: Handle) -> None:

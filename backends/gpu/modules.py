@@ -3,10 +3,10 @@
 A module is known by the digest of its content, so functions that share a library share the module.
 A plan is ready once each of its launches is prepared. Its first call measures them; from the second
 one on it runs as a graph where the device has graphs: one graph if it is brief, else one for each
-part (see `.pacing`). Both caches are bounded; a module that goes takes its ready plans along.
+part (see `.pacing`). Both caches are bounded; with a module its ready plans are dropped.
 
-A module with variables of its own would tell one call about another. Such a module is loaded for
-one call and unloaded after it (`expire`), and so is never shared and never part of a graph.
+A module with variables of its own would carry data from one call to the next. Such a module is
+loaded for one call and unloaded after it (`expire`); it is never shared and never part of a graph.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Plan:
     """See the module's text. Plans are equal only if they are the same object.
 
     Attributes:
-        slots: where each buffer lies in the pool; buffers that no launch touches and nobody asks
-            for have none, nor have constants that stay on the device.
+        slots: where each buffer lies in the pool; buffers that are neither used by a
+            launch nor copied out have none, nor have constants that stay on the device.
         steps: each step once.
         program: the order of the steps.
         launches: how many steps are launched, loops unrolled.

@@ -1,6 +1,6 @@
 """The sequential engine: one device, one buffer pool, one call at a time.
 
-A call goes through these stages, and `Call.stages` says how long each held the engine up:
+A call goes through these stages, and `Call.stages` says how long the engine spent in each:
 
 =========== ==================================================================================
 plan        the plan from the cache, or made; modules loaded and launches prepared if new;
@@ -12,18 +12,18 @@ zero        the used range of the pool is zeroed, after the outputs were handed 
 =========== ==================================================================================
 
 A call whose function, sizes and integers were seen before is `_Known`: everything about it is
-worked out, and it only has to be asked for. Asking in this order keeps the device busy while Python
-still works: the context of the outputs is acquired when the kernels run already.
+computed already, and it only has to be launched. This order keeps the device busy while Python
+works: the context of the outputs is acquired while the kernels run.
 
-On an asynchronous device the stages before the wait only measure how long it took to ask; with
-`exact_stages` the engine waits after each, which costs time but tells where it goes.
+On an asynchronous device the stages before the wait only measure how long launching took; with
+`exact_stages` the engine waits after each stage, which costs time but measures the work itself.
 
 A call is stopped (`TimedOut`, `Cancelled`) between two parts of its launches, see `.pacing`. A
 single kernel cannot be stopped; its process ends with it.
 
-Invariants: before `copy_in` the pool is zero. No memory of a call is let go while the device may
-still copy from or to it. Whatever fails, the next call finds a clean pool, or is told that the
-engine died.
+Invariants: before `copy_in` the pool is zero. No memory of a call is released while the device may
+still copy from or to it. Whatever fails, the next call finds a clean pool, or fails with
+`EngineDied`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KNOWN_CALLS = 256
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What does not change between the calls of one function with the same signature.
+    """What all calls of one function with the same signature have in common.
 
     Attributes:
         program: of the function.
@@ -82,7 +82,7 @@ class SequentialEngine(Engine):
     """Runs GPU functions on one device.
 
     Args:
-        device: the engine opens it, if nobody has, owns and closes it.
+        device: the engine opens it if it is not open, owns it and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
         pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
         weights: how much of that constants may take that stay there, beside the pool.
@@ -176,7 +176,7 @@ class SequentialEngine(Engine):
         ready = known.ready
         self.constants.grant_access(ready.resident)
         pool = self.pool
-        if pool.dirty_bytes:  # nobody called `clean_up`, or it failed
+        if pool.dirty_bytes:  # `clean_up` was not called, or it failed
             pool.clean()
         pool.begin(ready.plan)
         planned = clock()

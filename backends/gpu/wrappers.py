@@ -13,7 +13,7 @@ from .source import LoadedCode
 
 
 class FailingDevice(Device):
-    """Passes everything on, but lets one call fail.
+    """Passes everything on, but makes one call fail.
 
     Attributes:
         left: how many more calls succeed before one fails; negative for never. Opening, closing
@@ -34,7 +34,7 @@ class FailingDevice(Device):
         self.calls += 1
         self.left -= 1
         if self.left == -1:
-            raise DeviceFault(self.name, operation, "as was asked for")
+            raise DeviceFault(self.name, operation, "it was to fail")
 
     def open(self) -> None:
         self.inner.open()
