@@ -49,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         hosts: further names under which the frontend may be called, beside those of loopback and
             `host`; ``*`` allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
+        frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
+            limits of connections below are divided among them.
         max_connections: how many the frontend keeps in all; fewer where the process may not open so
             many files. When they are all there, silent ones are closed for new ones.
         max_connections_per_peer: how many of one address, or of one IPv6 network of 64 bits.
@@ -90,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8080
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192
     head_timeout_s: Seconds = 10.0
