@@ -212,7 +212,7 @@ def test_one_disturbance_changes_little() -> None:
     run_parts(times, order, lambda step: 10_000)
     before = len(list(times.cut(order)))
     times.measured(order[:100], 100 * PART_NS)
-    assert len(list(times.cut(order))) <= 1.3 * before + 1
+    assert len(list(times.cut(order))) <= 1.6 * before + 1
 
 
 def ready_plan(launches: int = 100) -> Ready:

@@ -24,7 +24,7 @@ BRIEF_PARTS = 2
 """A call that takes no longer than this many parts is not cut."""
 _LEAST_STEP_NS = 1000.0
 _UNKNOWN_STEPS = 16  # of a part, at most
-_FASTER, _SLOWER = 0.25, 1.25  # how far one measurement changes an estimate
+_FASTER, _SLOWER = 0.25, 1.5  # how far one measurement changes an estimate
 
 Part = Sequence[int]
 """Indices of the steps that are launched together, in order."""
