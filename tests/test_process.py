@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.process import enforcement, nursery
+from dandelion.backends.process import enforcement, sandbox_pool
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import wait_readable
-from dandelion.backends.process.nurseries import Nurseries
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
-from dandelion.backends.process.programs import Programs
+from dandelion.backends.process.programs import PythonPrograms
+from dandelion.backends.process.sandbox_pools import SandboxPools
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.confinement.syscalls import native
@@ -210,7 +210,7 @@ def test_a_reason_is_heard_however_late_one_listens(
         wait_readable(source, deadline_ns)
         time.sleep(0.2)
 
-    monkeypatch.setattr(nursery, "wait_readable", late)
+    monkeypatch.setattr(sandbox_pool, "wait_readable", late)
     with pytest.raises(Raised, match="no_such_module"):
         run(engine, function("def f(x): pass", imports="no_such_module"), b"")
 
@@ -607,10 +607,10 @@ def test_unauthorized_is_the_functions_fault(engine: ProcessEngine) -> None:
 def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     ahead: int, engines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dandelion.backends.process.nursery._MOMENT_NS", 5 * 10**9)
+    monkeypatch.setattr("dandelion.backends.process.sandbox_pool._READY_SOON_NS", 5 * 10**9)
     driver = ProcessDriver()
-    nurseries, programs = Nurseries("group", ahead), Programs(driver.checker()._compiled)
-    group = [ProcessEngine(f"{n}", nurseries, programs, native()) for n in range(engines)]
+    pools, programs = SandboxPools("group", ahead), PythonPrograms(driver.checker()._compiled)
+    group = [ProcessEngine(f"{n}", pools, programs, native()) for n in range(engines)]
     try:
         for engine in group + group:
             assert first(run(engine, ECHO, b"1")).bytes() == b"1"

@@ -132,7 +132,7 @@ def test_reasons_why_an_import_fails_have_no_paths(
 
 
 def test_the_command_line_of_a_zygote_has_no_paths_but_its_program(engine: ProcessEngine) -> None:
-    with engine._nurseries.use(()) as nursery:
-        words = Path(f"/proc/{nursery.pid()}/cmdline").read_text().split("\0")
+    with engine._pools.use(()) as pool:
+        words = Path(f"/proc/{pool.pid()}/cmdline").read_text().split("\0")
     assert words[0] == sys.executable
     assert not [word for word in words[1:] if "/" in word]

@@ -1,4 +1,4 @@
-"""The system calls that a sandbox may make: what computing needs between inputs and reply."""
+"""The system calls that a sandbox may make: those that computing needs, and its one socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _F_DUPFD_CLOEXEC = 1030
 
 
 def _conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
-    """A sandbox makes no code, talks on its channel, asks about itself, and may abort itself."""
+    """Allow no executable memory, messages on the channel, queries of itself, abort of itself."""
     no_code = unless_bits(2, mmap.PROT_EXEC, denied)
     channel = only_if({0: (CHANNEL_FD,)}, denied)
     return [

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
+from dandelion.node.thread_host import ThreadHost
 
 from dandelion.documents import RegistrationDocument, python_function
 from dandelion.errors import Blame, DandelionError, Faulted, SandboxLost, TimedOut
 from dandelion.function import Limits
 from dandelion.node import Node, Outcome, Settings
-from dandelion.node.thread_host import ThreadHost
 from tests.faults.test_process_faults import Background
 from tests.python_functions import call_of, first, function, process_engine, run
 
@@ -97,8 +97,8 @@ def test_signals_that_only_others_can_send(engine: ProcessEngine, number: signal
 
 def test_a_zygote_that_is_killed(engine: ProcessEngine) -> None:
     call = Background(engine, call_of(function(WAIT), b""))
-    with engine._nurseries.use(()) as nursery:
-        os.kill(nursery.pid(), signal.SIGKILL)
+    with engine._pools.use(()) as pool:
+        os.kill(pool.pid(), signal.SIGKILL)
     assert isinstance(call.join(), SandboxLost)
 
 
