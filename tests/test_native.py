@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.native import elf, launcher, nursery
+from dandelion.backends.native import elf, launcher, sandbox_pool
 from dandelion.backends.native.cores import NativeDriver, enforcement
 from dandelion.backends.native.outputs import HEAP_BYTES, OutputReader
-from dandelion.backends.native.programs import Program
+from dandelion.backends.native.programs import NativeProgram
 from dandelion.backends.native.structures import (
     NATIVE,
     WASM,
@@ -253,7 +253,7 @@ def test_what_is_enforced_is_told() -> None:
 
 
 def test_a_zygote_that_cannot_lock_itself_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nursery, "_BOOT", "raise SystemExit(1)")
+    monkeypatch.setattr(sandbox_pool, "_BOOT", "raise SystemExit(1)")
     with pytest.raises(BackendUnavailable):
         NativeDriver().factory().engine("0")
 
@@ -420,7 +420,7 @@ def test_ten_thousand_broken_files() -> None:
             assert (found is None) == bool(problems)
             if found is not None:
                 accepted += 1
-                Program(found, data)
+                NativeProgram(found, data)
                 for one, two in zip(found.segments, found.segments[1:], strict=False):
                     assert elf.LOWEST <= one.address < one.end <= two.address < two.end < 32 * MIB
     assert 500 < accepted < 9_500
