@@ -805,13 +805,13 @@ def test_this_machine_is_out_of_reach(host: str) -> None:
      "2002:a9fe:a9fe::", "64:ff9b::a9fe:a9fe", "::ffff:10.0.0.1", "2001:db8::1", "", "no address"],
 )  # fmt: skip
 def test_private_addresses_are_not_admitted(address: str) -> None:
-    assert not policy.Policy().admits(address)
+    assert not policy.AddressPolicy().admits(address)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "1.1.1.1"])
 def test_public_addresses_are_admitted(address: str) -> None:
-    assert policy.Policy().admits(address)
-    assert not policy.Policy(public=False).admits(address)
+    assert policy.AddressPolicy().admits(address)
+    assert not policy.AddressPolicy(public=False).admits(address)
 
 
 def test_settings_admit_networks_and_names() -> None:
