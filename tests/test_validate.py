@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
-from dandelion.dataflow.graph import Application, Composition, Join, Module, Strategy
+from dandelion.dataflow.graph import Application, Composition, CompositionModule, Join, Strategy
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import Signature, check_module, ensure_valid, validate
 from dandelion.errors import InvalidComposition, Problem
@@ -287,7 +287,7 @@ composition Two() => () { Gone() => (); Two() => (); }
 def test_problems_of_several_texts_get_excerpts_of_their_own() -> None:
     texts = {"a.dc": "composition A() => (x) {}", "b:c": "\ncomposition B() => (y) {}"}
     modules = [parse(text, file) for file, text in texts.items()]
-    module = Module((), tuple(c for m in modules for c in m.compositions))
+    module = CompositionModule((), tuple(c for m in modules for c in m.compositions))
     problems = with_excerpts(validate(module, KNOWN.get), in_texts(texts))
     assert [p.excerpt.split("\n")[0].split("| ")[1] for p in problems] == [
         "composition A() => (x) {}",
@@ -336,13 +336,13 @@ composition C(a) => (b) { Old(x = all a) => (b = x); }
 def test_a_join_needs_a_word_between_two_sets(order: tuple[str, ...]) -> None:
     join = Join(order, (Strategy.INNER,))
     composition = Composition("C", applications=(Application("Merge", join=join),))
-    codes = [p.code for p in validate(Module((), (composition,)), KNOWN.get)]
+    codes = [p.code for p in validate(CompositionModule((), (composition,)), KNOWN.get)]
     assert codes[0] == "join-shape"
 
 
 @pytest.mark.parametrize("name", ["", "9a", "a b", "naïve", "a\n", "x" * 256, "a-b"])
 def test_names_are_checked_where_no_text_did(name: str) -> None:
-    module = Module((), (Composition("C", (name,)),))
+    module = CompositionModule((), (Composition("C", (name,)),))
     assert [p.code for p in validate(module, KNOWN.get)] == ["bad-name"]
 
 

@@ -1,9 +1,9 @@
 """Static rules within one composition: sets, bindings, joins, loops, cycles.
 
 Every set of a composition is an input or produced by exactly one application; every set that is
-read exists; no application waits for itself. A rule is a function that gives the problems it finds.
-Applications of unknown functions are left out here: that their function is unknown has been said.
-The rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`.
+read exists; no application waits for itself. A rule is a function that yields the problems it
+finds. Applications of unknown functions are skipped here, since they are already reported. The
+rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from dandelion.errors import Problem
 
 
 def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
-    """Give one loop of each tangle (strongly connected component) of a graph.
+    """Yield one loop of each strongly connected component of a graph.
 
     Args:
         graph: any directed graph.
         order: nodes at which a loop may start, the preferred ones first.
 
     Returns:
-        The nodes of a shortest loop through the first node, which stands at both ends.
+        The nodes of a shortest loop through the first node, which is also the last one.
     """
     rank = {node: index for index, node in enumerate(order)}
     for component in nx.strongly_connected_components(graph):
@@ -69,11 +69,11 @@ def check_composition(
     """Check one composition.
 
     Args:
-        composition: what was read.
-        signature: gives the sets of what an application names, None if that is unknown.
+        composition: the composition.
+        signature: returns the sets of a function or composition, None if it is unknown.
 
     Returns:
-        Its problems, rule by rule, found as they are asked for.
+        Its problems, rule by rule, found lazily.
     """
     sources = _sources(composition)
     yield from _header(composition)
@@ -167,7 +167,7 @@ def _returns(application: Application, called: Signature | None) -> Iterator[Pro
 
 
 def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, None]) -> str:
-    """Notice a binding that is written the wrong way round."""
+    """Detect a binding that is written the wrong way round."""
     if binding.parameter in called.inputs or binding.parameter not in sources:
         return ""
     if binding.source not in called.inputs or meant(binding.parameter, called.inputs):
@@ -177,7 +177,7 @@ def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, Non
 
 
 def _swapped_return(returned: Return, called: Signature) -> str:
-    """Notice a result that is written the wrong way round."""
+    """Detect a result that is written the wrong way round."""
     if returned.target not in called.outputs or meant(returned.output, called.outputs):
         return ""
     right = f"{returned.output} = {returned.target}"
@@ -218,7 +218,5 @@ def _cycles(composition: Composition) -> Iterator[Problem]:
             name = graph.edges[source, target]["bindings"][0][0]
             steps.append(f"-({name})-> {target.removeprefix('app:')}")
         place = composition.applications[ids.index(loop[0])].place
-        message = f"these wait for each other for ever: {' '.join(steps)}"
-        yield problem(
-            "cycle", f"{message}; an application is fed with its results by 'repeat'", place
-        )
+        message = f"these applications wait for each other: {' '.join(steps)}"
+        yield problem("cycle", f"{message}; use 'repeat' to feed results back", place)
