@@ -196,7 +196,7 @@ class Scheduler:
                 self._end(invocation, None, instruction.error, now_ns)
             elif (call := invocation.calls.get(instruction.instance)) is not None:
                 self.calls.cancel(call, now_ns)
-        if invocation.walk.unsettled and not invocation.resuming and not invocation.ended:
+        if invocation.walk.has_pending_sets and not invocation.resuming and not invocation.ended:
             invocation.resuming = True
             self._turns.append(invocation)
 

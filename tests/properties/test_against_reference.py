@@ -16,10 +16,10 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Feed,
     Join,
-    Module,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
     Strategy,
@@ -89,12 +89,12 @@ def application(
     return Application(name, tuple(bindings), returns, join, repeat), targets
 
 
-def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> Repeat:
+def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> RepeatClause:
     """Repeat an application a few times, fed with some of its outputs."""
     fed = source.sample(bound, source.randint(1, len(bound)))
     feeds = tuple(Feed(parameter, source.choice(outputs)) for parameter in fed)
     until = source.choice(outputs) if source.random() < 0.5 else None
-    return Repeat(source.choice((1, 2, 3, 3, 5)), until, feeds)
+    return RepeatClause(source.choice((1, 2, 3, 3, 5)), until, feeds)
 
 
 def composition(source: random.Random, name: str, callables: Callables) -> Composition:
@@ -138,12 +138,12 @@ def walk(
     state = Walk(plan, policy, source.choice((1, 3, 64)), source.choice((0, 0, 1, 4)))
     out = list(state.start(inputs))
     while True:
-        while state.unsettled and (not out or source.random() < 0.5):
+        while state.has_pending_sets and (not out or source.random() < 0.5):
             out += state.resume()
         instruction = out.pop(source.randrange(len(out)))
         if isinstance(instruction, Complete):
             assert not out
-            assert not state.unsettled
+            assert not state.has_pending_sets
             return [triples(s) for s in instruction.outputs]
         assert isinstance(instruction, Run)
         results = compute(instruction.function.name, [triples(s) for s in instruction.inputs])
@@ -160,7 +160,7 @@ def check(seed: int) -> bool:
     outer = composition(source, "Outer", callables)
     known = {n: Signature(n, i, o) for n, (i, o) in callables.items()}
     for one in (inner, outer):
-        assert not validate(Module((), (one,)), known.get), one
+        assert not validate(CompositionModule((), (one,)), known.get), one
     given = {name: items(source) for name in outer.inputs}
     mode, number = source.choice(("max", "fixed", "auto")), source.randint(1, 7)
     partitions = Partitions(mode, number, MINIMA)
