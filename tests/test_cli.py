@@ -607,7 +607,7 @@ def test_serve_with_bad_settings(tmp_path: Path) -> None:
     lost.touch()
     for arguments, said in (
         (["--catalog", f"sqlite:{tmp_path}"], "restore catalog.sqlite from a copy"),
-        (["--backends", "null,bogus"], "no backend 'bogus'"),
+        (["--backends", "null,bogus"], "unknown backend 'bogus'"),
         (["--options", "htp.allow=1"], "did you mean 'http'"),
         (["--max-waiting", "x"], "--max-waiting"),
         (["--arena-bytes", "100000000TiB"], "smaller arena"),
