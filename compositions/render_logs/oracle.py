@@ -1,4 +1,4 @@
-"""What has to come out: the page of a reader, from what the servers hold, without any request."""
+"""The expected result: the page of a reader, from the servers' data, without any request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def page(world: World, token: str, topic: str) -> str:
-    """Write the page that the holder of a token must get."""
+    """Return the expected page for a token."""
     reader = world.readers[token]
     return PAGE.substitute(
         topic=escaped(topic),
@@ -34,7 +34,7 @@ def page(world: World, token: str, topic: str) -> str:
 
 
 def section(server: LogServer, topic: str) -> str:
-    """Write what the page says of one server."""
+    """Return the page's section for one server."""
     name = escaped(server.name)
     if server.status == 200:
         return LOG.substitute(name=name, log=escaped(server.log(topic)))
@@ -43,5 +43,5 @@ def section(server: LogServer, topic: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Replace the characters that mean something in HTML."""
+    """Replace the characters with a meaning in HTML."""
     return "".join(ESCAPES.get(character, character) for character in text)
