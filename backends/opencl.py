@@ -120,6 +120,13 @@ class OpenClFactory(GpuFactory):
         self._on_host: dict[str, bool] = {}
 
     def probe(self) -> list[Resource]:
+        try:
+            return self._probe()
+        except BackendUnavailable:
+            self.drop_template()
+            raise
+
+    def _probe(self) -> list[Resource]:
         pocl.prepare_environment(self._options.size("threads"))
         cl = pocl.binding()
         return [

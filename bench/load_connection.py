@@ -1,7 +1,7 @@
-"""One kept-alive connection of a load generator, on sockets that never block.
+"""A kept-alive connection of the load generator, on a socket that never blocks.
 
-A connection carries one request at a time. It is opened when it is first needed and again when the
-server has closed it; what cannot be written at once is written when the socket can take it.
+A connection carries one request at a time. It is opened when it is first needed, and again after
+the server closed it. What cannot be written at once is written when the socket can take it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ REFUSED = "refused"
 CLOSED = "closed"
 
 
-class Message:
+class EncodedRequest:
     """A request as bytes, ready to be sent under any number."""
 
     def __init__(self, request: HttpRequest) -> None:
         further = "".join(f"{name}: {value}\r\n" for name, value in request.headers)
-        head = (
+        self._head = (
             f"{request.method} {request.path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
             f"content-type: {request.content_type}\r\naccept: {request.accept}\r\n"
             f"content-length: {len(request.body)}\r\n{further}"
         ).encode()
-        self._head = head
         self._body = request.body
-        self._whole: bytes = head + b"\r\n" + request.body
+        self._whole: bytes = self._head + b"\r\n" + request.body
         self._numbered = request.numbered
         self.expect = request.expect
 
@@ -43,34 +42,21 @@ class Message:
         return b"%bx-number: %d\r\n\r\n%b" % (self._head, number, self._body)
 
 
-class Connection:
-    """A connection, and the request that is under way on it.
+class LoadConnection:
+    """A connection and its current request.
 
     Attributes:
-        number: of the request under way; -1 if there is none.
+        number: of the current request; -1 if there is none.
         freed_ns: when the request before was over.
-        intended_ns: when the request was to be sent.
-        sent_ns: when it was sent.
-        failure: why the request failed, once `send` or `on_event` has said that it is over; empty
-            if the answer is the right one.
+        intended_ns, sent_ns: when the request was to be sent, and when it was.
+        failure: why the request failed, once `send` or `on_event` returned True; empty if the
+            answer is right.
     """
 
     __slots__ = (
-        "_body",
-        "_expect",
-        "_mask",
-        "_out",
-        "_over",
-        "_parser",
-        "_poll",
-        "_port",
-        "_socket",
-        "failure",
-        "freed_ns",
-        "intended_ns",
-        "number",
-        "sent_ns",
-    )
+        "_body", "_expect", "_mask", "_out", "_over", "_parser", "_poll", "_port", "_socket",
+        "failure", "freed_ns", "intended_ns", "number", "sent_ns",
+    )  # fmt: skip
 
     def __init__(self, port: int, poll: select.epoll) -> None:
         self._port = port
@@ -83,18 +69,14 @@ class Connection:
         self._over = False
         self._parser = httptools.HttpResponseParser(self)
         self.number = -1
-        self.freed_ns = 0
-        self.intended_ns = 0
-        self.sent_ns = 0
+        self.freed_ns = self.intended_ns = self.sent_ns = 0
         self.failure = ""
 
-    # --- sockets --------------------------------------------------------------------------------
-
-    def open(self, connections: dict[int, Connection]) -> bool:
-        """Open it, if it is not; it is entered under its descriptor, by which events name it.
+    def open(self, connections: dict[int, LoadConnection]) -> bool:
+        """Open it, if it is not, and enter it under its descriptor.
 
         Returns:
-            False if the server does not listen. That it does, the first event tells.
+            False if the server does not listen. The first event says whether it does.
         """
         if self._socket is not None:
             return True
@@ -111,33 +93,29 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Close it; the next `open` opens it anew. May be called twice."""
+        """Close it; the next `open` opens it again. May be called twice."""
         if self._socket is not None:
-            self._socket.close()  # which also takes it out of the poll
+            self._socket.close()  # which also removes it from the poll
             self._socket = None
 
     def begin(self, number: int, intended_ns: int, sent_ns: int) -> None:
         """Take a request."""
-        self.number = number
-        self.intended_ns = intended_ns
-        self.sent_ns = sent_ns
+        self.number, self.intended_ns, self.sent_ns = number, intended_ns, sent_ns
         self.failure = ""
 
-    def send(self, message: Message) -> bool:
-        """Send the request that was taken. True if it is over already, since it failed."""
-        self._expect = message.expect
+    def send(self, request: EncodedRequest) -> bool:
+        """Send the request that was taken. True if it has failed already."""
+        self._expect = request.expect
         self._over = False
         self._body.clear()
-        self._out = memoryview(message.of(self.number))
+        self._out = memoryview(request.of(self.number))
         return self._write()
 
     def on_event(self, mask: int) -> bool:
-        """Read and write what can be. True if the request under way is over."""
+        """Read and write what can be. True if the current request is over."""
         if mask & select.EPOLLOUT and self._write():
             return True
-        if mask & ~select.EPOLLOUT:
-            return self._read()
-        return False
+        return bool(mask & ~select.EPOLLOUT) and self._read()
 
     def _write(self) -> bool:
         assert self._socket is not None
@@ -146,7 +124,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            return self.fail(_word(error))
+            return self.fail(_reason(error))
         mask = READ | select.EPOLLOUT if self._out else READ
         if mask != self._mask:
             self._mask = mask
@@ -160,12 +138,8 @@ class Connection:
         except BlockingIOError:
             return False
         except OSError as error:
-            return self.fail(_word(error))
-        if not data:
-            return self.fail(CLOSED)
-        return self._parse(data)
-
-    # --- answers --------------------------------------------------------------------------------
+            return self.fail(_reason(error))
+        return self._parse(data) if data else self.fail(CLOSED)
 
     def _parse(self, data: bytes) -> bool:
         try:
@@ -186,20 +160,20 @@ class Connection:
         return True
 
     def on_body(self, part: bytes) -> None:
-        """Hear of a part of the body, from the parser."""
+        """Take a part of the body; called by the parser."""
         if self._expect is not None:
             self._body.append(part)
 
     def on_message_complete(self) -> None:
-        """Hear of the end of the answer, from the parser."""
+        """Take note of the end of the answer; called by the parser."""
         self._over = True
 
     def fail(self, why: str) -> bool:
-        """Close it. True if a request was under way, which is over then."""
+        """Close it. True if there was a current request, which is over then."""
         self.close()
         self.failure = why
         return self.number >= 0
 
 
-def _word(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return REFUSED if isinstance(error, ConnectionRefusedError) else CLOSED

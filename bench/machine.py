@@ -1,8 +1,8 @@
-"""The machine that figures hold for, and the checkout that made them.
+"""Description of this machine and this checkout.
 
-Devices are looked at by a process of its own, since a driver that was loaded once stays: it would
-take memory of the device from what is measured, and lie in the way of processes that are forked.
-As a program, the module tells as JSON what the first backend has that works here.
+Another process looks for devices, since a driver that was loaded once stays loaded: it would take
+memory of the device from what is measured, and disturb processes that are forked. As a program,
+this module prints the devices of the first backend that works here, as JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.search_path import environment
 
-from .systems.servers import module
+from .processes import module
 
 BACKENDS = ("cuda", "hip", "opencl")
-"""Which run GPU functions, best first."""
+"""Backends of GPU functions, best first."""
 
 _LIBRARIES = ("msgspec", "networkx", "numpy", "uvicorn", "uvloop")
 _PROBE_S = 60.0
@@ -35,14 +35,14 @@ _VENDORS |= {"radeon", "instinct", "graphics", "arc"}
 _PROCESSORS = ("epyc", "xeon", "ryzen", "threadripper", "graviton", "neoverse", "ampere", "core")
 
 
-class Devices(msgspec.Struct, frozen=True):
+class BenchDevices(msgspec.Struct, frozen=True):
     """The devices of a backend.
 
     Attributes:
         backend: "cuda", "hip", "opencl", or "" if none works here.
         names: of its devices, best first.
         memory_bytes: of the first; 0 if it uses the host's.
-        details: of the first, as its driver tells.
+        details: of the first, from its driver.
         missing: why a backend does not work, by its name.
     """
 
@@ -53,27 +53,24 @@ class Devices(msgspec.Struct, frozen=True):
     missing: dict[str, str] = {}
 
 
-def devices(backends: Sequence[str] = BACKENDS) -> Devices:
+def devices(backends: Sequence[str] = BACKENDS) -> BenchDevices:
     """Find the first backend that works here, without loading any in this process."""
     try:
         done = subprocess.run(
-            module("dandelion.bench.machine", *backends),
-            capture_output=True,
-            timeout=_PROBE_S,
-            env=environment(),
-            check=True,
-        )
-        return msgspec.json.decode(done.stdout, type=Devices)
+            module("dandelion.bench.machine", *backends), capture_output=True, timeout=_PROBE_S,
+            env=environment(), check=True,
+        )  # fmt: skip
+        return msgspec.json.decode(done.stdout, type=BenchDevices)
     except subprocess.TimeoutExpired:
         why = f"its driver did not answer within {_PROBE_S:.0f} s"
     except subprocess.CalledProcessError as error:
         why = f"looking for it ended with {error.returncode}"
     except msgspec.DecodeError:
-        why = "looking for it told nothing"
-    return Devices(missing=dict.fromkeys(backends, why))
+        why = "looking for it printed nothing"
+    return BenchDevices(missing=dict.fromkeys(backends, why))
 
 
-def probe(backends: Sequence[str]) -> Devices:
+def probe(backends: Sequence[str]) -> BenchDevices:
     """Find the first backend that works here, in this process."""
     missing = {}
     for backend in backends:
@@ -89,12 +86,12 @@ def probe(backends: Sequence[str]) -> Devices:
             first = resources[0]
             names = tuple(r.description for r in resources)
             details = dict(first.details)
-            return Devices(backend, names, first.memory_bytes, details, missing)
+            return BenchDevices(backend, names, first.memory_bytes, details, missing)
         missing[backend] = "there is no device"
-    return Devices(missing=missing)
+    return BenchDevices(missing=missing)
 
 
-def machine(found: Devices | None = None) -> dict[str, str]:
+def machine(found: BenchDevices | None = None) -> dict[str, str]:
     """Describe the machine: processor, cores, memory, device, system, versions.
 
     Args:
@@ -104,14 +101,14 @@ def machine(found: Devices | None = None) -> dict[str, str]:
         "cpu": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
-        **_device_facts(found or Devices()),
+        **_device_facts(found or BenchDevices()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in _LIBRARIES},
     }
 
 
-def _device_facts(found: Devices) -> dict[str, str]:
+def _device_facts(found: BenchDevices) -> dict[str, str]:
     if not found.backend:
         return {}
     count = f"{len(found.names)} x " if len(found.names) > 1 else ""
@@ -132,7 +129,7 @@ def _nvidia_driver() -> str:
     return ""
 
 
-def machine_name(found: Devices | None = None) -> str:
+def machine_name(found: BenchDevices | None = None) -> str:
     """Name the machine for files: "h200", "h200-x2", "epyc-2-cores"."""
     if found is not None and found.backend in ("cuda", "hip"):
         count = f"-x{len(found.names)}" if len(found.names) > 1 else ""

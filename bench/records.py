@@ -1,23 +1,25 @@
-"""What an experiment found: records that are kept as JSON, compared, drawn and reported.
+"""Records of what experiments found: saved as JSON, compared, drawn and reported.
 
-An `Outcome` is one run of one experiment on one machine. It holds `Panel`s, each of which is one
-table and one picture: rows of measured values, one for each system at each value of x. Beside them
-stand the claims of the papers, with what was measured here, and the lines of the budget, passed or
-failed. Values are compared within one outcome only, since machines differ and one machine differs
-from day to day.
+An `ExperimentResult` is one run of one experiment on one machine. Each of its `Panel`s is one table
+and one picture: a row of values for each system at each value of x. Beside them are the claims of
+papers with what was measured here, and the budgets. Values are compared within one result only,
+since machines differ, and one machine differs from day to day.
 
-Units are part of a metric, never of a name: times in microseconds, rates in 1/s, sizes in bytes.
+Times are in microseconds, rates in 1/s and sizes in bytes.
 """
 
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 
 import msgspec
 
+from dandelion.errors import InvalidInput
+
 
 class Unit(enum.Enum):
-    """Of an axis or a metric."""
+    """Unit of an axis or a metric."""
 
     US = "us"
     PER_SECOND = "1/s"
@@ -27,7 +29,7 @@ class Unit(enum.Enum):
     COUNT = ""
 
 
-class Look(enum.Enum):
+class Plot(enum.Enum):
     """How a panel is drawn."""
 
     LINES = "lines"  # over a numeric x, one line for each system
@@ -37,13 +39,7 @@ class Look(enum.Enum):
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """What x is.
-
-    Attributes:
-        name: for people, like "offered load".
-        unit: of its values.
-        logarithmic: whether a picture should draw it so.
-    """
+    """Name and unit of x, and whether a picture has it logarithmic."""
 
     name: str
     unit: Unit = Unit.COUNT
@@ -56,9 +52,8 @@ class Metric(msgspec.Struct, frozen=True):
     Attributes:
         key: of `Row.values`, like "p50".
         name: for people, like "median latency".
-        unit: of its values.
-        logarithmic: whether a picture should draw it so.
-        drawn: whether a picture shows it; tables show all.
+        logarithmic: whether a picture has it so.
+        drawn: whether a picture has it at all; tables have every metric.
         better: "lower", "higher", or "" where neither is.
     """
 
@@ -71,16 +66,16 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What one system did at one x.
+    """Values of one system at one x.
 
     Attributes:
-        system: like "dandelion concurrent, 2 workers". The same name means the same system, and the
-            same colour, in all outcomes; see `dandelion.bench.systems`.
+        system: its name and colour are the same in all results; see `dandelion.bench.systems`.
         x: a number for LINES, a word otherwise.
-        values: by the key of a metric; a metric that was not measured is absent.
-        count: how many samples stand behind the values.
-        errors: how many further calls failed.
-        note: what a reader must know of this row, like "client was the bottleneck".
+        values: by the key of a metric; a metric that was not measured is absent. The spread of
+            metric ``KEY`` are the values ``KEY_low`` and ``KEY_high``.
+        count: number of samples behind the values.
+        errors: number of further calls that failed.
+        note: what a reader has to know of this row, like "client was the bottleneck".
     """
 
     system: str
@@ -95,12 +90,9 @@ class Panel(msgspec.Struct, frozen=True):
     """One table and one picture.
 
     Attributes:
-        key: unique in its outcome; names the files of the picture.
+        key: unique in its result; names the files of the picture.
         title: a sentence for people.
-        x: what x is.
-        metrics: columns, in order.
-        rows: in the order of a table.
-        look: how it is drawn.
+        metrics, rows: columns and rows, in order.
         baseline: system that ratios are made to; empty for none.
     """
 
@@ -109,7 +101,7 @@ class Panel(msgspec.Struct, frozen=True):
     x: Axis
     metrics: tuple[Metric, ...]
     rows: tuple[Row, ...]
-    look: Look = Look.LINES
+    look: Plot = Plot.LINES
     baseline: str = ""
 
 
@@ -120,8 +112,7 @@ class Claim(msgspec.Struct, frozen=True):
         source: like "GPU thesis, Fig. 5.1".
         says: the paper's claim with its figures, in our words.
         measured: ours, with its figures, on this machine.
-        holds: whether it holds here too; None where this machine cannot tell, and `measured` says
-            why.
+        holds: None where this machine cannot tell, and `measured` says why.
     """
 
     source: str
@@ -131,14 +122,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """A line of the budget.
+    """A limit that we set ourselves, such as "<= 1.6x", and what was measured, such as "1.64x".
 
     Attributes:
-        path: what it is about, as ARCHITECTURE.md words it.
-        limit: the bar, like "<= 1.6x".
-        measured: like "1.64x".
-        passes: whether it was kept.
-        why: what the profile says, where it was not kept.
+        path: what it is about.
+        why: why it was not met.
     """
 
     path: str
@@ -148,6 +136,23 @@ class Budget(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+def at_most(
+    path: str, measured: float, limit: float, unit: str, why: str = "", *, digits: str = ".2f",
+    of: str = "",
+) -> Budget:  # fmt: skip
+    """Make a budget with an upper limit, whose text is that of the unit and `of`."""
+    passes = measured <= limit
+    text = f"<= {limit:g}{unit}{of}"
+    return Budget(path, text, f"{measured:{digits}}{unit}", passes, "" if passes else why)
+
+
+def at_least(path: str, measured: float, limit: float, unit: str, why: str = "") -> Budget:
+    """Make a budget with a lower limit."""
+    passes = measured >= limit
+    text = f">= {limit:g}{unit}"
+    return Budget(path, text, f"{measured:.3g}{unit}", passes, "" if passes else why)
+
+
 class Skip(msgspec.Struct, frozen=True):
     """A system or a part that was not measured, and why: "not installed: pip install ray"."""
 
@@ -155,12 +160,12 @@ class Skip(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What an experiment's function gives; the runner adds the rest.
+class Findings(msgspec.Struct, frozen=True):
+    """What the function of an experiment returns.
 
     Attributes:
         panels: at least one, unless everything was skipped.
-        scaled: how sizes were reduced for this machine or for a quick run; empty if they were not.
+        scaled: how sizes were reduced for this machine or a quick run; empty if they were not.
         notes: sentences for readers of the report.
     """
 
@@ -172,7 +177,7 @@ class Found(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ExperimentResult(msgspec.Struct, frozen=True):
     """One run of one experiment; the content of ``bench/results/EXPERIMENT-MACHINE.json``.
 
     Attributes:
@@ -182,9 +187,7 @@ class Outcome(msgspec.Struct, frozen=True):
         backend: of the GPU functions, like "cuda"; empty where there are none.
         commit: of the checkout, with a + if it was changed.
         date: ISO 8601, UTC.
-        duration_s: of the whole experiment.
-        quick: whether it was a quick run, whose figures are only indications.
-        found: everything measured.
+        quick: a quick run, whose values are indications only.
     """
 
     experiment: str
@@ -198,4 +201,48 @@ class Outcome(msgspec.Struct, frozen=True):
     date: str
     duration_s: float
     quick: bool
-    found: Found
+    found: Findings
+
+
+def save_result(result: ExperimentResult, folder: Path) -> Path:
+    """Write a result; a file of the same experiment and machine is replaced as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.experiment}-{result.machine_name}.json"
+    fresh = path.with_suffix(".json.new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    fresh.replace(path)
+    return path
+
+
+def read_results(path: Path) -> list[ExperimentResult]:
+    """Read a result from a file, or all results of a folder, ordered by their names.
+
+    JSON of another kind in a folder is ignored.
+
+    Raises:
+        InvalidInput: a file, which `where` names, cannot be read or is not a result, or the folder
+            has none.
+    """
+    if not path.is_dir():
+        return [_read(path)]
+    found = [_read(file) for file in sorted(path.glob("*.json")) if _is_result(file)]
+    if not found:
+        raise InvalidInput(str(path), "there is no result of an experiment in this folder")
+    return found
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidInput(str(path), f"cannot be read: {error}") from None
+    return isinstance(document, dict) and "experiment" in document
+
+
+def _read(path: Path) -> ExperimentResult:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ExperimentResult)
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise InvalidInput(str(path), f"is not a result of an experiment: {error}") from None

@@ -49,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         hosts: further host names that requests may use, besides those of loopback and `host`; ``*``
             allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
+        frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
+            limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
             At the limit, idle connections are closed for new ones.
         max_connections_per_peer: limit of one address, or of one IPv6 network of 64 bits.
@@ -91,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8080
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192
     head_timeout_s: Seconds = 10.0

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dandelion.backends.gpu.confined import ConfinedEngine
+from dandelion.backends.gpu.host_template import HostTemplate
 from dandelion.backends.opencl import OpenClDriver
 
 from dandelion.confinement.syscalls import native
@@ -134,10 +135,10 @@ _HOST = "import sys; from dandelion.backends.gpu import kernel_host as h;"
 _MAIN = "sys.exit(h.main(sys.argv[1:]))"
 _NO_WALL = """
 from pathlib import Path
-def give_up_rights(runtime, settings):
-    runtime.load(Path(settings.folder))
+def give_up_rights(loaded, settings):
+    loaded.runtime.furnish(Path(settings.folder))
     return {}
-h.give_up_rights, h.lock = give_up_rights, lambda settings, engine: None
+h.give_up_rights, h.lock = give_up_rights, lambda settings, engine, socket_fd: None
 """
 CONFINED = (sys.executable, "-P", "-c", _UNCHECKED + _HOST + _MAIN)
 UNCONFINED = (sys.executable, "-P", "-c", _UNCHECKED + _HOST + _NO_WALL + _MAIN)
@@ -174,6 +175,11 @@ class Attacker:
         results, left = self.run(self.call(wanted, packed(script), memory))
         return list(struct.unpack_from(f"<{len(script)}q", results)), left
 
+    @property
+    def template(self) -> int:
+        """Process id of the template of the hosts."""
+        return self.engine._template.pid
+
     def pid(self, wanted: Function = ATTACK) -> int:
         """Process id of the host of a function."""
         return self.engine.hosts()[wanted.identity]
@@ -184,7 +190,10 @@ def attacker(command: tuple[str, ...], processes: int = 4) -> Iterator[Attacker]
     """Start an engine."""
     driver = OpenClDriver()
     driver.configure({"pool_bytes": "16M", "processes": str(processes), "threads": "1"})
-    engine = ConfinedEngine(driver.options, driver.factory().host_runtime(), "cpu", command)
+    runtime = driver.factory().host_runtime()
+    assert runtime is not None
+    template = HostTemplate(driver.name, driver.options.given, runtime, command)
+    engine = ConfinedEngine(driver.options, runtime, "cpu", template)
     try:
         yield Attacker(engine)
     finally:

@@ -79,7 +79,7 @@ def test_a_request_under_way_is_not_waited_for() -> None:
     assert not made.ended
 
 
-@pytest.mark.parametrize("wait", [Wait.BODY, Wait.REPLY])
+@pytest.mark.parametrize("wait", [Wait.BODY, Wait.RESPONSE])
 def test_what_moves_may_take_its_time(wait: Wait) -> None:
     table = ConnectionTable(LIMITS)
     steady, slow, blocked = admitted(table), admitted(table), admitted(table)
@@ -115,12 +115,12 @@ def test_a_sweep_is_bounded() -> None:
 
 def test_the_longest_silent_makes_place_in_the_order_of_what_is_lost() -> None:
     table = ConnectionTable(Limits(5, 5, 10, 75, 20, 100))
-    made = {wait: admitted(table) for wait in (Wait.REPLY, Wait.BODY, Wait.IDLE, Wait.HEAD)}
+    made = {wait: admitted(table) for wait in (Wait.RESPONSE, Wait.BODY, Wait.IDLE, Wait.HEAD)}
     busy = admitted(table)
     table.enter(busy, None, 0.0)
     for wait, connection in made.items():
         table.enter(connection, wait, 0.0)
-    for order, wait in enumerate((Wait.HEAD, Wait.IDLE, Wait.BODY, Wait.REPLY)):
+    for order, wait in enumerate((Wait.HEAD, Wait.IDLE, Wait.BODY, Wait.RESPONSE)):
         newcomer = admitted(table, now=2.0)
         assert made[wait].ended == "aborted"
         assert sum(1 for m in made.values() if m.ended) == order + 1

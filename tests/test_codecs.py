@@ -23,7 +23,7 @@ from dandelion.errors import (
     TooLarge,
     from_record,
 )
-from dandelion.frontend.asgi import Exchange, Message
+from dandelion.frontend.asgi import Message, Request
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     CHUNK_BYTES,
@@ -33,7 +33,7 @@ from dandelion.frontend.codecs import (
     decode_json,
     decode_msgpack,
     decode_raw,
-    decode_reply,
+    decode_response,
     encode_json,
     encode_msgpack,
     encode_request,
@@ -47,7 +47,7 @@ from dandelion.frontend.problem import (
     encode_problem,
     problem_of,
 )
-from dandelion.memory import HeapDomain
+from dandelion.memory import Context, HeapDomain
 
 SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}
 
@@ -423,7 +423,7 @@ def test_json_reply_is_a_request() -> None:
 
 def test_msgpack_reply_round_trip() -> None:
     chunks = encode_msgpack("id7", RESULT)
-    id_, sets = decode_reply(b"".join(chunks))
+    id_, sets = decode_response(b"".join(chunks))
     assert id_ == "id7"
     assert {n: s and items(s) for n, s in sets.items()} == {
         n: s and items(s) for n, s in RESULT.items()
@@ -437,7 +437,7 @@ def test_msgpack_reply_round_trip() -> None:
 def test_msgpack_reply_of_any_size(size: int, count: int) -> None:
     data = bytes(i % 251 for i in range(size))
     sets = {f"s{i}": ItemSet(f"s{i}", (Item("n", i, data),) * count) for i in range(17)}
-    _, again = decode_reply(b"".join(encode_msgpack("id", sets)))
+    _, again = decode_response(b"".join(encode_msgpack("id", sets)))
     assert [items(s) for s in again.values() if s] == [items(s) for s in sets.values()]
 
 
@@ -459,7 +459,7 @@ def test_request_of_a_client_is_read_without_copies() -> None:
 @pytest.mark.parametrize("body", [b"", b"\x80", b"\xc1", b'{"id":"x"}'])
 def test_a_reply_that_is_none(body: bytes) -> None:
     with pytest.raises(InvalidInput):
-        decode_reply(body)
+        decode_response(body)
 
 
 # --- negotiation --------------------------------------------------------------------------------
@@ -501,13 +501,22 @@ def test_no_reader(header: bytes) -> None:
             [Codec.MSGPACK, Codec.JSON],
         ),
         (b"*/*, application/json;q=0", Codec.RAW, [Codec.RAW]),
+        (b"application/json;q=0, */*", Codec.RAW, [Codec.RAW]),
+        (b"application/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
+        (b"application/x-msgpack, application/json", Codec.JSON, [Codec.MSGPACK, Codec.JSON]),
+        (b"text/*, application/vnd.msgpack;q=0.1", Codec.JSON, [Codec.MSGPACK]),
+        (b"rubbish, Application/JSON; Q=0.2", Codec.RAW, [Codec.JSON]),
+        (b",".join([b"text/html"] * 10 + [b"*/*"]), Codec.RAW, [Codec.RAW, Codec.JSON]),
     ],
 )
 def test_writers(accept: bytes, request_codec: Codec, expected: list[Codec]) -> None:
     assert list(writers(accept, request_codec)) == expected
 
 
-@pytest.mark.parametrize("accept", [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x"])
+@pytest.mark.parametrize(
+    "accept",
+    [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x", b"*/*;q=nan", b'a/b;"' * 20_000],
+)
 def test_nothing_acceptable(accept: bytes) -> None:
     with pytest.raises(NotAcceptable):
         writers(accept, Codec.JSON)
@@ -516,7 +525,7 @@ def test_nothing_acceptable(accept: bytes) -> None:
 # --- bodies and multipart -----------------------------------------------------------------------
 
 
-def exchange_of(pieces: list[bytes], headers: Mapping[bytes, bytes], ends: bool = True) -> Exchange:
+def request_of(pieces: list[bytes], headers: Mapping[bytes, bytes], ends: bool = True) -> Request:
     """A request whose body comes in pieces; without `ends` the client leaves after them."""
     messages: list[Message] = [
         {"type": "http.request", "body": p, "more_body": not ends or i < len(pieces) - 1}
@@ -529,7 +538,7 @@ def exchange_of(pieces: list[bytes], headers: Mapping[bytes, bytes], ends: bool 
         return next(stream)
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": list(headers.items())}
-    return Exchange(scope, receive)
+    return Request(scope, receive)
 
 
 def run(awaitable: Awaitable[Any]) -> Any:
@@ -551,8 +560,12 @@ def body_of(
     known = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
     if sized:
         known.setdefault(b"content-length", b"%d" % sum(map(len, pieces)))
-    acquire = (domain or HeapDomain(1 << 20)).acquire
-    return Body(exchange_of(pieces, known, ends), acquire, limit)
+    memory = domain or HeapDomain(1 << 20)
+
+    async def acquire(size_bytes: int) -> Context:
+        return memory.acquire(size_bytes)
+
+    return Body(request_of(pieces, known, ends), acquire, limit)
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -586,7 +599,7 @@ def test_a_body_far_over_the_limit_is_not_heard_out() -> None:
     body = body_of([b"x"], 10, content_length=str(10**12))
     with pytest.raises(TooLarge):
         run(body.read())
-    assert body._exchange.close
+    assert body._request.close
 
 
 def test_body_that_the_arena_cannot_hold() -> None:

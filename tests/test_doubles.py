@@ -32,14 +32,14 @@ from dandelion.errors import (
     InvalidInput,
     Problem,
 )
-from dandelion.function import CodeObject, Function, FunctionSpec
+from dandelion.executors import processes
+from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import HeapDomain, SharedDomain
-from dandelion.node import Node, Settings, processes
+from dandelion.node import Node, Settings
 from dandelion.testing import (
     Failures,
     FakeEngineProcess,
     Gate,
-    Script,
     ScriptedDriver,
     echo,
     installed,
@@ -47,7 +47,9 @@ from dandelion.testing import (
 )
 from dandelion.testing.played import play
 
-FUNCTION = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("scripted"),))
+FUNCTION = FunctionDocument(
+    "F", ("a",), ("b",), code=(CodeDocument("scripted"),), limits=Limits(output_bytes=4096)
+)
 
 
 def an_engine(driver: ScriptedDriver) -> Engine:
@@ -208,8 +210,7 @@ def fake(tmp_path: Path) -> Iterator[FakeEngineProcess]:
 
 
 def device() -> ScriptedDriver:
-    script = Script(demand=lambda function, inputs: Demand(output_bytes=1024))
-    return ScriptedDriver(script=script, hosting=Hosting.PROCESS)
+    return ScriptedDriver(hosting=Hosting.PROCESS)
 
 
 @pytest.mark.usefixtures("fake")
@@ -244,6 +245,23 @@ def test_a_fake_process_does_as_its_script_says(fake: FakeEngineProcess) -> None
         assert node.invoke("F", a=b"2").b.bytes() == b"fixed"
     assert fake.notes("calls") == ["F b'1'"]
     assert fake.notes("others") == []
+
+
+def test_a_fake_process_plans_calls(fake: FakeEngineProcess) -> None:
+    fake.script(
+        """
+        from dandelion.driver import Demand
+
+        process.opened()
+        process.demand = lambda name, inputs: Demand(output_bytes=2 * inputs[0].size_bytes)
+        process.ready()
+        for call in process.calls():
+            process.answer(call, str(call.request.result_bytes).encode())
+        """
+    )
+    with started(device()) as node:
+        assert node.invoke("F", a=b"1").b.text() == "2"
+        assert node.invoke("F", a=b"12345").b.text() == "10"
 
 
 def test_a_fake_process_dies_and_another_takes_its_place(fake: FakeEngineProcess) -> None:

@@ -30,6 +30,7 @@ FLOORS = [
     ["testing"],
     ["node"],
     ["frontend"],
+    ["frontend_process"],
     ["cli"],
     ["__main__"],
 ]

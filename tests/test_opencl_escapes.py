@@ -242,14 +242,15 @@ def test_without_the_wall_files_are_touched(unconfined: Attacker, place: Path, n
 PRIVATE = (
     "/etc/passwd", "/etc/shadow", "/proc/self/mem", "/proc/self/maps", "/proc/self/environ",
     "/proc/self/fd/0", "/proc/1/environ", "/proc/1/mem", "/proc/{node}/mem", "/proc/{node}/environ",
-    "/proc/{node}/fd/0", "/proc/{node}/cmdline", "/proc/kcore", "/dev/null", "/dev/zero",
+    "/proc/{node}/fd/0", "/proc/{node}/cmdline", "/proc/{template}/mem",
+    "/proc/{template}/environ", "/proc/{template}/fd/0", "/proc/kcore", "/dev/null", "/dev/zero",
     "/dev/mem", "/dev/kmsg", "/dev/shm", "/sys/kernel/security", "/", "/proc", "/tmp", "/root",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_nothing_of_the_machine_can_be_opened(confined: Attacker, name: str) -> None:
-    path = name.format(node=os.getpid())
+    path = name.format(node=os.getpid(), template=confined.template)
     memory, (at,) = text(path)
     expected = EACCES if os.path.exists(path) else ENOENT
     assert confined.attack([("open", at, O_RDONLY)], memory)[0] in ([EACCES], [expected])
@@ -427,7 +428,8 @@ def children(pid: int) -> list[str]:
 
 @pytest.mark.parametrize("call", ["kill", "tkill", "pidfd_open"])
 def test_no_process_can_be_signalled(confined: Attacker, bystander: int, call: str) -> None:
-    for target in (bystander, os.getpid(), os.getppid(), confined.pid(), 1, -1, 0):
+    others = (bystander, confined.template, os.getpid(), os.getppid())
+    for target in (*others, confined.pid(), 1, -1, 0):
         assert confined.attack([(call, target, 9)])[0] == [EPERM]
     assert confined.attack([("tgkill", bystander, bystander, 6)])[0] == [EPERM]
     assert alive(bystander)
@@ -463,7 +465,7 @@ def peeking(call: str, pid: int, address: int) -> tuple[Script, bytes]:
 
 
 def test_memory_of_others_cannot_be_read_or_written(confined: Attacker, bystander: int) -> None:
-    for pid in (bystander, os.getpid(), confined.pid()):
+    for pid in (bystander, confined.template, os.getpid(), confined.pid()):
         for call in ("process_vm_readv", "process_vm_writev"):
             script, memory = peeking(call, pid, 0x400000)
             assert confined.attack(script, memory)[0][1] == EPERM

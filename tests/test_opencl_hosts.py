@@ -18,20 +18,14 @@ pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no L
 HOST = """
 import os, signal, socket, struct, sys, time
 import msgspec
-from dandelion.backends.gpu.host_messages import Confined, HostSettings
+from dandelion.backends.gpu.host_messages import Confined, TemplateSettings
+from dandelion.backends.gpu.host_template import serve
 from dandelion.driver import Capacity
 from dandelion.engine_process.messages import (
-    Done, Failed, Load, Open, Ready, Run, WireItem, WireSet, request_channel,
+    Done, Failed, Load, Ready, Run, WireItem, WireSet, request_channel,
 )
 from dandelion.errors import *
 from dandelion.memory import ArenaMap
-
-settings = msgspec.json.decode(sys.argv[1], type=HostSettings)
-peer = socket.socket(fileno=settings.socket_fd)
-broker = request_channel(peer)
-memory = ArenaMap(settings.memory_fd, settings.memory_bytes)
-broker.send(Ready("opencl", "opencl:cpu", (), "", Capacity(1 << 24)))
-broker.send(Confined({"played": "yes"}))
 
 def raw(data):
     peer.setblocking(True)
@@ -54,19 +48,26 @@ def sets(run, size=None, offset=None, name="item"):
         for n, p, s in zip(("results", "memory"), places, sizes)
     )
 
-name = ""
-while True:
-    request = broker.receive()
-    if isinstance(request, Load):
-        name = request.spec.name
-        continue
-    if isinstance(request, Open):
-        continue
-    run = request
-    honest = Done(run.call, sets(run), {"plan": 1})
-    if name != "Honest":
-        exec(LIE)
-    broker.send(honest)
+def play(settings, socket_fd, memory_fd):
+    global peer, broker, memory, run, honest
+    peer = socket.socket(fileno=socket_fd)
+    broker = request_channel(peer)
+    memory = ArenaMap(memory_fd, settings.memory_bytes)
+    broker.send(Ready("opencl", "opencl:cpu", (), "", Capacity(1 << 24)))
+    broker.send(Confined({"played": "yes"}))
+    name = ""
+    while True:
+        request = broker.receive()
+        if isinstance(request, Load):
+            name = request.spec.name
+            continue
+        run = request
+        honest = Done(run.call, sets(run), {"plan": 1})
+        if name != "Honest":
+            exec(LIE, globals())
+        broker.send(honest)
+
+serve(msgspec.json.decode(sys.argv[1], type=TemplateSettings).control_fd, play)
 """
 
 LIES = {

@@ -1,56 +1,103 @@
-"""Placement: first in, first out, and which engine of a device a call goes to."""
+"""Placement: which engine of a device a call goes to, and which call an engine takes next."""
+
+import itertools
 
 import pytest
 
+from dandelion.data import SetSpec
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import Run, Walk
+from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
-from dandelion.node.hosts import EngineHost, HostFacts, State, Work
-from dandelion.node.placement import FifoPlacement, Needs
+from dandelion.function import CodeObject, FunctionSpec
+from dandelion.scheduler import CallState, EngineState, Flow, InvocationState, Tenant
+from dandelion.scheduler.lines import Lines
+from dandelion.scheduler.placement import Engines, Needs, best_free
+from dandelion.scheduler.policy import Fifo
+from dandelion.scheduler.records import EnginePhase, Lane, Presence
+
+NUMBERS = itertools.count()
 
 
-class Idle(EngineHost):
-    """A host that never does anything."""
-
-    def _submit(self, work: Work) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def host(name: str, formats: str = "x", *, worker: bool = False, shared: bool = False,
-         room: int = 0, blocks: int = 0, places: int = 1) -> EngineHost:  # fmt: skip
-    facts = HostFacts("b", "0", name, capacity=Capacity(room, blocks))
-    facts.worker, facts.shared_fault_domain = worker, shared
-    made = Idle(facts, frozenset(formats.split()), places, lambda _: None)
-    made.state = State.READY
-    return made
+def engine(name: str, formats: str = "x", *, worker: bool = False, shared: bool = False,
+           room: int = 0, blocks: int = 0, places: int = 1) -> EngineState:  # fmt: skip
+    return EngineState(
+        next(NUMBERS),
+        frozenset(formats.split()),
+        ("b", "0") if room or blocks or worker else ("b", name),
+        places,
+        worker,
+        shared,
+        name=name,
+        capacity=Capacity(room, blocks),
+        phase=EnginePhase.READY,
+    )
 
 
-def placement(*hosts: EngineHost) -> FifoPlacement[str]:
-    made: FifoPlacement[str] = FifoPlacement()
-    for one in hosts:
-        made.add_host(one)
-    return made
+def call_of(*formats: str, flow: Flow | None = None) -> CallState:
+    code = tuple(CodeObject(name) for name in formats or ("x",))
+    spec = FunctionSpec("f", (SetSpec("a"),), (SetSpec("b"),), code=code)
+    walk = Walk(direct_plan(spec), Partitioning("auto", 1, 1))
+    tenant = Tenant("t")
+    invocation = InvocationState(str(next(NUMBERS)), tenant, walk, (None,), 0, 1.0)
+    [run] = walk.start(invocation.inputs)
+    assert isinstance(run, Run)
+    return CallState(next(NUMBERS), invocation, run, flow or Flow(tenant, spec, Presence.PRESENT))
 
 
-def chosen(p: FifoPlacement[str], needs: Needs) -> str | None:
-    found = p.place(needs)
-    return None if found is None else found[0].facts.name
+class Placement:
+    """Engines, and calls that wait for them in the order in which they came."""
+
+    def __init__(self, *engines: EngineState) -> None:
+        self.engines = Engines({one.id: one for one in engines})
+        self.lines = Lines(Fifo())
+        self.engines.changed()
+
+    def named(self, name: str) -> EngineState:
+        [found] = [one for one in self.engines.all.values() if one.name == name]
+        return found
+
+    def busy(self, *names: str) -> None:
+        for name in names:
+            for _ in range(self.named(name).places):
+                call = call_of()
+                self.named(name).sent[call.id] = call
+
+    def lane(self, needs: Needs) -> Lane:
+        return self.engines.lane(needs.formats, needs.demand, needs.alone)
+
+    def chosen(self, needs: Needs) -> str | None:
+        """Name the engine that a call with these needs is sent to at once."""
+        found = best_free(self.lane(needs), call_of().flow)
+        return None if found is None else found.name
+
+    def wait(self, needs: Needs) -> CallState:
+        call = call_of(*needs.formats)
+        self.lines.add(call, self.lane(needs))
+        return call
+
+    def next_for(self, name: str) -> CallState | None:
+        return self.lines.next_for(self.named(name))
+
+
+def chosen(p: Placement, needs: Needs) -> str | None:
+    return p.chosen(needs)
 
 
 GPU = Needs(("x",), Demand(device_bytes=10, blocks=1))
 
 
-def device(*, busy: str = "", down: str = "") -> FifoPlacement[str]:
-    """A device with a sequential engine and two workers that share their fate."""
-    hosts = [
-        host("sequential", room=100, blocks=50),
-        host("worker0", worker=True, shared=True, room=20, blocks=50),
-        host("worker1", worker=True, shared=True, room=20, blocks=50),
-    ]
-    for one in hosts:
-        one.busy = one.facts.name in busy.split()
-        if one.facts.name in down.split():
-            one.state = State.STARTING
-    return placement(*hosts)
+def device(*, busy: str = "", down: str = "") -> Placement:
+    """A device with a sequential engine and two workers that share their faults."""
+    p = Placement(
+        engine("sequential", room=100, blocks=50),
+        engine("worker0", worker=True, shared=True, room=20, blocks=50),
+        engine("worker1", worker=True, shared=True, room=20, blocks=50),
+    )
+    p.busy(*busy.split())
+    for name in down.split():
+        p.named(name).phase = EnginePhase.STARTING
+    return p
 
 
 def test_small_calls_go_to_workers_and_wait_for_them() -> None:
@@ -65,24 +112,25 @@ def test_the_other_kind_takes_what_its_own_kind_cannot() -> None:
     assert chosen(device(down="sequential"), filling) == "worker0"
 
 
-def test_workers_that_share_their_fate_are_used_when_all_are_up() -> None:
+def test_workers_that_share_their_faults_are_used_when_all_are_up() -> None:
     assert chosen(device(down="worker1"), GPU) == "sequential"
     p = device(down="worker1", busy="sequential")
     assert chosen(p, GPU) is None
-    p.wait(GPU, "a")
-    sequential, worker0, worker1 = p.hosts(("x",))
-    assert p.next_for(worker0) is None
-    worker1.state = State.READY
-    assert p.next_for(sequential) is None
-    assert p.next_for(worker0) == ("a", "x")
+    call = p.wait(GPU)
+    assert p.next_for("worker0") is None
+    p.named("worker1").phase = EnginePhase.READY
+    [waiting] = p.lines.drain(p.engines.changed())
+    p.lines.add(waiting, p.lane(GPU))
+    assert p.next_for("sequential") is None
+    assert p.next_for("worker0") is call
 
 
 def test_calls_that_need_more_memory_than_a_worker_has_are_sequential() -> None:
     large = Needs(("x",), Demand(device_bytes=21, blocks=1))
     assert chosen(device(), large) == "sequential"
     assert chosen(device(busy="sequential"), large) is None
-    assert device(busy="sequential").possible(large)
-    assert not device().possible(Needs(("x",), Demand(device_bytes=101)))
+    assert device(busy="sequential").engines.possible(large)
+    assert not device().engines.possible(Needs(("x",), Demand(device_bytes=101)))
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(49, "worker0"), (50, "sequential")])
@@ -115,23 +163,20 @@ def test_a_device_that_does_not_tell_is_full_with_a_block_for_each_unit() -> Non
     assert not Capacity().saturated_by(Demand(blocks=10**6, block_threads=1024))
 
 
-def test_an_idle_worker_that_knows_the_function_comes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = {"worker0": {"f": 1}, "worker1": {"f": 2, "g": 1}}
-    monkeypatch.setattr(
-        Idle, "knows", lambda self, function: known.get(self.facts.name, {}).get(function, 0)
-    )
-    here = device()
-    f, g = (Needs(("x",), Demand(device_bytes=1), function=name) for name in "fg")
-    assert chosen(here, f) == "worker1"
-    assert chosen(here, g) == "worker1"
-    assert chosen(device(busy="worker1"), f) == "worker0"
+def test_an_idle_worker_that_ran_the_function_comes_first() -> None:
+    p = device()
+    f, g = call_of().flow, call_of().flow
+    p.named("worker0").last, p.named("worker1").last = g, f
+    lane = p.lane(GPU)
+    assert best_free(lane, f) is p.named("worker1")
+    assert best_free(lane, g) is p.named("worker0")
+    p.busy("worker1")
+    assert best_free(lane, f) is p.named("worker0")
 
 
 def test_filling_calls_take_a_worker_where_there_is_nothing_else() -> None:
-    workers = placement(
-        host("worker0", worker=True, blocks=50), host("worker1", worker=True, blocks=50)
+    workers = Placement(
+        engine("worker0", worker=True, blocks=50), engine("worker1", worker=True, blocks=50)
     )
     assert chosen(workers, Needs(("x",), Demand(blocks=500))) == "worker0"
 
@@ -143,33 +188,32 @@ def test_calls_that_must_run_alone_avoid_shared_fault_domains() -> None:
 
 
 def test_the_oldest_call_that_fits_comes_first() -> None:
-    a, b = host("a", "x"), host("b", "y")
-    p = placement(a, b)
-    calls = ["0", "1", "2", "3"]
-    for call, formats in zip(calls, [("y",), ("x",), ("x", "y"), ("y",)], strict=True):
-        p.wait(Needs(formats), call)
-    assert p.next_for(a) == ("1", "x")
-    assert p.next_for(b) == ("0", "y")
-    assert p.next_for(b) == ("2", "y")
-    assert p.next_for(a) is None
-    assert len(p) == 1
-    assert p.drop(calls[3])
-    assert not p.drop(calls[3])
+    p = Placement(engine("a", "x"), engine("b", "y"), engine("both", "x y"))
+    calls = [p.wait(Needs(formats)) for formats in [("y",), ("x",), ("y",), ("x",), ("y",)]]
+    assert p.next_for("a") is calls[1]
+    assert p.next_for("b") is calls[0]
+    assert p.next_for("both") is calls[2]
+    assert p.next_for("b") is calls[4]
+    assert p.next_for("b") is None
+    assert p.lines.waiting == 1
+    p.lines.remove(calls[3])
+    assert p.lines.waiting == 0
+    assert p.next_for("a") is None
 
 
 def test_a_call_that_does_not_fit_does_not_hold_up_the_line() -> None:
-    worker = host("worker", worker=True, room=20)
-    p = placement(host("sequential", room=100), worker)
-    p.wait(Needs(("x",), Demand(device_bytes=90)), "large")
-    p.wait(Needs(("x",), Demand(device_bytes=5)), "small")
-    assert p.next_for(worker) == ("small", "x")
-    assert p.next_for(worker) is None
-    assert list(p.waiting()) == ["large"]
+    p = Placement(engine("sequential", room=100), engine("worker", worker=True, room=20))
+    p.wait(Needs(("x",), Demand(device_bytes=90)))
+    small = p.wait(Needs(("x",), Demand(device_bytes=5)))
+    assert p.next_for("worker") is small
+    assert p.next_for("worker") is None
+    assert p.lines.waiting == 1
 
 
-def test_the_first_format_with_a_free_host_is_taken() -> None:
-    a, b = host("a", "x"), host("b", "y")
-    p = placement(a, b)
-    assert p.place(Needs(("y", "x"))) == (b, "y")
-    b.busy = 1
-    assert p.place(Needs(("y", "x"))) == (a, "x")
+def test_the_first_format_with_an_engine_is_taken() -> None:
+    p = Placement(engine("a", "x"), engine("b", "y"))
+    needs = Needs(("y", "x"))
+    assert chosen(p, needs) == "b"
+    p.named("b").phase = EnginePhase.STARTING
+    p.engines.changed()
+    assert chosen(p, needs) == "a"

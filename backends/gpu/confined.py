@@ -11,7 +11,8 @@ is right, and is compared; errors are taken if they are of a kind that a functio
 that lies, dies or overruns costs its own call an error and is replaced.
 
 When all places are taken, the host goes whose function was not called for longest. One more host,
-with the device open and the compiler warm, waits for the next function.
+with the device open and the compiler warm, waits for the next function. All are forked from one
+process that has loaded the libraries (`.host_template`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dandelion.function import Function
 from .host_folder import HostFolders
 from .host_memory import POOL_BYTES, HostMemory, Place
 from .host_process import START_LIMIT_S, HostEnded, HostProcess
+from .host_template import HostTemplate
 from .hosts_ahead import HostsAhead
 from .layout import aligned
 from .plan_cache import PlanCache
@@ -74,7 +76,7 @@ class ConfinedEngine(Engine):
         options: of the backend.
         runtime: what the processes load.
         resource: which device.
-        command: how a process is started, for tests.
+        template: of its processes; the engine closes it. By default one is started.
 
     Raises:
         BackendUnavailable: the device cannot be used, or this machine cannot confine a process.
@@ -85,7 +87,7 @@ class ConfinedEngine(Engine):
         options: GpuOptions,
         runtime: HostRuntime,
         resource: str,
-        command: tuple[str, ...] = (),
+        template: HostTemplate | None = None,
     ) -> None:
         if not lockdown.landlock_abi():
             raise BackendUnavailable(
@@ -94,10 +96,8 @@ class ConfinedEngine(Engine):
                 f"use Linux 5.19 or newer with Landlock, or set {options.backend}.unconfined=true",
             )
         self.name = f"{options.backend}:{resource or '0'}"
-        self._resource = resource
         self._options = options
-        self._command = command
-        self._runtime = runtime
+        self._resource = resource
         self._programs = ProgramCache()
         self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
         self._hosts: OrderedDict[str, HostProcess] = OrderedDict()
@@ -105,7 +105,13 @@ class ConfinedEngine(Engine):
         self._used: HostProcess | None = None
         self._closed = False
         self._folders = HostFolders()
-        self._ahead = HostsAhead(self._started, self._end)
+        self._template = template or HostTemplate(options.backend, options.given, runtime)
+        try:
+            self._ahead = HostsAhead(self._started, self._end)
+        except BaseException:
+            self._template.close()
+            self._folders.close()
+            raise
         try:
             first = self._ahead.peek()
             assert first is not None, "it was started just now"
@@ -232,7 +238,6 @@ class ConfinedEngine(Engine):
             host = self._ahead.take()
         except OSError as error:
             raise EngineDied(self.name, f"no further process: {error}") from None
-        host.hurry()
         try:
             self._wait(host, call)
         except BaseException:
@@ -260,13 +265,11 @@ class ConfinedEngine(Engine):
     def _started(self) -> HostProcess:
         return HostProcess(
             self.name,
-            self._runtime,
+            self._template,
             self._folders.make(),
             self._options.backend,
             self._resource,
-            self._options.given,
             self._options.size("pool_bytes") or POOL_BYTES,
-            self._command,
         )
 
     def _drop(self, identity: str) -> None:
@@ -326,4 +329,5 @@ class ConfinedEngine(Engine):
         for identity in tuple(self._hosts):
             self._drop(identity)
         self._reap(_END_LIMIT_S)
+        self._template.close()
         self._folders.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 
+from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import Engine, EngineFactory
 from dandelion.memory import ArenaMap
 
 from .confined import ConfinedEngine
 from .device import Device
 from .host_runtime import HostRuntime
+from .host_template import HostTemplate
 from .options import GpuOptions
 from .sequential import SequentialEngine
 
@@ -25,9 +28,22 @@ class GpuFactory(EngineFactory):
         self._arena: ArenaMap | None = None
         self._warm: dict[str, Device] = {}
         self._lost_bytes = 0
+        self._template: HostTemplate | None = None
 
     def attach(self, arena: ArenaMap) -> None:
+        """Take the arena; a template of kernel hosts starts meanwhile, where there are any."""
         self._arena = arena
+        runtime = self.host_runtime()
+        if runtime is not None and landlock_abi() and not self._options.flag("unconfined"):
+            with contextlib.suppress(OSError):  # starting the engine tries again, with an error
+                options = self._options
+                self._template = HostTemplate(options.backend, options.given, runtime)
+
+    def drop_template(self) -> None:
+        """End a template that was started and is not needed."""
+        template, self._template = self._template, None
+        if template is not None:
+            template.close()
 
     def warm(self, resource: str) -> None:
         if self._is_confined(resource):
@@ -45,7 +61,8 @@ class GpuFactory(EngineFactory):
         options = self._options
         runtime = self.host_runtime() if self._is_confined(resource) else None
         if runtime is not None:
-            engine: Engine = ConfinedEngine(options, runtime, resource)
+            template, self._template = self._template, None
+            engine: Engine = ConfinedEngine(options, runtime, resource, template)
         else:
             engine = self.sequential(resource)
         if options.text("role") == "sequential":
@@ -55,6 +72,7 @@ class GpuFactory(EngineFactory):
 
     def sequential(self, resource: str) -> SequentialEngine:
         """Start the engine that runs kernels itself, in this process."""
+        self.drop_template()
         options = self._options
         device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
         pool_bytes, weights = options.size("pool_bytes"), options.weights()

@@ -13,25 +13,48 @@ REPLY_LIMIT_BYTES = 1 << 20
 """Of one message from a kernel host: a compiler's words, or a few numbers."""
 
 
-class HostSettings(msgspec.Struct, frozen=True):
-    """The one argument of a kernel host, as JSON.
+class TemplateSettings(msgspec.Struct, frozen=True):
+    """The one argument of a template of kernel hosts, as JSON.
 
     Attributes:
-        socket_fd, memory_fd: what it inherits.
-        memory_bytes: size of the file of memory.
+        control_fd: connection to the broker, which it inherits.
         parent: process id of the broker.
-        folder: the place for its own files.
-        backend, resource, options: what it serves.
+        backend, options: what its hosts will serve.
     """
 
-    socket_fd: int
-    memory_fd: int
-    memory_bytes: int
+    control_fd: int
+    parent: int
+    backend: str
+    options: dict[str, str]
+
+
+class HostSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What one kernel host is told when it is forked.
+
+    Attributes:
+        parent: process id of its template.
+        folder: the place for its own files.
+        memory_bytes: size of the file of memory.
+        backend, resource: what it serves.
+    """
+
     parent: int
     folder: str
+    memory_bytes: int
     backend: str
     resource: str
-    options: dict[str, str]
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
+    """To a template: fork a host. It answers with the process id, or below zero an error number."""
+
+    settings: HostSettings
+
+
+class Reap(msgspec.Struct, frozen=True, array_like=True, tag="reap"):
+    """To a template: wait for the end of a host. It answers with the exit code."""
+
+    process: int
 
 
 class Confined(msgspec.Struct, frozen=True, array_like=True, tag="confined"):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from dandelion.driver import Call, Capacity
-from dandelion.engine_process.messages import Done, Ended, Failed, Load, Open, Ready, Run, WireSets
+from dandelion.engine_process.messages import Done, Ended, Failed, Load, Ready, Run, WireSets
 from dandelion.errors import (
     BadOutput,
     DandelionError,
@@ -29,11 +25,10 @@ from dandelion.errors import (
     TimedOut,
     from_record,
 )
-from dandelion.search_path import search_path
 
 from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
-from .host_runtime import HostRuntime
+from .host_template import HostTemplate
 
 START_LIMIT_S = 60.0
 GRACE_S = 0.05
@@ -71,13 +66,18 @@ class HostEnded(Exception):
 
 
 class HostProcess:
-    """A kernel host. Used by one thread, which also started it.
+    """A kernel host. Used by one thread.
 
     Args:
         name: of the engine, for errors.
-        settings: of the process, but for what it inherits.
-        runtime: gives its environment.
-        command: how it is started.
+        template: what it is forked from.
+        folder: the place for its own files.
+        backend, resource: what it serves.
+        memory_bytes: for the buffers of a call.
+
+    Raises:
+        EngineDied: the template is gone.
+        OSError: there can be no further process.
 
     Attributes:
         function: identity of the function that it has; empty for none yet.
@@ -88,13 +88,11 @@ class HostProcess:
     def __init__(
         self,
         name: str,
-        runtime: HostRuntime,
+        template: HostTemplate,
         folder: Path,
         backend: str,
         resource: str,
-        options: Mapping[str, str],
         memory_bytes: int,
-        command: tuple[str, ...] = (),
     ) -> None:
         self._name = name
         self.folder = folder
@@ -106,29 +104,13 @@ class HostProcess:
         self.memory = HostMemory(name, memory_bytes + ROOM_BYTES)
         ours, theirs = socket.socketpair()
         self._channel = host_channel(ours)
-        files = (theirs.fileno(), self.memory.map.fd)
         settings = HostSettings(
-            *files,
-            self.memory.size_bytes,
-            os.getpid(),
-            str(folder),
-            backend,
-            resource,
-            dict(options),
+            template.pid, str(folder), self.memory.size_bytes, backend, resource
         )
         try:
             with theirs:
-                self.child = subprocess.Popen(
-                    [*(command or default_command()), msgspec.json.encode(settings).decode()],
-                    pass_fds=files,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=_environment() | runtime.environment(folder),
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError:
+                self.child = template.fork(settings, theirs, self.memory.map.fd)
+        except (OSError, EngineDied):
             self._channel.close()
             self.memory.close()
             raise
@@ -147,11 +129,6 @@ class HostProcess:
                 raise EngineDied(self._name, "a kernel host did not say that it is ready")
             self._capacity = reply.capacity
         return self._capacity
-
-    def hurry(self) -> None:
-        """Tell it that it is wanted: it need not warm its compiler up."""
-        with contextlib.suppress(OSError):  # who waits for it finds the end
-            self._channel.send(Open(hurry=True), GRACE_S)
 
     def wait_confined(self, limit_s: float) -> bool:
         """Wait until it can get code of users. False if it takes longer; raises as `wait_ready`."""
@@ -285,16 +262,13 @@ class HostProcess:
     def _lost(self, words: str) -> HostEnded:
         """Tell why the connection ended: with the process, or because of an invalid message."""
         self.well = False
-        try:
-            self.child.wait(_CODE_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        if self.child.wait(_CODE_LIMIT_S) is None:
             return HostEnded(f"{_LIES}: {words}")
         return self._death()
 
     def _death(self) -> HostEnded:
-        try:
-            code = self.child.wait(_CODE_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        code = self.child.wait(_CODE_LIMIT_S)
+        if code is None:
             return HostEnded("did not answer")
         if code >= 0:
             return HostEnded(f"its process exited with code {code}")
@@ -314,27 +288,10 @@ class HostProcess:
 
     def is_gone(self, limit_s: float = 0.0) -> bool:
         """Reap the process after `kill`, and release its memory. False if it is still there."""
-        try:
-            self.child.wait(limit_s)
-        except subprocess.TimeoutExpired:
+        if self.child.wait(limit_s) is None:
             return False
         self.memory.close()
         return True
-
-
-def default_command() -> tuple[str, ...]:
-    """How a kernel host is started."""
-    return (sys.executable, "-P", "-m", "dandelion.backends.gpu.kernel_host")
-
-
-def _environment() -> dict[str, str]:
-    """What the interpreter needs to find the engine, also from a checkout; nothing else."""
-    return {
-        "PYTHONPATH": search_path(),
-        "LC_ALL": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",  # rights are given up while there is one thread
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def _bare(sets: WireSets) -> list[tuple[str, list[tuple[str, int, int, int]]] | None]:

@@ -16,22 +16,26 @@ class HostRuntime(abc.ABC):
     """The libraries of such a device, from the side of the process that is to be confined."""
 
     @abc.abstractmethod
-    def environment(self, folder: Path) -> dict[str, str]:
-        """Give the whole environment of the process.
-
-        Args:
-            folder: the only place where it may write.
-        """
+    def environment(self) -> dict[str, str]:
+        """Give the whole environment of the process."""
 
     @abc.abstractmethod
-    def load(self, folder: Path) -> tuple[str, ...]:
-        """Load the libraries, without starting a thread.
+    def load(self) -> tuple[str, ...]:
+        """Load the libraries, without starting a thread; the process may be forked afterwards.
 
         Returns:
             Files and folders that must stay readable for the device to work.
 
         Raises:
             BackendUnavailable: they are missing.
+        """
+
+    @abc.abstractmethod
+    def furnish(self, folder: Path) -> None:
+        """Put into a folder what the libraries look for, and have them use it.
+
+        Args:
+            folder: empty; the only place where the process will be able to write.
         """
 
     @abc.abstractmethod

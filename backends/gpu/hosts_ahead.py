@@ -1,7 +1,7 @@
 """Kernel hosts that are started before they are needed.
 
-Starting one takes about a second of a processor: an interpreter, a device, a compiler that has
-compiled once. So one waits for the next new function. When it is taken, another is started, but not
+Starting one takes about half a second of a processor: a device, and a compiler that has compiled
+once. So one waits for the next new function. When it is taken, another is started, but not
 at once: that would compete with the call that took it. A thread does it in the first pause between
 calls, or after a while if there is none.
 """
@@ -13,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from dandelion.errors import EngineDied
+
 from .host_process import HostProcess
 
 PAUSE_S = 3.0
-LONGEST_S = 10.0
+LONGEST_S = 30.0
 
 
 class HostsAhead:
     """Keeps one host waiting.
-
-    The thread lives as long as this object is open: hosts die with the thread that started them.
 
     Args:
         start: starts a host, without waiting for it; called by one thread at a time.
@@ -76,7 +76,7 @@ class HostsAhead:
                     return
                 self._wanted = False
                 if self._waiting is None:
-                    with contextlib.suppress(OSError):  # who takes one tries again, and is told
+                    with contextlib.suppress(OSError, EngineDied):  # `take` tries again, and tells
                         self._waiting = self._start()
 
     def close(self) -> None:

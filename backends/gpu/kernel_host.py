@@ -1,14 +1,15 @@
-"""A kernel host: ``python -m dandelion.backends.gpu.kernel_host``, the process that runs kernels.
+"""A kernel host: the process that runs kernels.
 
-It serves an ordinary engine to its broker (`.confined`), in a file of memory that belongs to the
-two, and has nothing else. It loads what it needs, then gives up its rights in this order:
+``python -m dandelion.backends.gpu.kernel_host`` is the template that hosts are forked from, see
+`.host_template`. A host serves an ordinary engine to its broker (`.confined`), in a file of memory
+that belongs to the two, and has nothing else. It gives up its rights in this order:
 
-1. libraries are loaded, there is one thread;
+1. the template has loaded the libraries, there is one thread;
 2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
    capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
    writable. Threads that start after this have no more;
-3. the device is opened (`Ready`), the linker replaced, and, if it is not wanted yet (`Open`), a
-   kernel of our own compiled and run, which makes the first of a user cheaper;
+3. the device is opened (`Ready`), the linker replaced, and a kernel of our own compiled and run. Of
+   what this takes, six parts in seven are saved when a kernel of a user is compiled;
 4. the system call filter is installed for all threads, and it says `Confined`.
 
 Only then does the broker send a function. What comes after may run any code that a user wrote.
@@ -22,6 +23,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -37,9 +39,10 @@ from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.memory import ArenaMap, HeapDomain
 
 from .driver import GpuDriver
-from .host_messages import Confined, HostSettings
+from .host_messages import Confined, HostSettings, TemplateSettings
 from .host_policy import policy
 from .host_runtime import HostRuntime
+from .host_template import serve
 from .sequential import SequentialEngine
 from .source import header
 
@@ -50,33 +53,75 @@ FILE_BYTES = 64 << 20
 DATA_BYTES = 2 << 30
 """Memory for the compiler and for what kernels allocate, beyond the pool."""
 _DESCRIPTORS = 64
-_IDLE_S = 1.0
 _LEAST_LANDLOCK = 2  # a file can be renamed into another folder
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a template has for its hosts.
+
+    Attributes:
+        driver, runtime: of the device, which is not open.
+        readable: files and folders that must stay readable.
+    """
+
+    driver: GpuDriver
+    runtime: HostRuntime
+    readable: tuple[str, ...]
+
+
 def main(arguments: list[str]) -> int:
-    """Be a kernel host, to the end of the process."""
-    settings = msgspec.json.decode(arguments[0], type=HostSettings)
+    """Be a template, or, in a process that it forked, a kernel host."""
+    settings = msgspec.json.decode(arguments[0], type=TemplateSettings)
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=settings.socket_fd) as peer:
+    if os.getppid() != settings.parent:
+        return 1
+    loaded: Loaded | DandelionError
+    try:
+        loaded = load(settings)
+    except DandelionError as error:
+        loaded = error  # each host tells it
+    serve(settings.control_fd, lambda *given: be_host(loaded, *given))
+    return 0
+
+
+def load(settings: TemplateSettings) -> Loaded:
+    """Load what all hosts need.
+
+    Raises:
+        BackendUnavailable: the libraries are missing, or cannot be forked.
+    """
+    driver = load_driver(settings.backend)
+    assert isinstance(driver, GpuDriver)
+    driver.configure(settings.options)
+    runtime = driver.factory().host_runtime()
+    assert runtime is not None
+    driver.planner().demand(*rehearsal())  # what reading and planning import
+    header()
+    readable = runtime.load()
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise BackendUnavailable(settings.backend, "its library starts threads when it is loaded")
+    return Loaded(driver, runtime, readable)
+
+
+def be_host(
+    loaded: Loaded | DandelionError, settings: HostSettings, socket_fd: int, memory_fd: int
+) -> int:
+    """Be a kernel host, to the end of the process."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with socket.socket(fileno=socket_fd) as peer:
         broker = request_channel(peer)
         try:
-            driver = load_driver(settings.backend)
-            assert isinstance(driver, GpuDriver)
-            driver.configure(settings.options)
-            factory = driver.factory()
-            runtime = factory.host_runtime()
-            assert runtime is not None
-            driver.planner().demand(*rehearsal())  # what reading and planning import
-            header()
-            facts = give_up_rights(runtime, settings)
-            engine = factory.sequential(settings.resource)
+            if isinstance(loaded, DandelionError):
+                raise loaded
+            driver, runtime = loaded.driver, loaded.runtime
+            facts = give_up_rights(loaded, settings)
+            engine = driver.factory().sequential(settings.resource)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
-            if broker.receive(_IDLE_S) is None:  # else it is wanted at once
-                rehearse(engine)
-            lock(settings, engine)
+            rehearse(engine)
+            lock(settings, engine, socket_fd)
             facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
             broker.send(Confined(facts))
         except DandelionError as error:
@@ -85,13 +130,13 @@ def main(arguments: list[str]) -> int:
         except (Ended, OSError) as error:
             broker.send(Failed(-1, InternalError(f"a kernel host: {error}").record()))
             return 1
-        memory = ArenaMap(settings.memory_fd, settings.memory_bytes)
+        memory = ArenaMap(memory_fd, settings.memory_bytes)
         EngineProcess(broker, memory, 0).serve(engine)
     return 0
 
 
-def give_up_rights(runtime: HostRuntime, settings: HostSettings) -> dict[str, str]:
-    """Load libraries, and give up everything but system calls; gives what is enforced.
+def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
+    """Give up everything but system calls; gives what is enforced.
 
     Raises:
         BackendUnavailable: something that is required cannot be had here.
@@ -100,9 +145,7 @@ def give_up_rights(runtime: HostRuntime, settings: HostSettings) -> dict[str, st
     facts = {"memory": "a file of its own for each function; the arena is not mapped"}
     in_memory = lockdown.mount_memory(str(folder), FOLDER_BYTES, FOLDER_FILES)
     where = f"in memory, {FOLDER_BYTES >> 20} MiB" if in_memory else "on disk, without a bound"
-    readable = runtime.load(folder)
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise BackendUnavailable(settings.backend, "its library starts threads when it is loaded")
+    loaded.runtime.furnish(folder)
     os.chdir(folder)
     was_root = os.geteuid() == 0
     if was_root:
@@ -117,12 +160,12 @@ def give_up_rights(runtime: HostRuntime, settings: HostSettings) -> dict[str, st
         )
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
     if os.getppid() != settings.parent:
-        raise Ended("the broker is gone")
+        raise Ended("the template is gone")
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()
     lockdown.limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     lockdown.limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
-    abi = lockdown.restrict_files(readable, [folder])
+    abi = lockdown.restrict_files(loaded.readable, [folder])
     if abi < _LEAST_LANDLOCK:
         raise BackendUnavailable(
             settings.backend,
@@ -144,7 +187,7 @@ def is_really_root() -> bool:
     return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
-def lock(settings: HostSettings, engine: SequentialEngine) -> None:
+def lock(settings: HostSettings, engine: SequentialEngine, socket_fd: int) -> None:
     """Bound memory and threads to what there is and what compiling may take, and filter calls.
 
     Raises:
@@ -153,7 +196,7 @@ def lock(settings: HostSettings, engine: SequentialEngine) -> None:
     lockdown.limit(resource.RLIMIT_DATA, engine.capacity.device_bytes + DATA_BYTES)
     lockdown.limit_processes()
     try:
-        seccomp.install(native(settings.backend), policy(settings.socket_fd))
+        seccomp.install(native(settings.backend), policy(socket_fd))
     except OSError as error:
         raise BackendUnavailable(
             settings.backend,

@@ -27,17 +27,13 @@ class PoclRuntime(HostRuntime):
     def __init__(self, threads: int = 0) -> None:
         self._threads = threads
         self._linker: pocl_spawn.Linker | None = None
+        self._machine = b""
 
-    def environment(self, folder: Path) -> dict[str, str]:
-        passed = {n: v for n, v in os.environ.items() if n.startswith(_PASSED)}
-        return passed | {"POCL_CACHE_DIR": str(folder / "cache"), "PATH": str(folder / "bin")}
+    def environment(self) -> dict[str, str]:
+        return {n: v for n, v in os.environ.items() if n.startswith(_PASSED)}
 
-    def load(self, folder: Path) -> tuple[str, ...]:
+    def load(self) -> tuple[str, ...]:
         pocl.prepare_environment(self._threads)
-        programs = folder / "bin"
-        programs.mkdir()
-        (folder / "cache").mkdir()
-        (programs / "ld").touch(mode=0o700)  # looked for, and never started
         cl = pocl.binding()
         for name in _LATE:
             importlib.import_module(name)
@@ -45,7 +41,7 @@ class PoclRuntime(HostRuntime):
             cl.get_platforms()
         except cl.Error as error:
             raise BackendUnavailable("opencl", f"no OpenCL platform ({error})") from None
-        _describe_machine(folder / "machine.xml")
+        self._machine = _description_of_machine()
         found = {str(path.parent) for path in _libraries() if _is_pocl(path)}
         shared = {
             os.path.normpath(path.parent / share) for path in _libraries() for share in _SHARE
@@ -56,6 +52,17 @@ class PoclRuntime(HostRuntime):
             tuple(sorted(found | {path for path in shared if os.path.isdir(path)}) + headers)
             + _FACTS
         )
+
+    def furnish(self, folder: Path) -> None:
+        programs, cache = folder / "bin", folder / "cache"
+        programs.mkdir()
+        cache.mkdir()
+        (programs / "ld").touch(mode=0o700)  # looked for, and never started
+        os.environ.update(PATH=str(programs), POCL_CACHE_DIR=str(cache))
+        if self._machine:
+            machine = folder / "machine.xml"
+            machine.write_bytes(self._machine)
+            os.environ.update(HWLOC_XMLFILE=str(machine), HWLOC_THISSYSTEM="1")
 
     def opened(self) -> Mapping[str, str]:
         self._linker = pocl_spawn.replace_linker()
@@ -68,23 +75,29 @@ class PoclRuntime(HostRuntime):
         return {"programs": "none; kernels are linked in the process"}
 
 
-def _describe_machine(file: Path) -> None:
-    """Have the library that PoCL asks about processors and memory read them from a file.
+def _description_of_machine() -> bytes:
+    """Describe processors and memory for the library that PoCL asks about them.
 
     By itself it begins at the root of the file system, which is not to be read later.
+
+    Returns:
+        A file for that library; empty if PoCL uses none.
 
     Source: hwloc's documentation, "Importing and exporting topologies from/to XML files".
     """
     for path in _libraries():
         if path.name.startswith("libhwloc"):
             hwloc = ctypes.CDLL(str(path))
-            topology = ctypes.c_void_p()
+            topology, text, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
             hwloc.hwloc_topology_init(ctypes.byref(topology))
             hwloc.hwloc_topology_load(topology)
-            failed = hwloc.hwloc_topology_export_xml(topology, os.fsencode(file), ctypes.c_ulong(0))
+            failed = hwloc.hwloc_topology_export_xmlbuffer(
+                topology, ctypes.byref(text), ctypes.byref(size), ctypes.c_ulong(0)
+            )
+            found = b"" if failed else ctypes.string_at(text, size.value).rstrip(b"\0")
             hwloc.hwloc_topology_destroy(topology)
-            if not failed:
-                os.environ.update(HWLOC_XMLFILE=str(file), HWLOC_THISSYSTEM="1")
+            return found
+    return b""
 
 
 def _libraries() -> set[Path]:

@@ -2,34 +2,34 @@
 
 One item of growing size goes along every kind of edge: each call is an echo, so it goes in and
 comes back. The echo on a device copies all of its input in and as much out, and its kernel touches
-one byte. Copies into the arena are counted by the node itself and held against the table in
-ARCHITECTURE.md; what a sandbox or a device copies to memory of its own is not among them. A small
-result of a sandbox stays on the heap, so that it is copied when a device needs it.
+one byte. The node itself counts copies into the arena, and they are compared with the table in
+ARCHITECTURE.md; copies of a sandbox or a device to their own memory are not among them. A small
+result of a sandbox stays on the heap, so it is copied when a device needs it.
 """
 
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from dandelion.backends.process.outcome import HEAP_BYTES
 
-from dandelion.data import Bytes, Item, ItemSet
-from dandelion.documents import FunctionDocument, RegistrationDocument
+from dandelion.data import Bytes
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import HeapDomain
 from dandelion.node import Node, Settings
 
-from ..columns import P50, P99, row
-from ..connection import Connection, head
 from ..experiment import Bench, experiment
-from ..histogram import Histogram
-from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..http_client import BlockingConnection, fetch, request_head
+from ..load import HttpRequest
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit
+from ..samples import P50, P99, Samples, row
 from ..systems.echoes import GPU, MIB, NATIVE, NULL, PYTHON, WASM, echo
-from ..systems.servers import ServerProcess, node_server
+from ..systems.nodes import node_server, one_item
 from ..timing import in_turns
 
 RATE = Metric("rate", "bytes passed on", Unit.BYTES_PER_SECOND, logarithmic=True, better="higher")
@@ -42,6 +42,7 @@ function Gpu(x) => (y);
 composition Twice(x) => (y) { Gpu(x = all x) => (m = y); Gpu(x = all m) => (y = y); }
 composition Mixed(x) => (y) { Python(x = all x) => (m = y); Gpu(x = all m) => (y = y); }
 """
+_COUNTED = re.compile(rb"^dandelion_copied_items_total (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,10 @@ class Edge:
     """A way that data takes.
 
     Attributes:
-        name: for people.
-        call: echoes data that lies where this edge begins.
+        call: echoes data that is where this edge begins.
         whole: whether all bytes come back; else the first, and as many zeros.
-        copies: into the arena that ARCHITECTURE.md allows; negative where none are counted.
-        copied: how many copies the node at the edge has made so far.
+        copies: into the arena that ARCHITECTURE.md permits.
+        copied: gives how many copies the node at the edge has made so far.
     """
 
     name: str
@@ -63,8 +63,11 @@ class Edge:
     copied: Callable[[], int]
 
 
-class Place:
-    """A node in this process, and a server in another, with all echoes that work here."""
+class EdgeNodes:
+    """A node in this process, and a server in another, with all echoes that work here.
+
+    The server has no device, since this process uses it.
+    """
 
     def __init__(self, bench: Bench, stack: ExitStack, skips: list[Skip]) -> None:
         backends = [NULL, PYTHON, NATIVE, WASM]
@@ -74,98 +77,74 @@ class Place:
                 documents.append(echo(backend, FUNCTIONS[backend]))
             except BackendUnavailable as error:
                 skips.append(Skip(f"dandelion {backend}", str(error)))
+        compositions: tuple[str, ...] = ()
         if bench.backend:
             backends.append(bench.backend)
             documents.append(echo(GPU, FUNCTIONS[GPU]))
+            compositions = (COMPOSITIONS,) if "Python" in {f.name for f in documents} else ()
         else:
             skips.append(Skip("engine processes", "no GPU backend: give one with --backend"))
         self.device = bench.backend
+        options = {bench.backend: {"workers": "0"}} if bench.gpu else {}
         settings = Settings(
-            backends=tuple(backends), engines={PYTHON: 1, NATIVE: 1, WASM: 1},
-            options=_options(bench.backend), arena_bytes=1024 * MIB,
+            backends=tuple(backends), engines={PYTHON: 1, NATIVE: 1, WASM: 1}, options=options,
+            arena_bytes=1024 * MIB,
         )  # fmt: skip
         self.node = stack.enter_context(Node(settings))
-        self.node.register(_document(documents, bool(bench.backend)))
+        self.node.register(
+            RegistrationDocument(functions=tuple(documents), compositions=compositions)
+        )
         self.node.wait_ready()
-        self.working = {e.backend for e in self.node.engines() if e.state == "ready"}
-        skips += [
-            Skip(e.backend, e.reason)
-            for e in self.node.engines()
-            if e.state == "unavailable" and e.backend not in self.working
-        ]
-        self.server = stack.enter_context(self._served(bench))
-        self.connection = stack.enter_context(Connection(self.server.port))
-
-    def _served(self, bench: Bench) -> ServerProcess:
-        """Start the server; its device is the same, so it has no engine while there is one here."""
-        settings = {"backends": [NULL], "arena_bytes": 1024 * MIB}
+        engines = self.node.engines()
+        self.working = {e.backend for e in engines if e.state == "ready"}
+        lost = [e for e in engines if e.state == "unavailable" and e.backend not in self.working]
+        skips += [Skip(e.backend, e.reason) for e in lost]
         document = RegistrationDocument(functions=(echo(NULL, FUNCTIONS[NULL]),))
-        return node_server(settings, [document])
+        served = {"backends": [NULL], "arena_bytes": 1024 * MIB}
+        self.server = stack.enter_context(node_server(served, [document]))
+        self.connection = stack.enter_context(BlockingConnection(self.server.port))
 
-    def copied_here(self) -> int:
-        """Items that were copied into the arena of the node in this process."""
-        return self.node.info().transfers.copies
+    def _copied_here(self) -> int:
+        return self._count(self.node.metrics())
 
-    def copied_there(self) -> int:
-        """Items that were copied into the arena of the server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.server.port}/metrics") as answer:
-            text = answer.read().decode()
-        found = re.search(r"^dandelion_copied_items_total (\S+)", text, re.MULTILINE)
-        assert found is not None, "the node tells how much was copied"
+    def _copied_there(self) -> int:
+        return self._count(fetch(self.server.port, HttpRequest("/metrics", method="GET")))
+
+    def _count(self, metrics: bytes) -> int:
+        found = _COUNTED.search(metrics)
+        assert found is not None, "the node has no counter of copies"
         return int(float(found[1]))
 
     def edges(self, data: bytes) -> Iterator[Edge]:
         """Give the ways that work here, for an item of this content."""
-        here = self.copied_here
-        yield Edge("caller to null", lambda: self._call("Null", data), True, 0, here)
-        request = head("/v1/invoke/Null", len(data))
-        yield Edge("HTTP body to null", lambda: self.connection.ask(request, data), True, 0,
-                   self.copied_there)  # fmt: skip
+        here = self._copied_here
+        yield Edge("caller to null", partial(self._call, "Null", data), True, 0, here)
+        asked = partial(self.connection.ask, request_head("/v1/invoke/Null", len(data)), data)
+        yield Edge("HTTP body to null", asked, True, 0, self._copied_there)
         for backend, name in ((PYTHON, "Python"), (NATIVE, "native"), (WASM, "wasm")):
             if backend in self.working:
-                function = FUNCTIONS[backend]
-                yield Edge(f"heap to {name} sandbox", _bound(self._call, function, data), True, 0,
-                           here)  # fmt: skip
+                call = partial(self._call, FUNCTIONS[backend], data)
+                yield Edge(f"heap to {name} sandbox", call, True, 0, here)
         if self.device and self.device in self.working:
-            yield from self._of_the_device(data)
-
-    def _of_the_device(self, data: bytes) -> Iterator[Edge]:
-        here = self.copied_here
-        context = self.node.acquire(len(data))
-        placed = context.write(0, data)
-        yield Edge("heap to engine process", lambda: self._call("Gpu", data), False, 1, here)
-        yield Edge("arena to engine process", lambda: self._call("Gpu", placed), False, 0, here)
-        yield Edge("arena to engine process to the next", lambda: self._call("Twice", placed),
-                   False, 0, here)  # fmt: skip
-        if PYTHON in self.working:
-            small = len(data) <= HEAP_BYTES
-            yield Edge("heap to Python sandbox to engine process",
-                       lambda: self._call("Mixed", data), False, int(small), here)  # fmt: skip
+            placed = self.node.acquire(len(data)).write(0, data)
+            for edge, function, given, copies in (
+                ("heap to engine process", "Gpu", data, 1),
+                ("arena to engine process", "Gpu", placed, 0),
+                ("arena to engine process to the next", "Twice", placed, 0),
+                ("heap to Python sandbox to engine process", "Mixed", data,
+                 int(len(data) <= HEAP_BYTES)),
+            ):  # fmt: skip
+                if function != "Mixed" or PYTHON in self.working:
+                    yield Edge(edge, partial(self._call, function, given), False, copies, here)
 
     def _call(self, name: str, data: Bytes) -> Bytes:
-        sets = self.node.invoke_sets(name, {"x": ItemSet("x", (Item("", 0, data),))}).sets
-        result = sets["y"]
+        result = self.node.invoke_sets(name, one_item("x", data)).sets["y"]
         assert result is not None
         return result.items[0].data
 
 
-def _bound(call: Callable[[str, Bytes], Bytes], name: str, data: bytes) -> Callable[[], Bytes]:
-    return lambda: call(name, data)
-
-
-def _options(backend: str) -> dict[str, dict[str, str]]:
-    """Give a GPU backend no workers: the edge is asked about, not sharing."""
-    return {backend: {"workers": "0"}} if backend in ("cuda", "hip") else {}
-
-
-def _document(functions: list[FunctionDocument], device: bool) -> RegistrationDocument:
-    names = {f.name for f in functions}
-    texts = (COMPOSITIONS,) if device and {"Python", "Gpu"} <= names else ()
-    return RegistrationDocument(functions=tuple(functions), compositions=texts)
-
-
 def check(edge: Edge, data: bytes) -> int:
-    """Make one call; hold its result against what it should be, and give the copies it took."""
+    """Make one call, check its result, and give the copies that it took."""
     before = edge.copied()
     result = edge.call()
     copies = edge.copied() - before
@@ -175,28 +154,20 @@ def check(edge: Edge, data: bytes) -> int:
     return copies
 
 
-@contextmanager
-def _memory_copy(data: bytes) -> Iterator[Callable[[], object]]:
-    """Give one copy from the heap into a context that was touched before."""
-    context = HeapDomain(2 * len(data) + 2**16).acquire(len(data))
-    yield lambda: context.write(0, data)
-
-
 @experiment("data_path", group="data", question="What does each kind of edge cost, by size?")
-def data_path(bench: Bench) -> Found:
+def data_path(bench: Bench) -> Findings:
     """Send items of growing size along every edge."""
-    sizes = bench.pick([1024, MIB], [1024, 64 * 1024, MIB, 16 * MIB, 64 * MIB],
-                       [1024, 64 * 1024, MIB, 16 * MIB, 64 * MIB])  # fmt: skip
+    full = [1024, 64 * 1024, MIB, 16 * MIB, 64 * MIB]
     skips: list[Skip] = []
     rows: list[Row] = []
     wrong: list[str] = []
     counted: set[str] = set()
     with ExitStack() as stack:
-        place = Place(bench, stack, skips)
-        for size in sizes:
+        nodes = EdgeNodes(bench, stack, skips)
+        for size in bench.pick([1024, MIB], full, full):
             bench.say(f"{size // 1024} KiB")
             data = bytes([size % 251 + 1]) * size
-            edges = {edge.name: edge for edge in place.edges(data)}
+            edges = {edge.name: edge for edge in nodes.edges(data)}
             copies = {name: check(edge, data) for name, edge in edges.items()}
             counted |= set(copies)
             wrong += [
@@ -204,15 +175,16 @@ def data_path(bench: Bench) -> Found:
                 for name, edge in edges.items()
                 if copies[name] != edge.copies
             ]
-            with _memory_copy(data) as copy:
-                actions = {BASELINE: copy} | {name: edge.call for name, edge in edges.items()}
-                timed = in_turns(actions, count=max(10, min(300, 64 * MIB // size)), warm_up=2,
-                                 seconds=1.0 if bench.quick else 5.0)  # fmt: skip
+            context = HeapDomain(2 * size + 2**16).acquire(size)
+            actions: dict[str, Callable[[], object]] = {BASELINE: partial(context.write, 0, data)}
+            actions |= {name: edge.call for name, edge in edges.items()}
+            timed = in_turns(actions, count=max(10, min(300, 64 * MIB // size)), warm_up=2,
+                             seconds=1.0 if bench.quick else 5.0)  # fmt: skip
             rows += [_row(name, size, timed[name], copies.get(name)) for name in actions]
     panel = Panel(
         "edges", "An item there and back, by its size",
         Axis("size", Unit.BYTES, logarithmic=True), (P50, P99, RATE, COPIES), tuple(rows),
-        Look.LINES, BASELINE,
+        Plot.LINES, BASELINE,
     )  # fmt: skip
     budget = Budget(
         "copies into the arena, on each edge", "as ARCHITECTURE.md says",
@@ -220,10 +192,10 @@ def data_path(bench: Bench) -> Found:
         "" if not wrong else "an edge copies more or less than it should",
     )  # fmt: skip
     scaled = "" if bench.gpu else "the device is this processor: its copies are memory copies"
-    return Found((panel,), budgets=(budget,), skips=tuple(skips), scaled=scaled)
+    return Findings((panel,), budgets=(budget,), skips=tuple(skips), scaled=scaled)
 
 
-def _row(name: str, size: int, timed: Histogram, copies: int | None) -> Row:
+def _row(name: str, size: int, timed: Samples, copies: int | None) -> Row:
     made = row(name, float(size), timed)
     made.values["rate"] = size / (made.values["p50"] / 1e6)
     if copies is not None:

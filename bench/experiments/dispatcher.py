@@ -8,43 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 from dandelion.data import Item, ItemSet
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
-from dandelion.node import Node, Settings
+from dandelion.node import Node
 
-from ..columns import LATENCIES, row
 from ..experiment import Bench, experiment
-from ..histogram import Histogram
-from ..records import Axis, Budget, Claim, Found, Look, Panel, Row, Skip
-from ..systems.peers_dispatch import Peer, no_op, peers
+from ..records import Axis, Claim, Findings, Panel, Plot, Row, Skip, at_most
+from ..samples import LATENCIES, Samples, row
+from ..systems import names
+from ..systems.nodes import open_node
+from ..systems.steps import StepRunner, no_op, step_runners
 from ..timing import in_turns
 
-OURS = "dandelion null"
-BARE = "bare call"
+OURS, BARE = names.NULL, "bare call"
 BUDGET_US = 25.0
 CHAIN, FAN = 100, 1000
 Action = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is called, by us and by bare Python.
-
-    Attributes:
-        name: for people.
-        ours, bare: make one call each.
-        per: applications or instances in a call.
-        count: how often, where there is time.
-    """
-
-    name: str
-    ours: Action
-    bare: Action
-    per: int
-    count: int
+Sized = Callable[[int], Action | None]
 
 
 def document(chains: Sequence[int] = ()) -> RegistrationDocument:
@@ -90,59 +72,57 @@ def _bare_diamond() -> tuple[bytes, bytes]:
     return no_op(no_op(top)), no_op(top)
 
 
-def shapes(node: Node) -> list[Shape]:
-    """What the first panel measures, on a node where `document` is registered."""
+def _shapes(node: Node) -> list[tuple[str, Action, Action, int, int]]:
+    """List name, our call, the bare call, applications in a call, and how often to call."""
     many = [b"x"] * FAN
     keyed = ItemSet("x", tuple(Item(str(key), key, b"x") for key in range(FAN)))
     other = ItemSet("z", keyed.items)
     return [
-        Shape("a function by name", lambda: node.invoke("F", a=b"x"), lambda: no_op(b"x"), 1, 2000),
-        Shape("one application", lambda: node.invoke("One", x=b"x"), lambda: no_op(b"x"), 1, 2000),
-        Shape(f"chain of {CHAIN}, each application", lambda: node.invoke(f"Chain{CHAIN}", s0=b"x"),
-              lambda: _bare_chain(CHAIN), CHAIN, 100),
-        Shape("diamond, each application", lambda: node.invoke("Diamond", x=b"x"), _bare_diamond,
-              4, 500),
-        Shape(f"each over {FAN}, each instance", lambda: node.invoke("Fan", x=many),
-              lambda: _bare_fan(many), FAN, 40),
-        Shape(f"join of {FAN} keys, each instance",
-              lambda: node.invoke_sets("Keyed", {"x": keyed, "z": other}),
-              lambda: _bare_fan(many), FAN, 40),
+        ("a function by name", lambda: node.invoke("F", a=b"x"), lambda: no_op(b"x"), 1, 2000),
+        ("one application", lambda: node.invoke("One", x=b"x"), lambda: no_op(b"x"), 1, 2000),
+        (f"chain of {CHAIN}, each application", lambda: node.invoke(f"Chain{CHAIN}", s0=b"x"),
+         lambda: _bare_chain(CHAIN), CHAIN, 100),
+        ("diamond, each application", lambda: node.invoke("Diamond", x=b"x"), _bare_diamond,
+         4, 500),
+        (f"each over {FAN}, each instance", lambda: node.invoke("Fan", x=many),
+         lambda: _bare_fan(many), FAN, 40),
+        (f"join of {FAN} keys, each instance",
+         lambda: node.invoke_sets("Keyed", {"x": keyed, "z": other}), lambda: _bare_fan(many), FAN,
+         40),
     ]  # fmt: skip
 
 
 def _by_shape(bench: Bench, node: Node) -> Panel:
     rows: list[Row] = []
-    for shape in shapes(node):
-        bench.say(shape.name)
-        count = max(5, shape.count // 10) if bench.quick else shape.count
-        timed = in_turns({OURS: shape.ours, BARE: shape.bare}, count=count, warm_up=5)
-        rows += [row(name, shape.name, timed[name], per=shape.per) for name in (OURS, BARE)]
-    count = 200 if bench.quick else 2000
-    rows.insert(4, row(OURS, "one application, awaited", awaited(node, count)))
+    for name, ours, bare, per, count in _shapes(node):
+        bench.say(name)
+        count = max(5, count // 10) if bench.quick else count
+        timed = in_turns({OURS: ours, BARE: bare}, count=count, warm_up=5)
+        rows += [row(system, name, timed[system], per=per) for system in (OURS, BARE)]
+    rows.insert(
+        4, row(OURS, "one application, awaited", _awaited(node, 200 if bench.quick else 2000))
+    )
     return Panel(
         "applications", "What one application of a null function costs, by what is invoked",
-        Axis("what is invoked"), LATENCIES, tuple(rows), Look.BARS, BARE,
+        Axis("what is invoked"), LATENCIES, tuple(rows), Plot.BARS, BARE,
     )  # fmt: skip
 
 
-def awaited(node: Node, count: int) -> Histogram:
+def _awaited(node: Node, count: int) -> Samples:
     """Time applications from a coroutine."""
-    timed = Histogram()
+    timed = Samples()
 
     async def calls() -> None:
-        for at in range(count + 10):
+        for _ in range(count + 10):
             started = perf_counter_ns()
             await node.invoke_async("One", x=b"x")
-            if at >= 10:
-                timed.record((perf_counter_ns() - started) / 1e3)
+            timed.ns.append(perf_counter_ns() - started)
 
     asyncio.run(calls())
-    return timed
+    return Samples(timed.ns[10:])
 
 
-def by_size(
-    bench: Bench, sizes: Sequence[int], calls: Mapping[str, Callable[[int], Action | None]]
-) -> tuple[Row, ...]:
+def _by_size(bench: Bench, sizes: Sequence[int], calls: Mapping[str, Sized]) -> tuple[Row, ...]:
     """Time calls of growing size, all systems in turns; rows are about one application."""
     rows = []
     for size in sizes:
@@ -150,20 +130,16 @@ def by_size(
         made = {name: make(size) for name, make in calls.items()}
         actions = {name: action for name, action in made.items() if action is not None}
         count = max(5, min(400, (2000 if bench.quick else 20_000) // size))
-        limit_s = 0.5 if bench.quick else 2.0
-        timed = in_turns(actions, count=count, warm_up=3, seconds=limit_s)
+        timed = in_turns(actions, count=count, warm_up=3, seconds=0.5 if bench.quick else 2.0)
         rows += [row(name, float(size), timed[name], per=size) for name in actions]
     return tuple(rows)
 
 
 def _growth(
-    bench: Bench, node: Node, chains: Sequence[int], others: Sequence[Peer]
+    bench: Bench, node: Node, chains: Sequence[int], others: Sequence[StepRunner]
 ) -> tuple[Panel, Panel]:
     fans = bench.pick([1, 100, 1000], [1, 10, 100, 1000, 10_000], [1, 10, 100, 1000, 10_000])
     axis = Axis("applications in one call", logarithmic=True)
-
-    def ours_chain(length: int) -> Action:
-        return lambda: node.invoke(f"Chain{length}", s0=b"x")
 
     def ours_fan(width: int) -> Action:
         items = [b"x"] * width
@@ -173,24 +149,23 @@ def _growth(
         items = [b"x"] * width
         return lambda: _bare_fan(items)
 
-    chain: dict[str, Callable[[int], Action | None]] = {
-        OURS: ours_chain,
+    chain: dict[str, Sized] = {
+        OURS: lambda length: lambda: node.invoke(f"Chain{length}", s0=b"x"),
         BARE: lambda length: lambda: _bare_chain(length),
     }
-    fan: dict[str, Callable[[int], Action | None]] = {OURS: ours_fan, BARE: bare_fan}
-    for peer in others:
-        chain[peer.name] = peer.chain
-        fan[peer.name] = peer.fan
+    fan: dict[str, Sized] = {OURS: ours_fan, BARE: bare_fan}
+    chain |= {peer.name: peer.chain for peer in others}
+    fan |= {peer.name: peer.fan for peer in others}
     return (
         Panel("chain", "Each application of a chain, by its length", axis, LATENCIES,
-              by_size(bench, chains, chain), Look.LINES, BARE),
+              _by_size(bench, chains, chain), Plot.LINES, BARE),
         Panel("fan_out", "Each instance of a fan-out, by its width", axis, LATENCIES,
-              by_size(bench, fans, fan), Look.LINES, BARE),
+              _by_size(bench, fans, fan), Plot.LINES, BARE),
     )  # fmt: skip
 
 
 def _claims(chain: Panel) -> tuple[Claim, ...]:
-    """Hold us against the peers that were measured beside us, each at its longest chain."""
+    """Compare us with the peers that were measured beside us, each at its longest chain."""
     p50 = {(r.system, r.x): r.values["p50"] for r in chain.rows}
     longest = {r.system: r.x for r in chain.rows if r.system not in (OURS, BARE)}  # they ascend
     return tuple(
@@ -208,25 +183,19 @@ def _claims(chain: Panel) -> tuple[Claim, ...]:
 @experiment(
     "applications", group="dispatcher", question="What does one application of a function cost?"
 )
-def applications(bench: Bench) -> Found:
+def applications(bench: Bench) -> Findings:
     """Measure shapes of compositions, and growth against bare calls and peers."""
     chains = bench.pick([1, 10, 100], [1, 10, 100, 1000], [1, 10, 100, 1000])
     skips: list[Skip] = []
-    with Node(Settings(backends=("null",))) as node, peers(bench.quick, skips) as others:
+    with open_node({"backends": ("null",)}) as node, step_runners(bench.quick, skips) as others:
         node.register(document(chains))
-        node.wait_ready()
         shape = _by_shape(bench, node)
         chain, fan = _growth(bench, node, chains, others)
-    return Found((shape, chain, fan), _claims(chain), (_budget(shape),), tuple(skips))
-
-
-def _budget(shape: Panel) -> Budget:
     p50 = {r.x: r.values["p50"] for r in shape.rows if r.system == OURS}
-    one = p50["one application"]
     further = p50[f"chain of {CHAIN}, each application"]
-    why = f"a further application costs {further:.1f} us; the rest is the invocation's own"
-    passes = one <= BUDGET_US
-    return Budget(
-        "one application of a null function, in-process", f"<= {BUDGET_US:.0f} us",
-        f"{one:.1f} us", passes, "" if passes else why,
+    budget = at_most(
+        "one application of a null function, in-process", p50["one application"], BUDGET_US, " us",
+        f"a further application costs {further:.1f} us; the rest is the invocation's own",
+        digits=".1f",
     )  # fmt: skip
+    return Findings((shape, chain, fan), _claims(chain), (budget,), tuple(skips))

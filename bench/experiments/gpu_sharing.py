@@ -1,12 +1,11 @@
-"""What workers that share a device buy.
+"""What workers that share a device gain.
 
-Nodes in this process, one after the other, with no worker, two and eight, each asked by as many
+Nodes in this process, one after the other, with no worker, two and eight, each called by as many
 threads as keep its engines busy; throughput is counted over a fixed time.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,23 +16,22 @@ import numpy as np
 from dandelion.compositions.inference import bundle as inference
 
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
+from dandelion.errors import BackendUnavailable
 from dandelion.function import Limits
 from dandelion.node import Node
 
-from ..columns import ACHIEVED
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_least
+from ..samples import ACHIEVED
 from ..systems import names
 from ..timing import throughput
-from .gpu_engines import over, started
+from .gpu_engines import gpu_node
 
 SHARED = (
     "its blocks fill a part of the units already: two bare processes under MPS, each replaying the "
     "same graph, reached 1.84 times one of them on an H200"
 )
-TWO, EIGHT = names.concurrent(2), names.concurrent(8)
 RATIO = Metric("ratio", "over the sequential engine", Unit.RATIO, better="higher")
-
 SPIN = """#include "dandelion.h"
 KERNEL void spin(GLOBAL u64 *a, u64 rounds) {
     u64 x = a[0] + LOCAL_ID(0);
@@ -41,7 +39,6 @@ KERNEL void spin(GLOBAL u64 *a, u64 rounds) {
     if (LOCAL_ID(0) == 0) { a[0] = x; }
 }
 """
-ONE = np.ones(1, np.uint64)
 
 
 def one_block(name: str, source: str, arguments: str = "") -> FunctionDocument:
@@ -52,15 +49,8 @@ def one_block(name: str, source: str, arguments: str = "") -> FunctionDocument:
       "blueprint": {{"inputs": ["a"], "buffers": {{}}, "outputs": ["a"],
         "control_flow": [{{"ExecKernel": {launch}}}]}}
     }}"""
-    files = {"work.c": source}
-    limits = Limits(wall_s=10.0)
+    files, limits = {"work.c": source}, Limits(wall_s=10.0)
     return gpu_function(name, blueprint, inputs=["a"], outputs=["a"], files=files, limits=limits)
-
-
-def documents(rounds: int) -> tuple[RegistrationDocument, ...]:
-    """Describe everything that is called here; `rounds` says how long `spin` takes."""
-    spin = one_block("spin", SPIN, f', {{"Constant": {rounds}}}')
-    return inference.document(), RegistrationDocument(functions=(spin,))
 
 
 def on_nodes(
@@ -68,7 +58,7 @@ def on_nodes(
     registered: Sequence[RegistrationDocument],
     measure: Callable[[str, int, Node], None],
 ) -> tuple[Skip, ...]:
-    """Have something measured on a node without workers, with two and with eight.
+    """Measure something on a node without workers, with two and with eight.
 
     Args:
         bench: of the experiment; small runs leave eight workers out.
@@ -76,25 +66,24 @@ def on_nodes(
         measure: gets the name of the system, how many workers it has, and the node.
 
     Returns:
-        What did not come up, and why.
+        What did not start, and why.
     """
     skips: list[Skip] = []
     for count in bench.pick((0, 2), (0, 2), (0, 2, 8)):
-        system = names.concurrent(count) if count else names.SEQUENTIAL
-        with contextlib.ExitStack() as closing:
-            bench.say(f"starting {system}")
-            node = started(bench, count, closing)
-            if isinstance(node, Skip):
-                skips.append(node)
-                continue
-            for document in registered:
-                node.register(document)
-            measure(system, count, node)
+        system = names.engines(count)
+        bench.say(f"starting {system}")
+        try:
+            with gpu_node(bench, count) as node:
+                for document in registered:
+                    node.register(document)
+                measure(system, count, node)
+        except BackendUnavailable as error:
+            skips.append(Skip(system, str(error)))
     return tuple(skips)
 
 
 def spun(rounds: int) -> int:
-    """What `spin` makes of 1, with the powers of its step instead of a loop."""
+    """Compute what `spin` makes of 1, with the powers of its step instead of a loop."""
     factor, term = 6364136223846793005, 1442695040888963407
     whole_factor, whole_term = 1, 0
     while rounds:
@@ -108,14 +97,12 @@ def spun(rounds: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """Something that is called again and again.
+class CheckedCall:
+    """A call that is made repeatedly.
 
     Attributes:
-        name: for people.
-        function: what is invoked.
-        inputs: its sets.
-        right: whether a result is what it should be.
+        function, inputs: what is invoked, and its sets.
+        right: returns whether a result is what it should be.
     """
 
     name: str
@@ -124,91 +111,86 @@ class Errand:
     right: Callable[[Mapping[str, Any]], bool]
 
 
-def errands(bench: Bench) -> tuple[int, tuple[Errand, ...]]:
-    """Give the rounds of `spin`, and what is called."""
-    rounds = bench.pick(20_000, 100_000, 2_000_000)
+def _calls(bench: Bench, rounds: int) -> tuple[CheckedCall, ...]:
     depth, shallow, batch = bench.pick((2, 1, 2), (5, 2, 4), (500, 100, 16))
-    deep = inference.example_inputs(1, depth, 1)
-    wide = inference.example_inputs(1, shallow, batch)
 
-    def layers(given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+    def layers(name: str, repetitions: int, images: int) -> CheckedCall:
+        given = inference.example_inputs(1, repetitions, images)
         wanted = inference.expected(given)
-        return lambda found: bool(inference.agrees(inference.results(found), wanted))
+        return CheckedCall(
+            name, "inference", given,
+            lambda found: bool(inference.agrees(inference.results(found), wanted)),
+        )  # fmt: skip
 
-    return rounds, (
-        Errand(
-            "one block",
-            "spin",
-            {"a": ONE},
-            lambda found: bool(found["a"].numpy(np.uint64, (-1,))[0] == spun(rounds)),
-        ),
-        Errand(f"inference x{depth}, unsaturated", "inference", deep, layers(deep)),
-        Errand(f"inference x{shallow}, batch {batch}, saturated", "inference", wide, layers(wide)),
+    spin = CheckedCall(
+        "one block", "spin", {"a": np.ones(1, np.uint64)},
+        lambda found: bool(found["a"].numpy(np.uint64, (-1,))[0] == spun(rounds)),
+    )  # fmt: skip
+    return (
+        spin,
+        layers(f"inference x{depth}, unsaturated", depth, 1),
+        layers(f"inference x{shallow}, batch {batch}, saturated", shallow, batch),
     )
 
 
 @experiment(
-    "gpu_workers",
-    group="gpu",
-    question="what do workers that share a device buy?",
-    needs_gpu=True,
+    "gpu_workers", group="gpu", question="what do workers that share a device buy?", needs_gpu=True
 )
-def workers(bench: Bench) -> Found:
+def workers(bench: Bench) -> Findings:
     """Compare the throughput of nodes with no worker, two and eight."""
-    rounds, wanted = errands(bench)
+    rounds = bench.pick(20_000, 100_000, 2_000_000)
+    calls = _calls(bench, rounds)
     found: dict[tuple[str, str], float] = {}
     notes: list[str] = []
 
     def measure(system: str, count: int, node: Node) -> None:
-        for errand in wanted:
-            bench.say(f"{system}, {errand.name}")
-            found[errand.name, system] = answered(bench, node, errand, count)
-        calls = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
-        notes.append(f"{system}: calls by engine: {calls}")
+        for call in calls:
+            bench.say(f"{system}, {call.name}")
+            found[call.name, system] = _answered(bench, node, call, count)
+        by_engine = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
+        notes.append(f"{system}: calls by engine: {by_engine}")
 
-    skips = on_nodes(bench, documents(rounds), measure)
-    rows = tuple(_row(system, errand, found) for errand, system in found)
+    spin = one_block("spin", SPIN, f', {{"Constant": {rounds}}}')
+    documents = (inference.document(), RegistrationDocument(functions=(spin,)))
+    skips = on_nodes(bench, documents, measure)
+    rows = []
+    for (call, system), rate in found.items():
+        base = found.get((call, names.SEQUENTIAL))
+        values = {"achieved_per_s": rate} | ({"ratio": rate / base} if base else {})
+        rows.append(Row(system, call, values, 1))
     panel = Panel(
-        "workers", "Throughput by workers", Axis("what is called"), (ACHIEVED, RATIO), rows,
-        Look.BARS, names.SEQUENTIAL,
+        "workers", "Throughput by workers", Axis("what is called"), (ACHIEVED, RATIO), tuple(rows),
+        Plot.BARS, names.SEQUENTIAL,
     )  # fmt: skip
-    return Found((panel,), budgets=budgets(bench, found), skips=skips, notes=tuple(notes))
+    return Findings((panel,), budgets=budgets(bench, found), skips=skips, notes=tuple(notes))
 
 
-def answered(bench: Bench, node: Node, errand: Errand, count: int) -> float:
-    """Count calls in a second, after each engine has had some and all results were right.
+def _answered(bench: Bench, node: Node, checked: CheckedCall, count: int) -> float:
+    """Count calls per second, after each engine has had some and all results were right.
 
     Raises:
         ValueError: a result is wrong.
     """
-    call = partial(node.invoke, errand.function, **errand.inputs)
+    call = partial(node.invoke, checked.function, **checked.inputs)
     callers = max(2, 2 * count)
     with ThreadPoolExecutor(callers) as pool:
         for outputs in pool.map(lambda _: call(), range(4 * (count + 1))):
-            if not errand.right(outputs):
-                raise ValueError(f"a wrong result of {errand.function}")
-    return float(throughput(call, callers, bench.pick(0.3, 1.0, 3.0)))
-
-
-def _row(system: str, errand: str, found: Mapping[tuple[str, str], float]) -> Row:
-    values = {"achieved_per_s": found[errand, system]}
-    base = found.get((errand, names.SEQUENTIAL))
-    if base:
-        values["ratio"] = found[errand, system] / base
-    return Row(system, errand, values, 1)
+            if not checked.right(outputs):
+                raise ValueError(f"a wrong result of {checked.function}")
+    return throughput(call, callers, bench.pick(0.3, 1.0, 3.0))
 
 
 def budgets(bench: Bench, found: Mapping[tuple[str, str], float]) -> tuple[Budget, ...]:
-    """Hold a GPU's figures against the budget."""
+    """Judge a GPU's values."""
     if not bench.gpu or bench.quick:
         return ()
     lines = []
-    for errand in dict.fromkeys(errand for errand, _ in found):
-        base = found.get((errand, names.SEQUENTIAL))
-        for system, limits in ((TWO, (1.9, 1.9, 0.95)), (EIGHT, (7.0, 0.0, 0.95))):
-            limit = limits[0 if errand == "one block" else 2 if "batch" in errand else 1]
-            if base and limit and (errand, system) in found:
-                ratio = found[errand, system] / base
-                lines.append(over(f"{system}, {errand}, throughput over sequential", ratio, limit,
-                                  "x", SHARED))  # fmt: skip
+    for call in dict.fromkeys(call for call, _ in found):
+        base = found.get((call, names.SEQUENTIAL))
+        for count, limits in ((2, (1.9, 1.9, 0.95)), (8, (7.0, 0.0, 0.95))):
+            system = names.concurrent(count)
+            limit = limits[0 if call == "one block" else 2 if "batch" in call else 1]
+            if base and limit and (call, system) in found:
+                path = f"{system}, {call}, throughput over sequential"
+                lines.append(at_least(path, found[call, system] / base, limit, "x", SHARED))
     return tuple(lines)

@@ -7,7 +7,7 @@ are spread over instances and merged; walks are driven with functions that cost 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dandelion.data import Item, ItemSet, SetSpec
@@ -15,28 +15,28 @@ from dandelion.dataflow.draw import to_svg
 from dandelion.dataflow.graph import Sharding, Strategy
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.sharding import Group, Partitioning, groups_of, instances, merged
+from dandelion.dataflow.sharding import Partitioning, groups_of, instances, merged
 from dandelion.dataflow.validate import check_module
 from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
 from dandelion.function import FunctionSpec
 
-from ..columns import LATENCIES, row
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Found, Look, Metric, Panel, Row, Unit
+from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit, at_most
+from ..samples import LATENCIES, row
 from ..timing import in_turns
 
 FUNCTIONS = 50
 POLICY = Partitioning("fixed", 16, 2)
-PEAK_LIMIT = 2.0
 PEAK = Metric("ratio", "peak memory over data", Unit.RATIO)
 TEXT_LIMITS_US = {"read": 200.0, "check": 50.0, "compile": 50.0, "print": 50.0, "draw": 1000.0}
 WALK_LIMITS_US = {"walk, each": 5.0, "walk, repeat": 10.0}
-Answer = Callable[[ItemSet | None], ItemSet]
+FAN = "composition Fan(x) => (y) { F(a = each x) => (y = c); }"
+LOOP = "composition Loop(x) => (y) { F(a = all x) => (y = c) repeat %d feeding (a = c); }"
 Action = Callable[[], object]
 
 
-def long_text(statements: int) -> str:
-    """A chain of applications, each with two inputs and two outputs."""
+def _long_text(statements: int) -> str:
+    """Write a chain of applications, each with two inputs and two outputs."""
     parts = [f"function F{i}(a, b) => (c, d);\n" for i in range(FUNCTIONS)]
     parts.append(f"composition Long(s0, x) => (s{statements}) {{\n")
     for i in range(statements):
@@ -45,18 +45,13 @@ def long_text(statements: int) -> str:
     return "".join([*parts, "}\n"])
 
 
-def _function(number: int) -> FunctionSpec:
-    return FunctionSpec(
-        f"F{number}", (SetSpec("a"), SetSpec("b")), (SetSpec("c"), SetSpec("d"))
-    )  # fmt: skip
-
-
-def text_actions(statements: int) -> dict[str, Action]:
-    """Everything that is done with a text, by name."""
-    text = long_text(statements)
+def _text_actions(statements: int) -> dict[str, Action]:
+    """Give everything that is done with a text, by name."""
+    text = _long_text(statements)
     module = parse(text)
     composition = module.compositions[0]
-    known = {f"F{i}": _function(i) for i in range(FUNCTIONS)}
+    sets = (SetSpec("a"), SetSpec("b")), (SetSpec("c"), SetSpec("d"))
+    known = {f"F{i}": FunctionSpec(f"F{i}", *sets) for i in range(FUNCTIONS)}
     assert check_module(module) == []
     return {
         "read": lambda: parse(text),
@@ -68,62 +63,54 @@ def text_actions(statements: int) -> dict[str, Action]:
 
 
 @experiment("language", group="dispatcher", question="What does a composition cost before it runs?")
-def language(bench: Bench) -> Found:
+def language(bench: Bench) -> Findings:
     """Read, check, compile, print and draw compositions of growing length."""
     sizes = bench.pick([10, 100], [10, 100, 500, 1000], [10, 100, 500, 1000])
     rows: list[Row] = []
     for size in sizes:
         bench.say(f"{size} statements")
-        timed = in_turns(text_actions(size), count=20, warm_up=2, seconds=8.0)
+        timed = in_turns(_text_actions(size), count=20, warm_up=2, seconds=8.0)
         rows += [row(name, float(size), timed[name], per=size) for name in timed]
     panel = Panel(
         "texts", "Each statement of a composition, by their number",
-        Axis("statements", logarithmic=True), LATENCIES, tuple(rows), Look.LINES,
+        Axis("statements", logarithmic=True), LATENCIES, tuple(rows), Plot.LINES,
     )  # fmt: skip
     longest = {r.system: r.values["p50"] for r in rows if r.x == sizes[-1]}
     budgets = tuple(
-        _within(f"{name} a composition, each of {sizes[-1]} statements", limit, longest[name])
+        at_most(
+            f"{name} a composition, each of {sizes[-1]} statements", longest[name], limit, " us"
+        )
         for name, limit in TEXT_LIMITS_US.items()
     )
-    return Found((panel,), budgets=budgets)
+    return Findings((panel,), budgets=budgets)
 
 
-def _within(path: str, limit_us: float, measured_us: float) -> Budget:
-    return Budget(
-        path, f"<= {limit_us:.0f} us", f"{measured_us:.2f} us", measured_us <= limit_us
-    )  # fmt: skip
-
-
-def items(count: int, size_bytes: int, keys: int) -> ItemSet:
-    """A set of items with bytes of their own."""
+def _items(count: int, size_bytes: int, keys: int) -> ItemSet:
+    """Make a set of items, each with its own bytes."""
     return ItemSet("s", tuple(Item(str(i), i % keys, bytes(size_bytes)) for i in range(count)))
 
 
-def _expand(groups: tuple[Group, ...], sets: list[ItemSet | None]) -> None:
-    """Make all instances."""
-    list(instances(groups, sets, POLICY))
-
-
-def sharding_actions(wide: int, square: int) -> dict[str, Action]:
-    """Expansion of `wide` items, or of two sets of `square`, and the merge of `wide` results."""
-    many, few = items(wide, 8, wide), items(square, 8, square)
-    outputs = [(ItemSet("o", (item,)),) for item in many]
-    every = (Sharding.EACH, Sharding.KEYED, Sharding.ANY_EACH, Sharding.ANY_KEYED)
-    cases: list[tuple[str, tuple[Group, ...], list[ItemSet | None]]] = [
-        (f"expand, {one.value}", groups_of([one]), [many]) for one in every
+def _sharding_actions(wide: int, square: int) -> dict[str, Action]:
+    """Expand `wide` items, or two sets of `square`, and merge `wide` results."""
+    many, few = _items(wide, 8, wide), _items(square, 8, square)
+    each, keyed = Sharding.EACH, Sharding.KEYED
+    cases: list[tuple[str, list[Sharding], Sequence[ItemSet | None]]] = [
+        (f"expand, {one.value}", [one], [many])
+        for one in (each, keyed, Sharding.ANY_EACH, Sharding.ANY_KEYED)
     ]
-    cases.append(("expand, each and all", groups_of([Sharding.EACH, Sharding.ALL]), [many, many]))
-    cases.append(("expand, each and each", groups_of([Sharding.EACH] * 2), [few, few]))
-    full = groups_of([Sharding.KEYED] * 2, (0, 1), (Strategy.FULL,))
-    cases.append(("expand, full join", full, [many, many]))
+    cases.append(("expand, each and all", [each, Sharding.ALL], [many, many]))
+    cases.append(("expand, each and each", [each, each], [few, few]))
     actions: dict[str, Action] = {
-        name: partial(_expand, groups, sets) for name, groups, sets in cases
+        name: partial(_expand, groups_of(modes), sets) for name, modes, sets in cases
     }
+    full = groups_of([keyed, keyed], (0, 1), (Strategy.FULL,))
+    outputs = [(ItemSet("o", (item,)),) for item in many]
+    actions["expand, full join"] = partial(_expand, full, [many, many])
     return actions | {"merge": lambda: merged(("o",), outputs)}
 
 
-FAN = "composition Fan(x) => (y) { F(a = each x) => (y = c); }"
-LOOP = "composition Loop(x) => (y) { F(a = all x) => (y = c) repeat %d feeding (a = c); }"
+def _expand(groups: object, sets: Sequence[ItemSet | None]) -> None:
+    list(instances(groups, sets, POLICY))  # type: ignore[arg-type]  # what groups_of gives
 
 
 def _plan(text: str) -> CompositionPlan:
@@ -131,7 +118,9 @@ def _plan(text: str) -> CompositionPlan:
     return compile_composition(parse(text).compositions[0], {"F": spec}.__getitem__)
 
 
-def drive(plan: CompositionPlan, given: ItemSet, answer: Answer) -> None:
+def _drive(
+    plan: CompositionPlan, given: ItemSet, answer: Callable[[ItemSet | None], ItemSet]
+) -> None:
     """Carry a walk to its end."""
     walk = Walk(plan, POLICY)
     out = walk.start([given])
@@ -144,19 +133,19 @@ def drive(plan: CompositionPlan, given: ItemSet, answer: Answer) -> None:
         out += walk.finished(instruction.instance, (answer(instruction.inputs[0]),))
 
 
-def walk_actions(wide: int) -> dict[str, Action]:
-    """Walks over `wide` instances or iterations, with functions that cost nothing."""
+def _walk_actions(wide: int) -> dict[str, Action]:
+    """Walk over `wide` instances or iterations, with functions that cost nothing."""
     fan, loop = _plan(FAN), _plan(LOOP % wide)
     same = ItemSet("c", (Item("out", 0, b"x"),))
-    small = items(wide, 8, wide)
+    small = _items(wide, 8, wide)
     return {
-        "walk, each": lambda: drive(fan, small, lambda _: same),
-        "walk, repeat": lambda: drive(loop, same, lambda _: same),
+        "walk, each": lambda: _drive(fan, small, lambda _: same),
+        "walk, repeat": lambda: _drive(loop, same, lambda _: same),
     }
 
 
-def peak_over_data(wide: int, size_bytes: int) -> float:
-    """Drive a walk over items, from the making of its inputs; give peak memory over data."""
+def _peak_over_data(wide: int, size_bytes: int) -> float:
+    """Drive a walk over items, including the making of its inputs; give peak memory over data."""
 
     def answer(_: ItemSet | None) -> ItemSet:
         return ItemSet("c", (Item("out", 0, bytes(size_bytes)),))
@@ -164,7 +153,7 @@ def peak_over_data(wide: int, size_bytes: int) -> float:
     plan = _plan(FAN)
     tracemalloc.start()
     try:
-        drive(plan, items(wide, size_bytes, wide), answer)
+        _drive(plan, _items(wide, size_bytes, wide), answer)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -172,33 +161,29 @@ def peak_over_data(wide: int, size_bytes: int) -> float:
 
 
 @experiment("walks", group="dispatcher", question="What do wide compositions cost by themselves?")
-def walks(bench: Bench) -> Found:
-    """Time expansion, merge and walks for each item, and take the memory of a wide walk."""
+def walks(bench: Bench) -> Findings:
+    """Time expansion, merge and walks for each item, and measure the memory of a wide walk."""
     wide = bench.pick(1000, 10_000, 10_000)
     bench.say(f"{wide} items")
     square = round(wide**0.5)
-    actions = sharding_actions(wide, square) | walk_actions(wide)
+    actions = _sharding_actions(wide, square) | _walk_actions(wide)
     timed = in_turns(actions, count=20, warm_up=2, seconds=10.0)
     per = dict.fromkeys(actions, wide) | {"expand, each and each": square * square}
     rows = tuple(row("dandelion", name, timed[name], per=per[name]) for name in actions)
     costs = Panel(
         "items", f"Each of {wide} items or instances", Axis("what is done"), LATENCIES, rows,
-        Look.BARS,
+        Plot.BARS,
     )  # fmt: skip
-    sizes = (1024, 16 * 1024)
-    peaks = {size: peak_over_data(wide, size) for size in sizes}
+    peaks = {size: _peak_over_data(wide, size) for size in (1024, 16 * 1024)}
     memory = Panel(
         "peak", f"Peak memory of a fan-out over {wide} items, over the bytes of its items",
         Axis("bytes of an item", Unit.BYTES), (PEAK,),
-        tuple(Row("dandelion", float(s), {"ratio": peaks[s]}, 1) for s in sizes), Look.TABLE,
+        tuple(Row("dandelion", float(s), {"ratio": peaks[s]}, 1) for s in peaks), Plot.TABLE,
     )  # fmt: skip
     p50 = {r.x: r.values["p50"] for r in rows}
-    worst = max(peaks.values())
-    budgets = [
-        _within(f"{name}: an instance", limit, p50[name]) for name, limit in WALK_LIMITS_US.items()
+    budgets: list[Budget] = [
+        at_most(f"{n}: an instance", p50[n], limit, " us") for n, limit in WALK_LIMITS_US.items()
     ]
-    budgets.append(
-        Budget("memory of a wide composition", f"<= {PEAK_LIMIT:.0f}x its data", f"{worst:.2f}x",
-               worst <= PEAK_LIMIT)
-    )  # fmt: skip
-    return Found((costs, memory), budgets=tuple(budgets))
+    worst = max(peaks.values())
+    budgets.append(at_most("memory of a wide composition", worst, 2, "x", of=" its data"))
+    return Findings((costs, memory), budgets=tuple(budgets))

@@ -1,13 +1,13 @@
 """The tables of PyPlover: what a chain of kernels costs cold, warm, hot and without a platform.
 
-==== =========================== ==================================================================
+===== =========================== =================================================================
       PyPlover                    here
-==== =========================== ==================================================================
+===== =========================== =================================================================
 cold  a new container             a new node and a new engine process; then register and call
-warm  a container that was paused the engine is up, the function is new to it: register and call
+warm  a container that was paused the engine is ready, the function is new to it: register and call
 hot   a container that runs       the function was called before
 local the kernels, by a program   the bare loop: memory, code and constants are there
-==== =========================== ==================================================================
+===== =========================== =================================================================
 
 So our warm start loads code and constants, which PyPlover's paused container still has.
 """
@@ -17,24 +17,25 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dandelion.data import Item, ItemSet
 from dandelion.errors import DandelionError, InternalError
 from dandelion.function import FunctionSpec
-from dandelion.node import Node, Settings
+from dandelion.node import Node
 
 from ..experiment import Bench, experiment
-from ..histogram import Histogram
 from ..load import HttpRequest, closed_loop
-from ..records import Axis, Claim, Found, Look, Metric, Panel, Row, Skip, Unit
+from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
+from ..samples import Samples
 from ..systems import names
-from ..systems.bare import Lane, bare_device
-from ..systems.plover_chains import Chain, network, vector_addition
-from ..systems.servers import ServerFailed, node_server
-from ..systems.tenants import split, wait_ready
+from ..systems.bare import bare_device
+from ..systems.contenders import Lineup, network_contenders
+from ..systems.functions import KernelChain, network, vector_addition
+from ..systems.nodes import MIB, gpu_settings, node_server, one_item, open_node, staged_call
 from ..timing import in_turns
+from .http_calls import load_row
+from .kaas_alone import Stages, stage_medians
 
 STAGES = {
     "start": "start node and engine",
@@ -55,39 +56,26 @@ HOT = (
     Metric("p99", "99th percentile", Unit.US, drawn=False),
     Metric("lowest", "fastest", Unit.US, drawn=False),
 )
-NO_DEVICE = "no backend for GPU functions works here: pip install dandelion-engine[opencl]"
+SERVING = (
+    Metric("p50", "median latency", Unit.US, logarithmic=True),
+    Metric("p99", "99th percentile", Unit.US, logarithmic=True, drawn=False),
+    Metric("achieved_per_s", "requests", Unit.PER_SECOND, drawn=False, better="higher"),
+)
 NAME = names.SEQUENTIAL
-MIB = 1024 * 1024
-_MOST_MIB = 256
-_EXACT = (
-    "Stages are measured with a wait after each, which makes a call a little longer; hot calls are "
-    "measured without."
+OVER_HTTP = f"{NAME}, over HTTP"
+_POOL_MIB = 256
+_NOTES = (
+    "Stages are measured with a wait after each, unlike hot calls, which makes a call longer.",
+    "Our warm start loads code and constants; PyPlover's paused container still has them.",
 )
-_PAUSED = "Our warm start loads code and constants; PyPlover's paused container still has them."
-
-Stages = dict[str, float]
-
-
-@experiment(
-    "plover_vecadd",
-    group="plover",
-    question="what does a vector addition cost cold, warm, hot and without a platform?",
-    source="PyPlover, Figure 9",
+_PEERS = (
+    "Peers run the network in PyTorch, one launch after the other; the dedicated server and the "
+    "node run our kernels. All have the same weights on the device, and results are compared."
 )
-def vecadd(bench: Bench) -> Found:
-    """Add vectors of a million numbers, one of which is a constant."""
-    return _starts(bench, vector_addition(), _vecadd_claims)
-
-
-@experiment(
-    "plover_cnn",
-    group="plover",
-    question="what does a small network cost cold, warm, hot and without a platform?",
-    source="PyPlover, Figure 10",
+_ISOLATION = (
+    "Only the node isolates: it zeroes what a request used, and a fault ends one engine. LitServe "
+    "takes and gives JSON, Triton a little JSON before the bytes, all others bytes."
 )
-def cnn(bench: Bench) -> Found:
-    """Classify an image with six launches."""
-    return _starts(bench, network(), _cnn_claims)
 
 
 @dataclass(slots=True)
@@ -95,7 +83,7 @@ class Starts:
     """Stages of every start of each kind, and the latency of hot calls by system."""
 
     stages: dict[str, list[Stages]] = field(default_factory=dict)
-    hot: dict[str, Histogram] = field(default_factory=dict)
+    hot: dict[str, Samples] = field(default_factory=dict)
     skips: list[Skip] = field(default_factory=list)
 
     def total_ms(self, kind: str) -> float:
@@ -103,99 +91,96 @@ class Starts:
         return statistics.median(s["total"] for s in self.stages[kind]) / 1e3
 
 
-def _starts(bench: Bench, chain: Chain, claims: Callable[[Starts], list[Claim]]) -> Found:
-    if not bench.backend:
-        return Found((), skips=(Skip(chain.name, NO_DEVICE),))
+@experiment(
+    "plover_vecadd", group="plover", needs_device=True, source="PyPlover, Figure 9",
+    question="what does a vector addition cost cold, warm, hot and without a platform?",
+)  # fmt: skip
+def vecadd(bench: Bench) -> Findings:
+    """Add vectors of a million numbers, one of which is a constant."""
+    return _starts(bench, vector_addition(), vecadd_claims)
+
+
+@experiment(
+    "plover_cnn", group="plover", needs_device=True, source="PyPlover, Figure 10",
+    question="what does a small network cost cold, warm, hot and without a platform?",
+)  # fmt: skip
+def cnn(bench: Bench) -> Findings:
+    """Classify an image with six launches."""
+    return _starts(bench, network(), cnn_claims)
+
+
+def _starts(bench: Bench, chain: KernelChain, claims: Callable[[Starts], list[Claim]]) -> Findings:
     found = Starts()
-    _first(bench, chain)
-    repetitions = bench.pick(1, 5, 5)
-    found.stages["cold"] = [_cold(bench, chain) for _ in range(repetitions)]
+    bench.say(f"{chain.name}: compiling")  # so that it is in the cache of compiled code
+    with _node(bench) as node:
+        node.register(chain.document)
+        _called(node, chain)
+    bench.say(f"{chain.name}: cold")
+    found.stages["cold"] = [cold_start(bench, chain) for _ in range(bench.pick(1, 5, 5))]
     with _node(bench, exact=True) as node:
-        found.stages["warm"] = [_warm(node, chain) for _ in range(bench.pick(2, 20, 40))]
-        found.stages["hot"] = _hot(node, chain, bench.pick(20, 100, 300))
-    with bare_device(bench.backend) as device, device.lane(chain.work) as lane:
-        local = _local(lane, chain, bench.pick(20, 100, 300))
-        found.stages["local"] = [{"local": us, "total": us} for us in local]
+        found.stages["warm"] = [warm_start(node, chain) for _ in range(bench.pick(2, 20, 40))]
+        found.stages["hot"] = hot_calls(node, chain, bench.pick(20, 100, 300))
+    bench.say(f"{chain.name}: hot")
+    with bare_device(bench.backend) as device, device.stream(chain.work) as stream:
+        if not chain.expected(stream.run(chain.body)):
+            raise InternalError(f"the bare loop of {chain.name} gave a wrong result")
+        local = in_turns({"": stream.go}, count=bench.pick(20, 100, 300), warm_up=0)[""]
+        found.stages["local"] = [{"local": ns / 1e3, "total": ns / 1e3} for ns in local.ns]
         with _node(bench) as node:
             node.register(chain.document)
-            found.hot = _in_turns(bench, node, lane, chain)
+            sets = one_item(chain.work.entry, chain.body)
+            actions: dict[str, Callable[[], object]] = {
+                names.BARE: stream.go,
+                NAME: lambda: node.invoke_sets(chain.function, sets),
+            }
+            count, seconds = bench.pick(50, 500, 2000), bench.pick(0.3, 3.0, 4.0)
+            found.hot = in_turns(actions, count=count, seconds=seconds)
     _over_http(bench, chain, found)
     rows = tuple(
-        Row(names.BARE if kind == "local" else NAME, kind, _medians(stages), len(stages))
+        Row(names.BARE if kind == "local" else NAME, kind, stage_medians(stages), len(stages))
         for kind, stages in found.stages.items()
     )
-    hot = tuple(Row(n, "hot", h.values(), h.count) for n, h in found.hot.items())
+    hot = tuple(Row(n, "hot", s.values(), s.count) for n, s in found.hot.items())
     title = f"{chain.name}: one call, by stage"
-    return Found(
-        (
-            Panel(f"{chain.function}_starts", title, Axis("start"), METRICS, rows, Look.STACKED),
-            Panel(f"{chain.function}_hot", f"{chain.name}: hot calls", Axis("start"), HOT, hot,
-                  Look.BARS, names.BARE),
-        ),
-        tuple(claims(found)),
-        skips=tuple(found.skips),
-        notes=(_EXACT, _PAUSED),
+    panels = (
+        Panel(f"{chain.function}_starts", title, Axis("start"), METRICS, rows, Plot.STACKED),
+        Panel(f"{chain.function}_hot", f"{chain.name}: hot calls", Axis("start"), HOT, hot,
+              Plot.BARS, names.BARE),
     )  # fmt: skip
+    return Findings(panels, tuple(claims(found)), skips=tuple(found.skips), notes=_NOTES)
 
 
 def _settings(bench: Bench, *, exact: bool) -> dict[str, object]:
-    options = {"workers": "0", "pool_bytes": f"{_MOST_MIB}M"}
-    if bench.gpu:
-        options["weights"] = f"{_MOST_MIB}M"
-    if exact:
-        options["exact_stages"] = "true"
-    return {
-        "backends": (bench.backend,),
-        "options": {bench.backend: options},
-        "arena_bytes": _MOST_MIB * MIB,
-        "cache_bytes": 0,
-    }
+    options = {"weights": f"{_POOL_MIB}M"} if bench.gpu else {}
+    options |= {"exact_stages": "true"} if exact else {}
+    pool, arena_bytes = f"{_POOL_MIB}M", _POOL_MIB * MIB
+    return gpu_settings(bench.backend, 0, pool, arena_bytes, **options) | {"cache_bytes": 0}
 
 
 @contextlib.contextmanager
 def _node(bench: Bench, *, exact: bool = False) -> Iterator[Node]:
-    """Give a node with one engine that is up."""
-    node = Node(Settings(**_settings(bench, exact=exact)))  # type: ignore[arg-type]  # by name
-    try:
-        node.start()
-        wait_ready(node, 0)
+    with open_node(_settings(bench, exact=exact), 1) as node:
         yield node
-    finally:
-        node.close()
 
 
-def _called(node: Node, chain: Chain) -> Stages:
-    sets = {chain.entry: ItemSet(chain.entry, (Item("x", 0, chain.body),))}
-    began = time.perf_counter_ns()
-    outcome = node.invoke_sets(chain.function, sets)
-    total = (time.perf_counter_ns() - began) / 1e3
-    reply = outcome.sets[chain.result]
+def _called(node: Node, chain: KernelChain) -> Stages:
+    result, stages = staged_call(node, chain.function, one_item(chain.work.entry, chain.body))
+    reply = result.sets[chain.work.result]
     if reply is None or not chain.expected(reply.bytes()):
         raise InternalError(f"{chain.name} gave a wrong result")
-    stages: Stages = split(outcome.trace, total)
     return stages
 
 
-def _first(bench: Bench, chain: Chain) -> None:
-    """Have the source compiled, so that it is in the cache of compiled code."""
-    bench.say(f"{chain.name}: compiling")
-    with _node(bench) as node:
-        node.register(chain.document)
-        _called(node, chain)
-
-
-def _cold(bench: Bench, chain: Chain) -> Stages:
-    bench.say(f"{chain.name}: cold")
+def cold_start(bench: Bench, chain: KernelChain) -> Stages:
+    """Start a node, register the function and call it."""
     began = time.perf_counter_ns()
     with _node(bench, exact=True) as node:
-        started = time.perf_counter_ns()
+        start = (time.perf_counter_ns() - began) / 1e3
         stages = _registered(node, chain)
-    start = (started - began) / 1e3
     return stages | {"start": start, "total": stages["total"] + start}
 
 
-def _registered(node: Node, chain: Chain) -> Stages:
-    """Register the function and call it."""
+def _registered(node: Node, chain: KernelChain) -> Stages:
     began = time.perf_counter_ns()
     node.register(chain.document)
     register = (time.perf_counter_ns() - began) / 1e3
@@ -203,114 +188,100 @@ def _registered(node: Node, chain: Chain) -> Stages:
     return stages | {"register": register, "total": stages["total"] + register}
 
 
-def _warm(node: Node, chain: Chain) -> Stages:
-    """Register, call, and have the function forgotten again."""
+def warm_start(node: Node, chain: KernelChain) -> Stages:
+    """Register the function, call it, and remove it again."""
     stages = _registered(node, chain)
     node.remove(FunctionSpec, chain.function)
     return stages
 
 
-def _hot(node: Node, chain: Chain, count: int) -> list[Stages]:
+def hot_calls(node: Node, chain: KernelChain, count: int) -> list[Stages]:
+    """Call a function that was called before."""
     node.register(chain.document)
-    for _ in range(10):
-        _called(node, chain)
-    return [_called(node, chain) for _ in range(count)]
+    return [_called(node, chain) for _ in range(10 + count)][10:]
 
 
-def _local(lane: Lane, chain: Chain, count: int) -> list[float]:
-    if not chain.expected(lane.run(chain.body)):
-        raise InternalError(f"the bare loop of {chain.name} gave a wrong result")
-    found = []
-    for _ in range(count):
-        began = time.perf_counter_ns()
-        lane.go()
-        found.append((time.perf_counter_ns() - began) / 1e3)
-    return found
-
-
-def _in_turns(bench: Bench, node: Node, lane: Lane, chain: Chain) -> dict[str, Histogram]:
-    bench.say(f"{chain.name}: hot")
-    sets = {chain.entry: ItemSet(chain.entry, (Item("x", 0, chain.body),))}
-    actions: dict[str, Callable[[], object]] = {
-        names.BARE: lane.go,
-        NAME: lambda: node.invoke_sets(chain.function, sets),
-    }
-    count = bench.pick(50, 500, 2000)
-    found: dict[str, Histogram] = in_turns(actions, count=count, seconds=bench.pick(0.3, 3.0, 4.0))
-    return found
-
-
-def _over_http(bench: Bench, chain: Chain, found: Starts) -> None:
+def _over_http(bench: Bench, chain: KernelChain, found: Starts) -> None:
     bench.say(f"{chain.name}: hot, over HTTP")
-    settings = _settings(bench, exact=False)
     try:
-        with node_server(settings, (chain.document,)) as server:
+        with node_server(_settings(bench, exact=False), (chain.document,), engines=1) as server:
             request = HttpRequest(f"/v1/invoke/{chain.function}", chain.body)
             seconds, warm_up = bench.pick((0.3, 0.2), (2.0, 0.5), (3.0, 0.5))
             load = closed_loop(server.port, request, callers=1, seconds=seconds, warm_up_s=warm_up)
-    except (ServerFailed, DandelionError) as error:
+    except DandelionError as error:
         found.skips.append(Skip("dandelion over HTTP", str(error)))
         return
     if load.failed or not load.count:
         found.skips.append(Skip("dandelion over HTTP", load.note or "no answers"))
         return
-    found.hot[f"{NAME}, over HTTP"] = Histogram.of(load.latency)
+    found.hot[OVER_HTTP] = load.latency
 
 
-def _medians(found: Sequence[Stages]) -> Stages:
-    return {key: statistics.median(stages[key] for stages in found) for key in found[0]}
-
-
-def _us(found: Histogram) -> float:
-    median: float = found.values()["p50"]
-    return median
-
-
-def _vecadd_claims(found: Starts) -> list[Claim]:
+def vecadd_claims(found: Starts) -> list[Claim]:
+    """Compare with PyPlover's Figure 9."""
     cold, local = found.total_ms("cold"), found.total_ms("local")
-    run_ms = sum(_medians(found.stages["hot"])[k] for k in ("copy_in", "kernels", "copy_out")) / 1e3
+    hot = stage_medians(found.stages["hot"])
+    run_ms = sum(hot[key] for key in ("copy_in", "kernels", "copy_out")) / 1e3
     return [
         Claim(
             "PyPlover, Figure 9",
             "a cold start takes 2915 ms, of which 2831 ms are the platform's: 37 times as long as "
             "the program without it (79 ms, with all it has to set up)",
-            f"{cold:.0f} ms, of which {_medians(found.stages['cold'])['start'] / 1e3:.0f} ms start "
-            f"node and engine; the bare loop takes {local:.2f} ms without any set-up",
+            f"{cold:.0f} ms, of which {stage_medians(found.stages['cold'])['start'] / 1e3:.0f} ms "
+            f"start node and engine; the bare loop takes {local:.2f} ms without any set-up",
             cold < 2915,
         ),
-        Claim(
-            "PyPlover, Figure 9",
-            "running the kernel takes 20.8 ms with its copies",
-            f"{run_ms:.2f} ms",
-            None,
-        ),
-    ]
+        Claim("PyPlover, Figure 9", "running the kernel takes 20.8 ms with its copies",
+              f"{run_ms:.2f} ms"),
+    ]  # fmt: skip
 
 
-def _cnn_claims(found: Starts) -> list[Claim]:
+def cnn_claims(found: Starts) -> list[Claim]:
+    """Compare with PyPlover's Figure 10."""
     cold, warm = found.total_ms("cold"), found.total_ms("warm")
-    hot, bare = _us(found.hot[NAME]), _us(found.hot[names.BARE])
+    hot, bare = found.hot[NAME].median, found.hot[names.BARE].median
+    source = "PyPlover, Figure 10"
     claims = [
         Claim(
-            "PyPlover, Figure 10",
+            source,
             "a cold start takes 2156 ms, a warm one 94 ms, a hot call 1.04 ms",
             f"{cold:.0f} ms, {warm:.2f} ms and {hot / 1e3:.3f} ms, in the process of the node",
             cold < 2156 and warm < 94 and hot < 1040,
         ),
         Claim(
-            "PyPlover, Figure 10",
+            source,
             "the platform adds 0.2 ms to a hot call of 0.2 ms of work",
             f"{(hot - bare) / 1e3:.3f} ms over the bare loop's {bare / 1e3:.3f} ms",
             hot - bare < 200,
         ),
     ]
-    if (http := found.hot.get(f"{NAME}, over HTTP")) is not None:
-        claims.append(
-            Claim(
-                "PyPlover, Figure 10",
-                "a hot call takes 1.04 ms, with HTTP and JSON",
-                f"{_us(http) / 1e3:.3f} ms with HTTP and bytes",
-                _us(http) < 1040,
-            )
-        )
+    if (http := found.hot.get(OVER_HTTP)) is not None:
+        measured = f"{http.median / 1e3:.3f} ms with HTTP and bytes"
+        says = "a hot call takes 1.04 ms, with HTTP and JSON"
+        claims.append(Claim(source, says, measured, http.median < 1040))
     return claims
+
+
+@experiment(
+    "plover_peers", group="plover", needs_device=True,
+    question="what does it cost to serve the same small network in other ways?",
+)  # fmt: skip
+def peers(bench: Bench) -> Findings:
+    """Ask every server that is installed, in turns, with one caller and with several."""
+    chain = network()
+    rows: list[Row] = []
+    seconds = bench.pick(0.3, 1.0, 2.0)
+    with Lineup(bench, network_contenders(bench, chain)) as lineup:
+        lineup.check(chain.work.name, chain.body, chain.expected)
+        for callers in bench.pick((1,), (1, 8), (1, 8, 32)):
+            for running in lineup.running:
+                bench.say(f"{callers} callers, {running.name}")
+                request = running.unchecked(chain.work.name, chain.body)
+                load = closed_loop(
+                    running.server.port, request, callers=callers, seconds=seconds, warm_up_s=0.3
+                )
+                rows.append(load_row(running.name, callers, load))
+    title = f"{chain.name} over HTTP, callers that wait for their answers"
+    axis = Axis("callers", logarithmic=True)
+    panel = Panel("serving", title, axis, SERVING, tuple(rows), baseline=names.DEDICATED)
+    return Findings((panel,), skips=tuple(lineup.skips), notes=(_PEERS, _ISOLATION))

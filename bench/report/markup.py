@@ -1,12 +1,12 @@
-"""HTML that cannot be forgotten to be escaped: text is escaped unless it is `Markup` already."""
+"""HTML: text is escaped unless it is `Markup` already."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable
 
-from ..sheets import Column
-from ..units import printable
+from .tables import Column
+from .units import printable
 
 
 class Markup(str):
@@ -19,17 +19,23 @@ def element(tag: str, *children: str, **attributes: str | bool) -> Markup:
     """Make an element.
 
     Args:
-        tag: its name; a name of ours, not of an outcome.
+        tag: its name; a name of ours, not of a result.
         children: text, which is made printable and escaped, or `Markup`, which is not.
         attributes: ``class_`` is ``class``, other underscores are hyphens; True gives an attribute
             without a value, False or an empty text none.
     """
-    inner = "".join(escaped(child) for child in children)
-    return Markup(f"<{tag}{_attributes(attributes)}>{inner}</{tag}>")
+    parts = [tag]
+    for name, value in attributes.items():
+        name = name.rstrip("_").replace("_", "-")
+        if value is True:
+            parts.append(name)
+        elif value:
+            parts.append(f'{name}="{escaped(str(value))}"')
+    return Markup(f"<{' '.join(parts)}>{joined(children)}</{tag}>")
 
 
 def joined(parts: Iterable[str]) -> Markup:
-    """Put parts after each other, escaping what is not markup."""
+    """Concatenate parts, escaping what is not markup."""
     return Markup("".join(escaped(part) for part in parts))
 
 
@@ -41,30 +47,18 @@ def escaped(text: str) -> Markup:
 def table(columns: Iterable[Column], rows: Iterable[Iterable[str]], **attributes: str) -> Markup:
     """Make a table with a row of headings; the first cell of each row is its heading."""
     columns = list(columns)
-    head = joined(_cell("th", c, c.title, scope="col") for c in columns)
-    body = joined(element("tr", _row(columns, list(row))) for row in rows)
+    head = joined(_cell("th", c, c.title, "col") for c in columns)
+    body = joined(
+        element("tr", *(
+            _cell("td" if i else "th", column, cell, "" if i else "row")
+            for i, (column, cell) in enumerate(zip(columns, row, strict=True))
+        ))
+        for row in rows
+    )  # fmt: skip
     parts = element("thead", element("tr", head)), element("tbody", body)
-    scrolled = element("table", *parts, **attributes)
-    return element("div", scrolled, class_="scroll", tabindex="0")
+    return element("div", element("table", *parts, **attributes), class_="scroll", tabindex="0")
 
 
-def _row(columns: list[Column], cells: list[str]) -> Markup:
-    first = _cell("th", columns[0], cells[0], scope="row")
-    rest = zip(columns[1:], cells[1:], strict=True)
-    return joined([first, *(_cell("td", column, cell) for column, cell in rest)])
-
-
-def _cell(tag: str, column: Column, content: str, scope: str = "") -> Markup:
+def _cell(tag: str, column: Column, content: str, scope: str) -> Markup:
     kind = "figure" if column.figures else "note" if column.title == "note" else ""
     return element(tag, content, class_=kind, scope=scope)
-
-
-def _attributes(attributes: dict[str, str | bool]) -> str:
-    text = ""
-    for name, value in attributes.items():
-        name = name.rstrip("_").replace("_", "-")
-        if value is True:
-            text += f" {name}"
-        elif value:
-            text += f' {name}="{escaped(str(value))}"'
-    return text

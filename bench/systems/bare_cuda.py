@@ -1,6 +1,6 @@
-"""Bare work on CUDA and HIP, through the same table of functions as the backends.
+"""Bare workloads on CUDA and HIP, through the same table of functions as the backends.
 
-Contexts belong to threads, so a lane takes hold of the device in the thread that makes it.
+Contexts belong to threads, so a stream retains the device in the thread that makes it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from dandelion.errors import BackendUnavailable, DeviceFault
 from dandelion.function import digest_of
 from dandelion.memory.context import address_of
 
-from .bare import BareDevice, Lane, Step, Work
+from ..processes import Closeable
+from .bare import BareDevice, BareLaunch, BareStream, Workload
 
 _DEVICES = {"cuda": CudaDevice, "hip": HipDevice}
 
 
 def device(backend: str) -> BareDevice:
-    """Open device 0 of ``cuda`` or ``hip``; see `BareCudaLike`."""
+    """Open device 0 of ``cuda`` or ``hip``."""
     return BareCudaLike(backend)
 
 
-class Binding:
+class CheckedCalls:
     """A table of functions of which every failure is an error."""
 
     def __init__(self, backend: str) -> None:
@@ -49,28 +50,8 @@ class Binding:
         return answer[1] if len(answer) > 1 else None
 
 
-class Pinned:
-    """Host memory that is registered with the device, in whole pages."""
-
-    def __init__(self, binding: Binding, size_bytes: int) -> None:
-        self._binding = binding
-        self._map = mmap.mmap(-1, size_bytes)
-        whole = memoryview(self._map)
-        self._address = address_of(whole)
-        self.view = whole[:size_bytes]
-        registered = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        binding.do("register", binding.calls.host_register(self._address, registered, 0))
-
-    def close(self) -> None:
-        """Unregister it; the memory goes with its last view."""
-        self._binding.calls.host_unregister(self._address)
-
-
 class BareCudaLike(BareDevice):
-    """Device 0 of CUDA or HIP.
-
-    Args:
-        backend: ``cuda`` or ``hip``.
+    """Device 0 of ``cuda`` or ``hip``.
 
     Raises:
         BackendUnavailable: the binding or the device is missing.
@@ -79,56 +60,58 @@ class BareCudaLike(BareDevice):
     graphs = True
 
     def __init__(self, backend: str) -> None:
-        self.binding = Binding(backend)
-        calls = self.binding.calls
+        self.checked = CheckedCalls(backend)
+        calls = self.checked.calls
         try:
-            self.binding.do("initialize", calls.initialize(0))
-            self.binding.do("open", calls.retain(0))
+            self.checked.do("initialize", calls.initialize(0))
+            self.checked.do("open", calls.retain(0))
         except (DeviceFault, RuntimeError) as error:  # the binding found no library
             remedy = _DEVICES[backend].remedy
             raise BackendUnavailable(backend, str(error), remedy) from None
-        self.arch: str = self.binding.do("open", calls.archs(0))[0]
+        self.arch: str = self.checked.do("open", calls.archs(0))[0]
+        units = calls.device_attribute(calls.attributes.compute_units, 0)
+        self.compute_units = int(self.checked.do("attribute", units))
         self._open = True
 
-    def lane(self, work: Work, *, graph: bool = False) -> Lane:
-        return CudaLikeLane(self.binding, self.arch, work, graph)
+    def stream(self, work: Workload, *, graph: bool = False) -> BareStream:
+        return CudaLikeStream(self.checked, self.arch, work, graph)
 
     def close(self) -> None:
         if self._open:
             self._open = False
-            self.binding.calls.release(0)
+            self.checked.calls.release(0)
 
 
-class CudaLikeLane(Lane):
-    """One stream; see `Lane`."""
+class CudaLikeStream(BareStream):
+    """One stream; see `BareStream`."""
 
-    def __init__(self, binding: Binding, arch: str, work: Work, graph: bool) -> None:
+    def __init__(self, checked: CheckedCalls, arch: str, work: Workload, graph: bool) -> None:
         self.work = work
-        self._binding = binding
-        self._calls = calls = binding.calls
-        self._kept: list[Any] = []  # memory that packed arguments lie in
+        self._do = checked.do
+        self._calls = calls = checked.calls
+        self._packed: list[Any] = []  # memory of packed arguments
         self._closing = contextlib.ExitStack()
-        binding.do("open", calls.retain(0))
+        self._do("open", calls.retain(0))
         self._closing.callback(calls.release, 0)
         try:
-            self.stream = binding.do("stream", calls.create_stream(1))
+            self.stream = self._do("stream", calls.create_stream(1))
             self._closing.callback(calls.destroy_stream, self.stream)
-            self._prepare(binding.do("load", calls.load_module(self._binary(arch))))
+            self._prepare(self._do("load", calls.load_module(self._binary(arch))))
             self._graph = self._captured() if graph else None
         except BaseException:
             self.close()
             raise
 
     def _prepare(self, module: Any) -> None:
-        calls, do, work = self._calls, self._binding.do, self.work
-        self._closing.callback(calls.unload_module, module)
+        work = self.work
+        self._closing.callback(self._calls.unload_module, module)
         self._places = {name: self._memory(size) for name, size in work.buffers.items()}
         self.source = self._pinned(work.buffers[work.entry])
         self.target = self._pinned(work.buffers[work.result])
         self.zero()
         for name, content in work.constants.items():
             place = self._places[name][1]
-            do("copy", calls.copy_in(place, content, len(content), self.stream))
+            self._do("copy", self._calls.copy_in(place, content, len(content), self.stream))
         self.wait()
         self._entry, self._result = self._places[work.entry][1], self._places[work.result][1]
         self._launches = [self._launch(module, step) for step in work.steps] * work.times
@@ -144,65 +127,67 @@ class CudaLikeLane(Lane):
 
     def _memory(self, size_bytes: int) -> tuple[int, Any]:
         """Allocate device memory; give its address as a number and as the binding wants it."""
-        address = int(self._binding.do("allocate", self._calls.allocate(size_bytes)))
+        address = int(self._do("allocate", self._calls.allocate(size_bytes)))
         place = self._calls.pointer(address)
         self._closing.callback(self._calls.free, place)
         return address, place
 
     def _pinned(self, size_bytes: int) -> memoryview:
-        made = Pinned(self._binding, size_bytes)
-        self._closing.callback(made.close)
-        return made.view
+        """Give host memory that is registered with the device, in whole pages."""
+        whole = memoryview(mmap.mmap(-1, size_bytes))
+        address, pages = address_of(whole), -(-size_bytes // mmap.PAGESIZE)
+        self._do("register", self._calls.host_register(address, pages * mmap.PAGESIZE, 0))
+        self._closing.callback(self._calls.host_unregister, address)
+        return whole[:size_bytes]
 
-    def _launch(self, module: Any, step: Step) -> tuple[Any, ...]:
-        kernel = self._binding.do("kernel", self._calls.get_kernel(module, step.kernel.encode()))
+    def _launch(self, module: Any, step: BareLaunch) -> tuple[Any, ...]:
+        kernel = self._do("kernel", self._calls.get_kernel(module, step.kernel.encode()))
         values = [self._places[a][0] if isinstance(a, str) else a for a in step.arguments]
         slots = [ctypes.c_uint64(value) for value in values]
         pointers = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(s) for s in slots))
-        self._kept += (slots, pointers)
+        self._packed += (slots, pointers)
         return (kernel, *step.grid, *step.block, 0, self.stream, ctypes.addressof(pointers), 0)
 
     def _captured(self) -> Any:
-        calls, do = self._calls, self._binding.do
+        calls, do = self._calls, self._do
         do("capture", calls.begin_capture(self.stream))
-        self.launch()
+        self._launch_all()
         graph = do("capture", calls.end_capture(self.stream))
-        made = do("instantiate", calls.instantiate(graph))
-        self._closing.callback(calls.destroy_executable, made)
+        executable = do("instantiate", calls.instantiate(graph))
+        self._closing.callback(calls.destroy_executable, executable)
         do("capture", calls.destroy_graph(graph))
-        do("upload", calls.upload(made, self.stream))
+        do("upload", calls.upload(executable, self.stream))
         self.wait()
-        return made
+        return executable
 
-    def launch(self) -> None:
-        """Ask for all launches, one by one."""
+    def _launch_all(self) -> None:
         launch = self._calls.launch
         for arguments in self._launches:
             error = launch(*arguments)[0]
             if error:
-                self._binding.do("launch", (error,))
+                self._do("launch", (error,))
 
     def enqueue(self) -> None:
-        calls, do, stream = self._calls, self._binding.do, self.stream
+        calls, do, stream = self._calls, self._do, self.stream
         do("copy in", calls.copy_in(self._entry, self.source, self.source.nbytes, stream))
         if self._graph is None:
-            self.launch()
+            self._launch_all()
         else:
             do("replay", calls.replay(self._graph, stream))
         do("copy out", calls.copy_out(self.target, self._result, self.target.nbytes, stream))
 
     def wait(self) -> None:
-        self._binding.do("wait", self._calls.synchronize(self.stream))
+        self._do("wait", self._calls.synchronize(self.stream))
 
     def zero(self) -> None:
-        """Ask for what an engine does after a call: zero the memory that it used."""
+        """Enqueue what an engine does after a call: zero the memory that it used."""
         for name, (_, place) in self._places.items():
             if name not in self.work.constants:
                 size = self.work.buffers[name]
-                self._binding.do("zero", self._calls.fill(place, 0, size, self.stream))
+                self._do("zero", self._calls.fill(place, 0, size, self.stream))
 
     def go_and_zero(self) -> None:
-        """Do the work, and ask for the zeroing that an engine would do."""
+        """Run the workload, and enqueue the zeroing that an engine would do."""
         self.go()
         self.zero()
 
@@ -210,47 +195,49 @@ class CudaLikeLane(Lane):
         self._closing.close()
 
 
-class BestMemory:
-    """Memory of the device and of the host as CUDA's own functions give it, and no more.
+class VendorMemory(Closeable):
+    """Memory of the device and pinned memory of the host, from CUDA's own functions.
 
-    Copies come from memory that CUDA allocated for that; zeroing fills words. It is what copies
-    from an arena and an engine's zeroing are held against.
+    Copies from an arena and an engine's zeroing are compared with it.
 
     Args:
-        opened: a device of CUDA.
         size_bytes: of the memory on the device; a multiple of 4.
-        host_bytes: of the memory on the host; at most as much.
+        host_bytes: of the memory on the host, at most as much; 0 for none.
+
+    A context has to be current.
     """
 
-    def __init__(self, opened: BareCudaLike, size_bytes: int, host_bytes: int) -> None:
+    def __init__(self, size_bytes: int, host_bytes: int = 0) -> None:
         self._cu: Any = importlib.import_module("cuda.bindings.driver")
-        self._do = opened.binding.do
-        self._size_bytes = size_bytes
-        self._host_bytes = host_bytes
+        self._size_bytes, self._host_bytes = size_bytes, host_bytes
         self._closing = contextlib.ExitStack()
         try:
-            self._stream = self._do("stream", self._cu.cuStreamCreate(1))
+            self._stream = self._do(self._cu.cuStreamCreate(1))
             self._closing.callback(self._cu.cuStreamDestroy, self._stream)
-            self._place = self._do("allocate", self._cu.cuMemAlloc(size_bytes))
+            self._place = self._do(self._cu.cuMemAlloc(size_bytes))
             self._closing.callback(self._cu.cuMemFree, self._place)
-            self._host = self._do("host", self._cu.cuMemHostAlloc(host_bytes, 0))
-            self._closing.callback(self._cu.cuMemFreeHost, self._host)
+            if host_bytes:
+                self._host = self._do(self._cu.cuMemHostAlloc(host_bytes, 0))
+                self._closing.callback(self._cu.cuMemFreeHost, self._host)
         except BaseException:
             self.close()
             raise
 
+    def _do(self, answer: tuple[Any, ...]) -> Any:
+        if int(answer[0]):
+            raise DeviceFault("bare cuda", "memory", str(answer[0]))
+        return answer[1] if len(answer) > 1 else None
+
     def copy_in(self) -> None:
         """Copy all of the host's memory to the device, and wait."""
         size = self._host_bytes
-        self._do("copy", self._cu.cuMemcpyHtoDAsync(self._place, self._host, size, self._stream))
-        self._do("wait", self._cu.cuStreamSynchronize(self._stream))
+        self._do(self._cu.cuMemcpyHtoDAsync(self._place, self._host, size, self._stream))
+        self._do(self._cu.cuStreamSynchronize(self._stream))
 
     def zero(self) -> None:
         """Fill all of the device's memory with zero words, and wait."""
-        words = self._size_bytes // 4
-        self._do("zero", self._cu.cuMemsetD32Async(self._place, 0, words, self._stream))
-        self._do("wait", self._cu.cuStreamSynchronize(self._stream))
+        self._do(self._cu.cuMemsetD32Async(self._place, 0, self._size_bytes // 4, self._stream))
+        self._do(self._cu.cuStreamSynchronize(self._stream))
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
         self._closing.close()

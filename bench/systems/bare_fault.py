@@ -1,22 +1,20 @@
-"""A program: how long does a device take to tell of a fault, with no engine around?
+"""A program: how long does a device take to report a fault, without an engine?
 
-It opens the device itself, launches a kernel that reads what is not its own, and waits. The context
-is lost afterwards, so that is all that it does. It answers a `FaultOrder` with a `FaultSeen`, see
-`orders`.
+It launches a kernel that reads memory which is not its own, and waits. It carries out a
+`FaultOrder`; see `dandelion.bench.processes`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import msgspec
 
 from dandelion.errors import DeviceFault
 
-from . import orders
-from .bare import Step, Work, bare_device
+from ..processes import program_main, run_program
+from .bare import BareLaunch, Workload, bare_device
 
 STRAY = """#include "dandelion.h"
 KERNEL void stray(GLOBAL u64 *a) {
@@ -28,48 +26,37 @@ _LIMIT_S = 60.0
 
 
 class FaultOrder(msgspec.Struct, frozen=True):
-    """What is measured: a fault on the first device of a backend."""
+    """Input: the backend whose first device is measured."""
 
     backend: str
 
 
-class FaultSeen(msgspec.Struct, frozen=True):
-    """What was found.
+class FaultReport(msgspec.Struct, frozen=True):
+    """Output: the time from the launch to the error, or why there is none."""
 
-    Attributes:
-        told_s: from the launch to the error.
-        words: the error.
-        missing: why there is nothing.
-    """
-
-    told_s: float = 0.0
-    words: str = ""
+    reported_s: float = 0.0
     missing: str = ""
 
 
-def ask(order: FaultOrder) -> FaultSeen:
-    """Run the program. Raises as `orders.ask`."""
-    return orders.ask("dandelion.bench.systems.bare_fault", order, FaultSeen, _LIMIT_S)
+def ask(order: FaultOrder) -> FaultReport:
+    """Run the program. Raises as `run_program`."""
+    return run_program("dandelion.bench.systems.bare_fault", order, FaultReport, _LIMIT_S)
 
 
-def measure(order: FaultOrder) -> FaultSeen:
-    """Make the fault in this process.
-
-    Raises:
-        BackendUnavailable: the device does not work here.
-    """
-    step = Step("stray", ("a",), (1, 1, 1), (32, 1, 1))
-    work = Work("stray", STRAY, {"a": 8}, "a", "a", (step,))
-    lane = bare_device(order.backend).lane(work)
+def measure(order: FaultOrder) -> FaultReport:
+    """Make the fault in this process; the device cannot be used any more afterwards."""
+    step = BareLaunch("stray", ("a",), (1, 1, 1), (32, 1, 1))
+    stream = bare_device(order.backend).stream(
+        Workload("stray", STRAY, {"a": 8}, "a", "a", (step,))
+    )
     begin_s = time.monotonic()
     try:
-        lane.go()
-    except DeviceFault as error:
-        return FaultSeen(time.monotonic() - begin_s, str(error))
-    return FaultSeen(missing="the device took no notice of the fault")
+        stream.go()
+    except DeviceFault:
+        return FaultReport(time.monotonic() - begin_s)
+    return FaultReport(missing="the device did not report the fault")
 
 
 if __name__ == "__main__":
-    code = orders.answer(FaultOrder, measure, lambda missing: FaultSeen(missing=missing))
-    sys.stdout.flush()
-    os._exit(code)  # a lost device cannot be closed
+    program_main(FaultOrder, measure, lambda missing: FaultReport(missing=missing))
+    os._exit(0)  # a lost device cannot be closed

@@ -1,4 +1,4 @@
-"""Bare work on OpenCL. There are no graphs, and no memory that copies would be faster from."""
+"""Bare workloads on OpenCL, without graphs and pinned memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dandelion.backends.gpu.source import with_header
 
 from dandelion.errors import BackendUnavailable
 
-from .bare import BareDevice, Lane, Step, Work
+from .bare import BareDevice, BareLaunch, BareStream, Workload
 
 
 def device(backend: str) -> BareDevice:
-    """Open the first OpenCL device; see `BareOpenCl`."""
+    """Open the first OpenCL device."""
     return BareOpenCl()
 
 
@@ -39,21 +39,22 @@ class BareOpenCl(BareDevice):
             raise BackendUnavailable("opencl", "no device", "pip install pyopencl[pocl]")
         device = min(devices, key=lambda d: not d.type & self.cl.device_type.GPU)
         pocl.repair_cpu(device.int_ptr, device.version)
+        self.compute_units = int(device.max_compute_units)
         self.context: Any = self.cl.Context([device])
 
-    def lane(self, work: Work, *, graph: bool = False) -> Lane:
+    def stream(self, work: Workload, *, graph: bool = False) -> BareStream:
         if graph:
             raise BackendUnavailable("opencl", "it has no graphs", "use cuda or hip")
-        return OpenClLane(self, work)
+        return OpenClStream(self, work)
 
     def close(self) -> None:
         self.context = None
 
 
-class OpenClLane(Lane):
-    """One queue, with kernel objects of its own: their arguments are set once."""
+class OpenClStream(BareStream):
+    """One queue, with its own kernel objects, whose arguments are set once."""
 
-    def __init__(self, device: BareOpenCl, work: Work) -> None:
+    def __init__(self, device: BareOpenCl, work: Workload) -> None:
         self.work = work
         self._cl = cl = device.cl
         self._queue = cl.CommandQueue(device.context)
@@ -69,10 +70,11 @@ class OpenClLane(Lane):
         launches = [self._launch(program, step) for step in work.steps]
         self._launches: list[tuple[Any, ...]] = launches * work.times
 
-    def _launch(self, program: Any, step: Step) -> tuple[Any, ...]:
+    def _launch(self, program: Any, step: BareLaunch) -> tuple[Any, ...]:
         kernel = self._cl.Kernel(program, step.kernel)
         for index, given in enumerate(step.arguments):
-            kernel.set_arg(index, self._places[given] if isinstance(given, str) else _u64(given))
+            place = self._places[given] if isinstance(given, str) else given.to_bytes(8, "little")
+            kernel.set_arg(index, place)
         size = tuple(g * b for g, b in zip(step.grid, step.block, strict=True))
         return kernel, size, step.block
 
@@ -94,7 +96,3 @@ class OpenClLane(Lane):
         self._queue = None
         self._places.clear()
         self._launches.clear()
-
-
-def _u64(value: int) -> bytes:
-    return value.to_bytes(8, "little")

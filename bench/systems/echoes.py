@@ -13,44 +13,45 @@ from dandelion.documents import (
     CodeDocument,
     Content,
     FunctionDocument,
-    content,
     gpu_function,
     python_function,
-    set_spec,
 )
 from dandelion.errors import BackendUnavailable
-from dandelion.function import CodeObject, Function, FunctionSpec, Limits, digest_of
+from dandelion.function import Limits
 
 MIB = 1024 * 1024
 NULL, PYTHON, NATIVE, WASM, GPU = "null", "process", "native", "wasm", "gpu"
 FORMATS = {NULL: "null", PYTHON: "python", NATIVE: "elf", WASM: "wasm", GPU: "blueprint"}
 """Format of the code of each backend's echo."""
 
-ROOMY = Limits(memory_bytes=512 * MIB, output_bytes=256 * MIB)
-
-WASM_TEXT = """(module
+_LARGE = Limits(memory_bytes=512 * MIB, output_bytes=256 * MIB)
+_WASM_TEXT = """(module
     (memory (export "memory") 1)
     (global (export "__dandelion_system_data") i32 (i32.const 1024))
-    (func (export "run")
+    {constant}(func (export "run")
         (i32.store (i32.const 1056) (i32.load (i32.const 1052)))
         (i32.store offset=8 (i32.load (i32.const 1048)) (i32.const 0))
         (i32.store offset=20 (i32.load (i32.const 1048))
             (i32.load offset=20 (i32.load (i32.const 1040))))
         (i32.store (i32.const 1024) (i32.const {exit_code}))))
 """
-
-KERNEL = """#include "dandelion.h"
+_KERNEL = """#include "dandelion.h"
 #define NONCE {nonce}
 KERNEL void touch(GLOBAL const u8 *a, GLOBAL u8 *b, i64 unused) {{
     if (GLOBAL_ID(0) == 0) {{ b[0] = a[0]; }}
 }}
 """
-BLUEPRINT = """{
+_BLUEPRINT = """{
   "modules": {"touch": "touch.c"}, "kernels": {"touch": "touch"},
   "blueprint": {"inputs": ["x"], "buffers": {"y": {"Sizeof": "x"}}, "outputs": ["y"],
     "control_flow": [{"ExecKernel": ["touch", [{"Ptr": "x"}, {"Ptr": "y"}, {"Constant": NUMBER}],
       {"grid_dim_x": {"Absolute": 1}, "block_dim_x": {"Absolute": 1}}]}]}
 }"""
+
+
+def system_of(kind: str) -> str:
+    """Name the system that runs the echo of a backend."""
+    return "dandelion sequential" if kind == GPU else f"dandelion {kind}"
 
 
 def echo(
@@ -65,54 +66,28 @@ def echo(
         name: under which it is registered.
         nonce: another one makes other code, which no cache has seen.
         number: another one makes another GPU function of the same source, compiled once for all.
-        fails: every call ends with an error of the function, not of the platform; no GPU function
-            can be written that does.
+        fails: every call ends with an error of the function; there is no such GPU function.
 
     Raises:
         BackendUnavailable: the assembler for WebAssembly is missing.
     """
     if backend == PYTHON:
+        body = "raise ValueError('as asked')" if fails else "return x"
+        text = f"def f(x):\n    {nonce}\n    {body}\n"
         return python_function(
-            _python(nonce, fails), inputs=["x"], outputs=["y"], name=name, entry="f", limits=ROOMY
+            text, inputs=["x"], outputs=["y"], name=name, entry="f", limits=_LARGE
         )
     if backend == GPU:
-        kernel = {"touch.c": KERNEL.format(nonce=nonce)}
         return gpu_function(
-            name,
-            BLUEPRINT.replace("NUMBER", str(number)),
-            inputs=["x"],
-            outputs=["y"],
-            files=kernel,
-            limits=ROOMY,
-        )
+            name, _BLUEPRINT.replace("NUMBER", str(number)), inputs=["x"], outputs=["y"],
+            files={"touch.c": _KERNEL.format(nonce=nonce)}, limits=_LARGE,
+        )  # fmt: skip
     if backend == NULL:
         code = CodeDocument("null", options={"fail": "as asked"} if fails else {})
     else:
         main = native_code(int(fails), nonce) if backend == NATIVE else wasm_code(int(fails), nonce)
         code = CodeDocument(FORMATS[backend], Content(data=main))
-    return FunctionDocument(name, ("x",), ("y",), limits=ROOMY, code=(code,))
-
-
-def loaded(document: FunctionDocument) -> Function:
-    """Load a function as a node would, without a catalogue.
-
-    Args:
-        document: of a function with one code object and no static sets.
-    """
-    (code,) = document.code
-    main = content(code.main).bytes()
-    files = {name: content(file).bytes() for name, file in code.files.items()}
-    digests = {name: digest_of(data) for name, data in files.items()}
-    made = CodeObject(code.format, digest_of(main), digests, code.options)
-    inputs = tuple(set_spec(s) for s in document.inputs)
-    outputs = tuple(set_spec(s) for s in document.outputs)
-    spec = FunctionSpec(document.name, inputs, outputs, code=(made,), limits=document.limits)
-    return Function(spec, made, main, files)
-
-
-def _python(nonce: int, fails: bool) -> str:
-    body = "raise ValueError('as asked')" if fails else "return x"
-    return f"def f(x):\n    {nonce}\n    {body}\n"
+    return FunctionDocument(name, ("x",), ("y",), limits=_LARGE, code=(code,))
 
 
 def native_code(exit_code: int = 0, nonce: int = 0) -> bytes:
@@ -148,7 +123,7 @@ def native_code(exit_code: int = 0, nonce: int = 0) -> bytes:
 
 
 def wasm_code(exit_code: int = 0, nonce: int = 0) -> bytes:
-    """Assemble the same as a module.
+    """Assemble the same as a WebAssembly module.
 
     Raises:
         BackendUnavailable: the assembler is missing.
@@ -156,9 +131,8 @@ def wasm_code(exit_code: int = 0, nonce: int = 0) -> bytes:
     try:
         assembler = importlib.import_module("wasmtime")
     except ImportError as error:
-        raise BackendUnavailable(
-            "wasm", f"wasmtime cannot be loaded: {error}", "pip install 'dandelion-engine[wasm]'"
-        ) from None
-    text = WASM_TEXT.format(exit_code=exit_code)
-    constant = f"(global i32 (i32.const {nonce}))" if nonce else ""
-    return bytes(assembler.wat2wasm(text.replace("(func", f"{constant} (func", 1)))
+        remedy = "pip install 'dandelion-engine[wasm]'"
+        why = f"wasmtime cannot be loaded: {error}"
+        raise BackendUnavailable("wasm", why, remedy) from None
+    constant = f"(global i32 (i32.const {nonce})) " if nonce else ""
+    return bytes(assembler.wat2wasm(_WASM_TEXT.format(exit_code=exit_code, constant=constant)))

@@ -1,7 +1,6 @@
-"""The launches of a shape: as a blueprint, for a bare loop, and in numpy.
+"""The launches of a shape: as a blueprint, and for a bare loop.
 
-All three go over the same `links`, so engines and bare loops do the same work, and `expected` can
-tell whether they did.
+Both use the same `links`, so engines and bare loops do the same work.
 """
 
 from __future__ import annotations
@@ -11,23 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
 from dandelion.function import Limits
 
-from .bare import Step, Work
-from .kaas_shapes import WORD_BYTES, Shape, Tuned, whole_words
-
-Words = npt.NDArray[np.uint32]
+from .bare import BareLaunch, Workload
+from .kaas_shapes import WORD_BYTES, Shape, TunedShape, whole_words
 
 INPUT, OUTPUT = "x", "y"
 _GOLDEN = 0x9E3779B9
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """One launch of the chain: y[i] = mixed(x[i % count] + constants), with buffers by name."""
 
     kernel: str
@@ -42,7 +38,7 @@ def _constant(index: int) -> str:
     return f"w{index}"
 
 
-def _kernels(shape: Shape) -> list[tuple[str, int]]:
+def kernels_of(shape: Shape) -> list[tuple[str, int]]:
     """Give name and number of constants of each kernel; together they read all there are."""
     if not shape.constants:
         return [(f"link{k}", int(shape.reads_input)) for k in range(shape.kernels)]
@@ -56,10 +52,10 @@ def _kernels(shape: Shape) -> list[tuple[str, int]]:
     return [(f"link{k}", n) for k, n in enumerate(counts)]
 
 
-def links(given: Tuned) -> Iterator[Link]:
+def links(given: TunedShape) -> Iterator[ChainLink]:
     """Give the launches of a request, in order."""
     shape = given.shape
-    kernels = _kernels(shape)
+    kernels = kernels_of(shape)
     total = sum(kernels[i % shape.kernels][1] for i in range(shape.launches))
     sizes = shape.sizes()
     temporary = whole_words(shape.temporary_bytes / shape.temporaries)
@@ -76,11 +72,11 @@ def links(given: Tuned) -> Iterator[Link]:
         last = index == shape.launches - 1
         y = OUTPUT if last else f"t{index % shape.temporaries}"
         y_words = min(given.lanes, (shape.output_bytes if last else temporary) // WORD_BYTES)
-        yield Link(kernel, operands, x, x_words, y, y_words)
+        yield ChainLink(kernel, operands, x, x_words, y, y_words)
         x, x_words = y, y_words
 
 
-def _operand_whole_words(shape: Shape) -> dict[str, int]:
+def _operand_words(shape: Shape) -> dict[str, int]:
     found = {_constant(i): size // WORD_BYTES for i, size in enumerate(shape.sizes())}
     return found | {INPUT: shape.input_bytes // WORD_BYTES}
 
@@ -111,7 +107,7 @@ DEVICE u32 mixed(u32 x, u64 rounds)
 def source(shape: Shape) -> str:
     """Write the kernels of a shape, all of them different, against ``dandelion.h``."""
     parts = [_HEAD]
-    for number, (name, reads) in enumerate(_kernels(shape)):
+    for number, (name, reads) in enumerate(kernels_of(shape)):
         pointers = "".join(f"GLOBAL const u32 *w{i}, u64 w{i}_words, " for i in range(reads))
         sums = "".join(f" + total(w{i}, w{i}_words)" for i in range(reads))
         parts.append(f"""
@@ -128,18 +124,15 @@ KERNEL void {name}({pointers}GLOBAL const u32 *x, u64 x_words,
 
 
 def constant_word(tenant: int, index: int) -> int:
-    """Tell what the words of a tenant's constant are: all the same, and no other tenant's."""
+    """Give the word that fills a tenant's constant; no other tenant has the same."""
     return ((tenant + 1) * 0x01000193 + (index + 1) * _GOLDEN) & 0xFFFFFFFF
 
 
 def constants(shape: Shape, tenant: int) -> dict[str, bytes]:
     """Make the constants of a tenant, by name."""
-    return {
-        _constant(index): np.full(
-            size // WORD_BYTES, constant_word(tenant, index), np.uint32
-        ).tobytes()
-        for index, size in enumerate(shape.sizes())
-    }
+    words = {i: (size // WORD_BYTES, constant_word(tenant, i))
+             for i, size in enumerate(shape.sizes())}  # fmt: skip
+    return {_constant(i): np.full(n, word, np.uint32).tobytes() for i, (n, word) in words.items()}
 
 
 def body(shape: Shape, seed: int) -> bytes:
@@ -147,24 +140,24 @@ def body(shape: Shape, seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(shape.input_bytes)
 
 
-def work(given: Tuned, tenant: int) -> Work:
+def work(given: TunedShape, tenant: int) -> Workload:
     """Write a tenant's requests for a bare loop, launch by launch."""
     shape = given.shape
-    size = _operand_whole_words(shape)
+    size = _operand_words(shape)
     temporary = whole_words(shape.temporary_bytes / shape.temporaries)
     steps = []
     for link in links(given):
         operands = [value for name in link.constants for value in (name, size[name])]
         chain = (link.x, link.x_words, link.y, link.y_words, given.rounds)
         grid, block = (given.blocks, 1, 1), (shape.threads, 1, 1)
-        steps.append(Step(link.kernel, (*operands, *chain), grid, block))
+        steps.append(BareLaunch(link.kernel, (*operands, *chain), grid, block))
     weights = constants(shape, tenant)
     buffers = {INPUT: shape.input_bytes, OUTPUT: shape.output_bytes}
     buffers |= {f"t{i}": temporary for i in range(shape.temporaries)}
     buffers |= {name: len(data) for name, data in weights.items()}
     text = source(shape)
     name = _file(shape)
-    return Work(name, text, buffers, INPUT, OUTPUT, tuple(steps), constants=weights)
+    return Workload(name, text, buffers, INPUT, OUTPUT, tuple(steps), constants=weights)
 
 
 def _file(shape: Shape) -> str:
@@ -176,9 +169,9 @@ def function_name(shape: Shape, tenant: int) -> str:
     return f"{_file(shape)}_{tenant}"
 
 
-def _blueprint(given: Tuned) -> str:
+def _blueprint(given: TunedShape) -> str:
     shape = given.shape
-    size = _operand_whole_words(shape)
+    size = _operand_words(shape)
     weights = [name for name in size if name != INPUT]
     module = _file(shape)
     b = bp.Blueprint([INPUT], weights=weights, outputs=[OUTPUT], modules={module: f"{module}.c"})
@@ -187,7 +180,7 @@ def _blueprint(given: Tuned) -> str:
         b.buffer(f"t{index}", each, temporary=True)
     b.buffer(OUTPUT, shape.output_bytes)
 
-    def launch(link: Link) -> None:
+    def launch(link: ChainLink) -> None:
         arguments: list[bp.Buffer | int] = []
         for name in link.constants:
             arguments += (b[name], size[name])
@@ -207,7 +200,9 @@ def _blueprint(given: Tuned) -> str:
     return b.json()
 
 
-def _folded(chain: list[Link], period: int) -> tuple[list[Link], list[Link], int, list[Link]]:
+def _folded(
+    chain: list[ChainLink], period: int
+) -> tuple[list[ChainLink], list[ChainLink], int, list[ChainLink]]:
     """Find a loop in a chain: what comes before it, what it does, how often, what comes after."""
     times = (len(chain) - period - 1) // period
     loop = chain[period : 2 * period]
@@ -217,64 +212,19 @@ def _folded(chain: list[Link], period: int) -> tuple[list[Link], list[Link], int
     return chain[:period], loop, times, chain[end:]
 
 
-def function(given: Tuned, tenant: int, *, same: bool = False) -> FunctionDocument:
-    """Describe a tenant's function.
-
-    Args:
-        given: the shape on this device.
-        tenant: whose.
-        same: give it the constants of tenant 0.
-    """
+def function(given: TunedShape, tenant: int, *, same: bool = False) -> FunctionDocument:
+    """Describe a tenant's function; `same` gives it the constants of tenant 0."""
     shape = given.shape
     weights = constants(shape, 0 if same else tenant)
     return gpu_function(
-        function_name(shape, tenant),
-        _blueprint(given),
-        inputs=(INPUT, *weights),
-        outputs=(OUTPUT,),
-        files={f"{_file(shape)}.c": source(shape).encode()},
-        static={name: {name: data} for name, data in weights.items()},
-        limits=Limits(wall_s=120.0),
-    )
+        function_name(shape, tenant), _blueprint(given), inputs=(INPUT, *weights),
+        outputs=(OUTPUT,), files={f"{_file(shape)}.c": source(shape).encode()},
+        static={name: {name: data} for name, data in weights.items()}, limits=Limits(wall_s=120.0),
+    )  # fmt: skip
 
 
-def document(given: Tuned, tenants: int, *, same: bool = False) -> RegistrationDocument:
+def document(given: TunedShape, tenants: int, *, same: bool = False) -> RegistrationDocument:
     """Describe the functions of so many tenants; see `function`."""
     return RegistrationDocument(
         functions=tuple(function(given, tenant, same=same) for tenant in range(tenants))
     )
-
-
-def expected(given: Tuned, tenant: int, request: bytes) -> bytes:
-    """Compute with numpy what a request must give."""
-    shape = given.shape
-    lanes = np.arange(given.lanes, dtype=np.uint32)
-    numbers = {name: at for at, (name, _) in enumerate(_kernels(shape))}
-    buffers = {INPUT: np.frombuffer(request, np.uint32)}
-    for link in links(given):
-        value = buffers[link.x][lanes % link.x_words] + np.uint32(numbers[link.kernel] + 1)
-        for name in link.constants:
-            value = value + _total(given, tenant, name, buffers[INPUT])
-        for _ in range(given.rounds):
-            value ^= value << np.uint32(13)
-            value ^= value >> np.uint32(17)
-            value ^= value << np.uint32(5)
-            value += np.uint32(_GOLDEN)
-        buffers[link.y] = value[: link.y_words]
-    found = np.zeros(shape.output_bytes // WORD_BYTES, np.uint32)
-    found[: len(buffers[OUTPUT])] = buffers[OUTPUT]
-    return found.tobytes()
-
-
-def _total(given: Tuned, tenant: int, name: str, request: Words) -> Words:
-    """What each thread makes of one constant: the sum of every so many words of it."""
-    lanes = given.lanes
-    if name == INPUT:
-        padded = np.zeros(-(-len(request) // lanes) * lanes, np.uint32)
-        padded[: len(request)] = request
-        columns: Words = padded.reshape(-1, lanes).sum(axis=0, dtype=np.uint32)
-        return columns
-    size = _operand_whole_words(given.shape)[name]
-    counts = (size - np.arange(lanes) + lanes - 1) // lanes
-    word = constant_word(tenant, int(name[1:]))
-    return np.maximum(counts, 0).astype(np.uint32) * np.uint32(word)

@@ -1,68 +1,64 @@
-"""A program: one tenant's process, which runs a shape of KaaS in a bare loop.
+"""A tenant's process without a shared engine, which runs a shape of KaaS in a bare loop.
 
-It is what a tenant has who does not share an engine: a device context of its own, its kernels
-loaded, its constants on the device. A `Start` comes on standard input, then requests, one at a
-time; the answers leave on standard output, each as MessagePack behind its length. The end of the
-input is the end of the process.
+It has its own device context, its kernels loaded, and its constants on the device. The program
+reads a `TenantStart` from standard input, then requests, one at a time, and writes the answers to
+standard output, each as MessagePack after its length. It ends at the end of the input.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+import subprocess
 import sys
 import time
-from typing import IO, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 import msgspec
 
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, EngineDied
+from dandelion.search_path import search_path
 
+from ..processes import Closeable
+from ..timing import in_turns
 from . import kaas_graphs
-from .bare import BareDevice, Lane, bare_device
-from .bare_cuda import BareCudaLike
-from .bare_opencl import BareOpenCl
-from .kaas_shapes import Tuned
+from .bare import BareStream, bare_device
+from .kaas_shapes import TunedShape
 
 _LENGTH = struct.Struct("<I")
+_PROGRAM = ("-m", "dandelion.bench.systems.tenant_process")
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """What the process is to be; the first message.
+class TenantStart(msgspec.Struct, frozen=True):
+    """The first message: what the process is.
 
     Attributes:
-        backend: ``cuda``, ``hip`` or ``opencl``.
         given: what each request runs; None to load nothing yet.
         tenant: whose constants.
         graph: replay the launches as one graph.
     """
 
     backend: str
-    given: Tuned | None = None
+    given: TunedShape | None = None
     tenant: int = 0
     graph: bool = False
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
-    """Answer a request's bytes with a `Done`."""
+class TenantRequest(msgspec.Struct, frozen=True):
+    """Run a request's bytes, or, if there is a shape, run that `count` times beside the own one."""
 
-    body: bytes
-
-
-class Time(msgspec.Struct, frozen=True, tag=True):
-    """Load a shape beside everything else, run it `count` times in the process, and let it go."""
-
-    given: Tuned
-    count: int
-    graph: bool = False
+    body: bytes = b""
+    given: TunedShape | None = None
+    count: int = 0
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The process can take requests.
+class TenantReady(msgspec.Struct, frozen=True):
+    """The first answer.
 
     Attributes:
         stages_us: how long it took to open the ``device``, and to ``load`` code and constants.
-        compute_units: of the device.
         graphs: whether the device has graphs.
     """
 
@@ -71,37 +67,106 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     graphs: bool
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The reply to a request."""
+class TenantAnswer(msgspec.Struct, frozen=True):
+    """Every answer: of the start, of a request's bytes, of timing, or why the process ends.
 
-    body: bytes
+    Attributes:
+        runs_us: how long each run took, measured in the process itself.
+        failure: why it ends; `unavailable` if there is no such device.
+    """
 
-
-class Timed(msgspec.Struct, frozen=True, tag=True):
-    """How long each run took, in microseconds, measured in the process itself."""
-
-    runs_us: list[float]
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The process cannot do it, and ends."""
-
-    reason: str
+    ready: TenantReady | None = None
+    body: bytes = b""
+    runs_us: list[float] = []
+    failure: str = ""
     unavailable: bool = False
 
 
-Request: TypeAlias = Start | Run | Time
-Answer: TypeAlias = Ready | Done | Timed | Failed
+class TenantProcess(Closeable):
+    """A tenant's process; it starts at once. Used by one thread at a time.
+
+    Args:
+        start: what it is.
+        environment: variables beside those of this process, of which those of MPS are left out.
+        program: what is run; another one for tests.
+    """
+
+    def __init__(
+        self,
+        start: TenantStart,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = _PROGRAM,
+    ) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_")}
+        self._began = time.perf_counter_ns()
+        self._process = subprocess.Popen(
+            [sys.executable, *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**inherited, **(environment or {}), "PYTHONPATH": search_path()},
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._ready: TenantReady | None = None
+        self._send(start)
+
+    def wait(self) -> TenantReady:
+        """Wait until it is ready; its stages then have ``start`` too, the rest of the time.
+
+        Raises:
+            BackendUnavailable: there is no such device.
+            EngineDied: it ended.
+        """
+        if self._ready is None:
+            answer = self._answer().ready
+            assert answer is not None
+            took_us = (time.perf_counter_ns() - self._began) / 1e3
+            rest = {"start": took_us - sum(answer.stages_us.values())}
+            self._ready = msgspec.structs.replace(answer, stages_us=rest | answer.stages_us)
+        return self._ready
+
+    def run(self, body: bytes) -> bytes:
+        """Have a request answered. Raises as `wait`."""
+        self.wait()
+        self._send(TenantRequest(body))
+        return self._answer().body
+
+    def timed(self, given: TunedShape, count: int) -> list[float]:
+        """Give times of runs in the process itself, in microseconds. Raises as `wait`."""
+        self.wait()
+        self._send(TenantRequest(given=given, count=count))
+        return self._answer().runs_us
+
+    def _send(self, request: TenantStart | TenantRequest) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `_answer` raises what became of it
+            _send(self._input, request)
+
+    def _answer(self) -> TenantAnswer:
+        data = _receive(self._output)
+        if data is None:
+            raise EngineDied("tenant", f"it ended with code {self._process.wait()}")
+        answer = msgspec.msgpack.decode(data, type=TenantAnswer)
+        if answer.unavailable:
+            raise BackendUnavailable("tenant", answer.failure)
+        if answer.failure:
+            raise EngineDied("tenant", answer.failure)
+        return answer
+
+    def close(self) -> None:
+        """Kill it. May be called twice."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()
 
 
-def send(pipe: IO[bytes], message: Request | Answer) -> None:
-    """Write a message."""
+def _send(pipe: IO[bytes], message: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(message)
     pipe.write(_LENGTH.pack(len(data)) + data)
     pipe.flush()
 
 
-def receive(pipe: IO[bytes]) -> bytes | None:
+def _receive(pipe: IO[bytes]) -> bytes | None:
     """Read a message, still encoded; None at the end."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
@@ -110,73 +175,55 @@ def receive(pipe: IO[bytes]) -> bytes | None:
     return data if len(data) == _LENGTH.unpack(head)[0] else None
 
 
+# --- the program ----------------------------------------------------------------------------------
+
+
 def main() -> None:
     """Serve until the input ends."""
     target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no message
+    os.dup2(2, 1)  # what a library prints is no message
     try:
         _serve(sys.stdin.buffer, target)
     except BackendUnavailable as error:
-        send(target, Failed(str(error), unavailable=True))
+        _send(target, TenantAnswer(failure=str(error), unavailable=True))
     except BrokenPipeError:
         pass
-    except Exception as error:  # the parent says what became of the process
-        send(target, Failed(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # the parent raises it
+        _send(target, TenantAnswer(failure=f"{type(error).__name__}: {error}"))
 
 
 def _serve(source: IO[bytes], target: IO[bytes]) -> None:
-    first = receive(source)
+    first = _receive(source)
     if first is None:
         return
-    start = msgspec.msgpack.decode(first, type=Start)
+    start = msgspec.msgpack.decode(first, type=TenantStart)
     began = time.perf_counter_ns()
-    with bare_device(start.backend) as device:
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(bare_device(start.backend))
         opened = time.perf_counter_ns()
-        own = _lane(device, start.given, start) if start.given is not None else None
+        own = None
+        if start.given is not None:
+            work = kaas_graphs.work(start.given, start.tenant)
+            own = stack.enter_context(device.stream(work, graph=start.graph))
         loaded = time.perf_counter_ns()
         stages = {"device": (opened - began) / 1e3, "load": (loaded - opened) / 1e3}
-        send(target, Ready(stages, compute_units(device), device.graphs))
-        while (data := receive(source)) is not None:
-            request = msgspec.msgpack.decode(data, type=Request)
-            send(target, _answer(request, device, own, start))
-        if own is not None:
-            own.close()
+        ready = TenantReady(stages, device.compute_units, device.graphs)
+        _send(target, TenantAnswer(ready))
+        while (data := _receive(source)) is not None:
+            request = msgspec.msgpack.decode(data, type=TenantRequest)
+            if request.given is not None:
+                work = kaas_graphs.work(request.given, start.tenant)
+                with device.stream(work, graph=start.graph) as stream:
+                    _send(target, TenantAnswer(runs_us=_timed(stream, request.count)))
+            elif own is not None:
+                _send(target, TenantAnswer(body=own.run(request.body)))
+            else:
+                _send(target, TenantAnswer(failure="it has no shape to run requests of"))
 
 
-def _answer(request: Request, device: BareDevice, own: Lane | None, start: Start) -> Answer:
-    if isinstance(request, Run) and own is not None:
-        return Done(own.run(request.body))
-    if isinstance(request, Time):
-        with _lane(device, request.given, start, request.graph) as lane:
-            return Timed(_timed(lane, request.count))
-    return Failed(f"{type(request).__name__} makes no sense here")
-
-
-def _lane(device: BareDevice, given: Tuned, start: Start, graph: bool | None = None) -> Lane:
-    return device.lane(
-        kaas_graphs.work(given, start.tenant), graph=start.graph if graph is None else graph
-    )
-
-
-def _timed(lane: Lane, count: int) -> list[float]:
-    for _ in range(2):
-        lane.go()
-    found = []
-    for _ in range(count):
-        started = time.perf_counter_ns()
-        lane.go()
-        found.append((time.perf_counter_ns() - started) / 1e3)
-    return found
-
-
-def compute_units(device: BareDevice) -> int:
-    """Ask how many compute units a device has."""
-    if isinstance(device, BareOpenCl):
-        return int(device.context.devices[0].max_compute_units)
-    assert isinstance(device, BareCudaLike)
-    calls = device.binding.calls
-    answer = calls.device_attribute(calls.attributes.compute_units, 0)
-    return int(device.binding.do("attribute", answer))
+def _timed(stream: BareStream, count: int) -> list[float]:
+    timed = in_turns({"": stream.go}, count=count, warm_up=2)[""]
+    return [ns / 1e3 for ns in timed.ns]
 
 
 if __name__ == "__main__":

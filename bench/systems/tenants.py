@@ -1,42 +1,38 @@
-"""Tenants of one device: what answers their requests, and how they ask.
+"""The table of systems that serve several tenants of one device.
 
-`Tenants` is what is compared: it answers a request of a tenant. `closed_loop` has every tenant ask
-again as soon as it was answered, and counts; `open_loop` asks at times that are fixed beforehand
-and takes latencies from these times, so that whoever is late counts as late.
+* `SharedNode`: a node whose engines all tenants share.
+* `Exclusive`: one process at a time. When another tenant's turn comes, the process is killed and
+  that tenant's is started, which is a cold start. Serverless platforms give out GPUs in this way.
+* `TimeSliced`: a process for each tenant, all alive, and the device switches between them.
+* `TimeSliced` under MPS (`mps_partitions`): all alive, running at the same time, each on a part of
+  the compute units.
+
+Processes run requests in a bare loop; see `tenant_process`. For load on them, see `tenant_load`.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping
 
-import numpy as np
+from dandelion.backends.gpu.mps import CONTROL, MpsDaemon
 
-from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
-from dandelion.errors import BackendUnavailable, DandelionError
-from dandelion.node import Node, Settings
-from dandelion.node.traces import Trace
+from dandelion.errors import TimedOut
 
-from ..closing import Closing
-from ..histogram import Histogram
+from ..processes import Closeable
 from . import kaas_graphs, names
-from .kaas_shapes import Tuned
+from .kaas_shapes import TunedShape
+from .nodes import MIB, gpu_settings, one_item, open_node, staged_call
+from .tenant_process import TenantProcess, TenantStart
 
-MIB = 1024 * 1024
-_READY_S = 120.0
 
-
-class Tenants(Closing):
-    """Answers requests of tenants, from any thread.
-
-    Attributes:
-        name: of the system.
-    """
+class Tenants(Closeable):
+    """Answers requests of tenants, from any thread; `name` is that of the system."""
 
     name: str
 
@@ -44,15 +40,11 @@ class Tenants(Closing):
     def call(self, tenant: int, body: bytes) -> bytes:
         """Answer a request."""
 
-    def give_up(self, patience_over: bool) -> None:
-        """Fail what waits in a line that moves slowly, from any thread; or take requests again."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Give everything back. May be called twice."""
+    def give_up(self, over: bool) -> None:
+        """Fail requests that wait for another tenant's; or take requests again."""
 
 
-class Dandelion(Tenants):
+class SharedNode(Tenants):
     """A node in this process, with an engine for the device, and workers or none.
 
     Args:
@@ -61,257 +53,197 @@ class Dandelion(Tenants):
         tenants: how many.
         workers: that share the device, 0 for the sequential engine alone.
         same: all tenants have the constants of the first.
-        weights_bytes: device memory that constants may take in each engine; 0 for enough. Where
-            constants do not stay on the device it is of no matter.
-        document: registered in place of the tenants' functions.
-        name: of the system; by default it follows from the workers.
-
-    Attributes:
-        workers: as given.
+        weights_bytes: device memory that constants may take in each engine; 0 for enough.
+        document: registered instead of the tenants' functions.
 
     Raises:
-        BackendUnavailable: the engines do not come up.
+        BackendUnavailable: an engine does not start.
     """
 
     def __init__(
         self,
         backend: str,
-        given: Tuned,
+        given: TunedShape,
         tenants: int,
         *,
         workers: int = 0,
         same: bool = False,
         weights_bytes: int = 0,
         document: RegistrationDocument | None = None,
-        name: str = "",
     ) -> None:
-        self.name = name or named(workers)
+        self.name = names.CONCURRENT if workers == 2 else names.engines(workers)
         self.workers = workers
-        self._shape = shape = given.shape
+        self._functions = [kaas_graphs.function_name(given.shape, t) for t in range(tenants)]
+        self._closing = contextlib.ExitStack()
         settings = _settings(backend, given, tenants, workers, weights_bytes)
-        self.node = Node(settings)
+        self.node = self._closing.enter_context(open_node(settings, workers + 1))
         try:
-            self.node.start()
-            wait_ready(self.node, workers)
             self.node.register(document or kaas_graphs.document(given, tenants, same=same))
         except BaseException:
-            self.node.close()
+            self.close()
             raise
-        self._functions = [kaas_graphs.function_name(shape, t) for t in range(tenants)]
 
     def call(self, tenant: int, body: bytes) -> bytes:
-        outcome = self.node.invoke_sets(self._functions[tenant], self._sets(body), deadline_s=300.0)
-        found = outcome.sets[kaas_graphs.OUTPUT]
+        sets = one_item(kaas_graphs.INPUT, body)
+        result = self.node.invoke_sets(self._functions[tenant], sets, deadline_s=300.0)
+        found = result.sets[kaas_graphs.OUTPUT]
         assert found is not None
         return bytes(found.items[0].data)
 
     def stages(self, tenant: int, body: bytes) -> dict[str, float]:
-        """Answer a request, and tell how long it took and where, in microseconds.
-
-        Returns:
-            ``total``, the engine's stages but zeroing, and ``dispatch`` for all the rest.
-        """
-        began = time.perf_counter_ns()
-        outcome = self.node.invoke_sets(self._functions[tenant], self._sets(body))
-        total = (time.perf_counter_ns() - began) / 1e3
-        return split(outcome.trace, total)
-
-    def _sets(self, body: bytes) -> dict[str, ItemSet | None]:
-        name = kaas_graphs.INPUT
-        return {name: ItemSet(name, (Item(name, 0, body),))}
+        """Answer a request, and give the stages of `staged_call`."""
+        return staged_call(self.node, self._functions[tenant], one_item(kaas_graphs.INPUT, body))[1]
 
     def close(self) -> None:
-        self.node.close()
-
-
-def split(trace: Trace, total_us: float) -> dict[str, float]:
-    """Split the time of an invocation of one GPU function by the stages of its trace."""
-    engine = [s for s in trace.spans if s.track.endswith(" stages") and s.name != "zero"]
-    found: dict[str, float] = {}
-    for span in engine:
-        found[span.name] = found.get(span.name, 0.0) + (span.end_ns - span.start_ns) / 1e3
-    rest = max(0.0, total_us - sum(found.values()))
-    return {"dispatch": rest, **found, "total": total_us}
-
-
-def named(workers: int) -> str:
-    """Name the engine with so many workers."""
-    if workers == 0:
-        return names.SEQUENTIAL
-    return names.CONCURRENT if workers == 2 else names.concurrent(workers)
+        self._closing.close()
 
 
 def _settings(
-    backend: str, given: Tuned, tenants: int, workers: int, weights_bytes: int
-) -> Settings:
+    backend: str, given: TunedShape, tenants: int, workers: int, weights_bytes: int
+) -> dict[str, object]:
     shape = given.shape
-    # With its alignment and that of its mapping; each static set lies in the arena, too.
-    held = shape.constant_bytes + 512 * len(shape.sizes()) + 2 * MIB
+    # With its alignment and that of its mapping; each static set is in the arena, too.
+    constants = shape.constant_bytes + 512 * len(shape.sizes()) + 2 * MIB
     buffers = shape.temporary_bytes + shape.input_bytes + shape.output_bytes
     pool = 2 * (buffers + 256 * (shape.temporaries + 2)) + 64 * MIB
-    options = {"workers": str(workers)}
+    options = {}
     if backend == "opencl":  # constants are copied to the pool with each call
-        options["pool_bytes"] = str(pool + held)
+        pool += constants
     else:
-        options["pool_bytes"] = str(pool)
-        options["weights"] = str(weights_bytes or tenants * held + 64 * MIB)
+        options["weights"] = str(weights_bytes or tenants * constants + 64 * MIB)
     in_flight = 4 * (tenants + 1) * (shape.input_bytes + shape.output_bytes)
-    return Settings(
-        backends=(backend,),
-        options={backend: options},
-        arena_bytes=tenants * held + in_flight + 256 * MIB,
-        cache_bytes=0,
-        keep_traces=4,
-    )
+    arena_bytes = tenants * constants + in_flight + 256 * MIB
+    return gpu_settings(backend, workers, str(pool), arena_bytes, **options) | {
+        "cache_bytes": 0, "keep_traces": 4,
+    }  # fmt: skip
 
 
-def wait_ready(node: Node, workers: int) -> None:
-    """Wait for the sequential engine and its workers.
+class FifoLock:
+    """A lock that threads get in the order in which they asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        mine = threading.Lock()
+        mine.acquire()
+        with self._lock:
+            first = not self._queue
+            self._queue.append(mine)
+        if not first:
+            mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._queue.popleft()
+            if self._queue:
+                self._queue[0].release()
+
+
+class Exclusive(Tenants):
+    """One process at a time; the next tenant in line kills another tenant's process."""
+
+    def __init__(self, backend: str, given: TunedShape) -> None:
+        self.name = names.EXCLUSIVE
+        self.switches = 0
+        self._backend = backend
+        self._given = given
+        self._turns = FifoLock()
+        self._alive: tuple[int, TenantProcess] | None = None
+        self._given_up = False
+
+    def give_up(self, over: bool) -> None:
+        self._given_up = over
+
+    def call(self, tenant: int, body: bytes) -> bytes:
+        with self._turns:
+            if self._given_up:
+                raise TimedOut("tenant", "wall", 0.0)
+            if self._alive is None or self._alive[0] != tenant:
+                self.close()
+                self.switches += 1
+                started = TenantProcess(TenantStart(self._backend, self._given, tenant))
+                self._alive = (tenant, started)
+                started.wait()
+            return self._alive[1].run(body)
+
+    def close(self) -> None:
+        if self._alive is not None:
+            self._alive[1].close()
+            self._alive = None
+
+
+class TimeSliced(Tenants):
+    """A process for each tenant, all alive.
+
+    Args:
+        backend, given, tenants: see `SharedNode`.
+        name: of the system.
+        environment: further variables of the processes.
+        closing: is closed after the processes.
 
     Raises:
-        BackendUnavailable: one of them does not come up.
-    """
-    end = time.monotonic() + _READY_S
-    while True:
-        engines = node.engines()
-        states = [e.state for e in engines]
-        if states.count("ready") == workers + 1:
-            return
-        lost = [e for e in engines if e.state not in ("ready", "starting")]
-        if lost or time.monotonic() > end:
-            reason = "; ".join(e.reason for e in lost) or "the engines did not come up"
-            raise BackendUnavailable("node", reason)
-        time.sleep(0.01)
-
-
-# --- load -----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Asked:
-    """What came of a load.
-
-    Attributes:
-        latency: of the answered requests.
-        per_s: answers in a second.
-        errors: how many requests failed, by the name of the error.
+        BackendUnavailable, EngineDied: a process did not start.
     """
 
-    latency: Histogram = field(default_factory=Histogram)
-    per_s: float = 0.0
-    errors: dict[str, int] = field(default_factory=dict)
-
-    def failed(self, error: BaseException) -> None:
-        """Count a request that failed."""
-        kind = type(error).__name__
-        self.errors[kind] = self.errors.get(kind, 0) + 1
-
-
-def closed_loop(
-    system: Tenants, bodies: Sequence[bytes], *, seconds: float, least: int = 0, most_s: float = 0.0
-) -> Asked:
-    """Have tenants ask again as soon as they were answered.
-
-    All begin at once and each ends with an answer, so the rate is that of all answers in the time
-    from the first question to the last answer. Counting the parts of requests that lie in a window
-    would count those that stand in line as if they were served. Tenants are alike: one that is much
-    slower than the others would lengthen the time, and so lower the rate, of all.
-
-    Args:
-        system: that answers.
-        bodies: a request of each tenant.
-        seconds: how long to ask.
-        least: go on until so many requests were answered...
-        most_s: ...but not longer than this.
-    """
-    found = Asked()
-    lock = threading.Lock()
-    spans: list[tuple[float, float]] = []
-    begin = time.perf_counter()
-
-    def over(now: float) -> bool:
-        enough = len(spans) >= least or now - begin >= most_s
-        return now - begin >= seconds and enough
-
-    def ask(tenant: int) -> None:
-        while not over(started := time.perf_counter()):
-            try:
-                system.call(tenant, bodies[tenant])
-            except (DandelionError, OSError) as error:
-                with lock:
-                    if not over(time.perf_counter()):  # otherwise it was given up
-                        found.failed(error)
-                return
-            with lock:
-                spans.append((started, time.perf_counter()))
-        system.give_up(True)
-
-    _all(ask, len(bodies))
-    system.give_up(False)
-    last = max((end for _, end in spans), default=begin)
-    found.per_s = len(spans) / (last - begin) if spans else 0.0
-    found.latency.record_all((end - start) * 1e6 for start, end in spans)
-    return found
-
-
-def _all(ask: Callable[[int], None], tenants: int) -> None:
-    with ThreadPoolExecutor(tenants) as pool:
-        for done in [pool.submit(ask, tenant) for tenant in range(tenants)]:
-            done.result()
-
-
-def open_loop(
-    system: Tenants,
-    bodies: Sequence[bytes],
-    *,
-    rate_per_s: float,
-    seconds: float,
-    seed: int,
-    patience_s: float = 10.0,
-) -> Asked:
-    """Ask at times drawn beforehand, whoever is late; each request is a random tenant's.
-
-    Args:
-        system: that answers.
-        bodies: a request of each tenant.
-        rate_per_s: of all tenants together; arrivals are a Poisson process.
-        seconds: how long to ask. Answers that come later count.
-        seed: of times and tenants; the same for the same seed.
-        patience_s: how long after that to wait. What is not answered then is an error, and counts
-            as if it had been answered then: the true latency is longer.
-    """
-    found = Asked()
-    lock = threading.Lock()
-    draw = np.random.default_rng(seed)
-    count = max(1, round(rate_per_s * seconds))
-    arrivals = np.cumsum(draw.exponential(1 / rate_per_s, count))
-    tenants = draw.integers(0, len(bodies), count)
-    begin = time.perf_counter()
-    answered = 0
-
-    def ask(tenant: int, due: float) -> None:
-        nonlocal answered
-        error: Exception | None = None
+    def __init__(
+        self,
+        backend: str,
+        given: TunedShape,
+        tenants: int,
+        *,
+        name: str = names.TIME_SLICED,
+        environment: Mapping[str, str] | None = None,
+        closing: contextlib.ExitStack | None = None,
+    ) -> None:
+        self.name = name
+        self._closing = contextlib.ExitStack()
+        if closing is not None:
+            self._closing.push(closing)
         try:
-            system.call(tenant, bodies[tenant])
-        except (DandelionError, OSError) as failure:
-            error = failure
-        took = time.perf_counter() - begin - due
-        with lock:
-            found.latency.record(took * 1e6)
-            answered += error is None
-            if error is not None:
-                found.failed(error)
+            starts = [TenantStart(backend, given, tenant) for tenant in range(tenants)]
+            self._processes = [
+                self._closing.enter_context(TenantProcess(start, environment)) for start in starts
+            ]
+            for process in self._processes:
+                process.wait()
+        except BaseException:
+            self._closing.close()
+            raise
+        self._turns = [FifoLock() for _ in range(tenants)]
 
-    with ThreadPoolExecutor(min(count, 256)) as pool:
-        asked = []
-        for due, tenant in zip(arrivals.tolist(), tenants.tolist(), strict=True):
-            time.sleep(max(0.0, begin + due - time.perf_counter()))
-            asked.append(pool.submit(ask, tenant, due))
-        wait(asked, patience_s)
-        system.give_up(True)
-        for done in asked:
-            done.result()
-        system.give_up(False)
-    found.per_s = answered / max(seconds, time.perf_counter() - begin)
-    return found
+    def call(self, tenant: int, body: bytes) -> bytes:
+        with self._turns[tenant]:
+            return self._processes[tenant].run(body)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def mps_missing(backend: str) -> str:
+    """Say why there can be no MPS partitions; empty if there can."""
+    if backend != "cuda":
+        return f"the device is no NVIDIA GPU (backend {backend})"
+    return "" if shutil.which(CONTROL) else f"there is no {CONTROL}"
+
+
+def mps_partitions(backend: str, given: TunedShape, tenants: int) -> TimeSliced:
+    """Start a process for each tenant under their own MPS daemon.
+
+    As in KaaS' experiment each may use an equal part of the compute units, in eighths of the device
+    and not less than one.
+
+    Raises:
+        OSError: the daemon cannot be started.
+        BackendUnavailable, EngineDied: a process did not start.
+    """
+    daemon = MpsDaemon()
+    closing = contextlib.ExitStack()
+    closing.callback(daemon.close)
+    eighths = max(1, -(-8 // tenants))
+    share = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(100, -(-eighths * 100 // 8)))}
+    environment = {**daemon.variables, **share}
+    return TimeSliced(
+        backend, given, tenants, name=names.MPS, environment=environment, closing=closing
+    )

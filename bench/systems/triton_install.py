@@ -1,21 +1,19 @@
 """Where NVIDIA's Triton Inference Server is on this machine, if it is.
 
-It is found as a program on the PATH, as in NVIDIA's container, or in a virtual environment with the
-package nvidia-pytriton, which the variable DANDELION_TRITON names. That package carries the server
-and the parts of its backend for Python, which have to be brought together:
+It is a program on the PATH, as in NVIDIA's container, or in a virtual environment with the package
+nvidia-pytriton, which the variable DANDELION_TRITON names. That package has the server and the
+parts of its backend for Python, which have to be brought together:
 
 - The backend runs each model in a process of a program, the *stub*, of which there is one for each
-  version of Python. The one for the environment's has to lie beside the backend's library and
-  module, and has to be executable, which not every installer sees to.
-- The stub loads the shared library of that Python, and learns only by the first ``python3`` on the
-  PATH where packages are: it reads neither PYTHONPATH nor PYTHONHOME.
-- The library is linked into a folder of its own, since the one where it lies may hold others that
-  would then come before those that PyTorch brings.
-- The stub knows NumPy as it was before version 2. With a later one it runs models, but all that
-  they give comes out empty. So the package wants an environment of its own.
+  version of Python. It has to be beside the backend's library and module, and executable.
+- The stub loads the shared library of that Python, and finds packages only through the first
+  ``python3`` on the PATH: it reads neither PYTHONPATH nor PYTHONHOME.
+- The library is linked into its own folder, since its folder may have others, which would be found
+  before those of PyTorch.
+- The stub supports NumPy before version 2. With a later one all outputs of models are empty. So the
+  package needs its own environment.
 
-A named environment that lacks one of these is refused, even if there is a program on the PATH: who
-names one wants that one.
+A named environment that lacks one of these is refused, even if there is a program on the PATH.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _BESIDE = ("libtriton_python.so", "triton_python_backend_utils.py")
 
 @dataclass(eq=False)
 class TritonMissing(DandelionError):
-    """There is no server that could be started; the text says why, and what to do."""
+    """There is no server that could be started."""
 
     why: str
     remedy: str = REMEDY
@@ -56,37 +54,32 @@ class TritonInstall:
 
     Attributes:
         program: of the server.
-        backend: files of its backend for Python, if they are still to be brought together. All
-            that follows is for that backend.
-        libraries: that it loads from wherever it is told.
-        library_folders: where it finds others.
-        program_folders: that come first on its PATH.
+        backend: files of its backend for Python, if they have to be brought together; all that
+            follows is for that backend.
+        library: of Python, which may be in any folder.
+        library_folders, program_folders: where it finds further libraries and programs.
     """
 
     program: Path
     backend: tuple[Path, ...] = ()
-    libraries: tuple[Path, ...] = ()
+    library: Path | None = None
     library_folders: tuple[Path, ...] = ()
     program_folders: tuple[Path, ...] = ()
 
     def command(self, folder: Path) -> list[str]:
-        """Lay its parts out, and give the program with the options that say where they are.
+        """Link its parts into a folder, and give the program with options that name them.
 
-        Variables are set by the command itself, so that they are the server's alone: whatever
+        The command itself sets variables, so that they are the server's alone: the program that
         starts it may be a Python with a shared library of the same name.
-
-        Args:
-            folder: where parts are laid out; it is there for as long as the server runs.
         """
-        if not self.backend:
+        if self.library is None:
             return [str(self.program)]
         for file in self.backend:
-            _lay(file, folder / "backends" / "python")
-        for file in self.libraries:
-            _lay(file, folder / "lib")
-        program = _lay(self.program, folder / "bin")
-        libraries = _first("LD_LIBRARY_PATH", folder / "lib", *self.library_folders)
-        path = _first("PATH", *self.program_folders)
+            _link(file, folder / "backends" / "python")
+        _link(self.library, folder / "lib")
+        program = _link(self.program, folder / "bin")
+        libraries = _prepend("LD_LIBRARY_PATH", folder / "lib", *self.library_folders)
+        path = _prepend("PATH", *self.program_folders)
         return ["env", libraries, path, str(program), f"--backend-directory={folder / 'backends'}"]
 
 
@@ -115,7 +108,13 @@ def missing_triton() -> str:
 
 
 def _in_environment(home: Path) -> TritonInstall:
-    packages = _packages(home)
+    found = sorted(
+        home.glob("lib/python3.*/site-packages"),
+        key=lambda path: int(path.parent.name.partition(".")[2] or 0),
+    )
+    if not found:
+        raise _refused(home, "is no virtual environment")
+    packages = found[-1]
     package = packages / "pytriton" / "tritonserver"
     program = package / "bin" / PROGRAM
     if not program.is_file():
@@ -131,7 +130,7 @@ def _in_environment(home: Path) -> TritonInstall:
     return TritonInstall(
         program,
         (stub, *(package / "backends" / "python" / name for name in _BESIDE)),
-        (_python_library(home, version),),
+        _python_library(home, version),
         (packages / "nvidia_pytriton.libs",),  # a copied program does not find them itself
         (home / "bin",),
     )
@@ -141,21 +140,10 @@ def _refused(home: Path, why: str, remedy: str = REMEDY) -> TritonMissing:
     return TritonMissing(f"{home}, which {VARIABLE} names, {why}", remedy)
 
 
-def _packages(home: Path) -> Path:
-    found = sorted(
-        home.glob("lib/python3.*/site-packages"),
-        key=lambda path: int(path.parent.name.partition(".")[2] or 0),
-    )
-    if not found:
-        raise _refused(home, "is no virtual environment")
-    return found[-1]
-
-
 def _versions(packages: Path, name: str) -> list[str]:
-    """List the versions of a package, as the names of its folders of metadata tell them."""
-    end = ".dist-info"
-    found = packages.glob(f"{name}-*{end}")
-    return [path.name.removeprefix(f"{name}-").removesuffix(end) for path in found]
+    """List the versions of a package, from the names of its folders of metadata."""
+    found = packages.glob(f"{name}-*.dist-info")
+    return [path.name.removeprefix(f"{name}-").removesuffix(".dist-info") for path in found]
 
 
 def _check_numpy(home: Path, packages: Path) -> None:
@@ -164,14 +152,17 @@ def _check_numpy(home: Path, packages: Path) -> None:
     if not found:
         raise _refused(home, "lacks NumPy", remedy)
     if any(int(version.partition(".")[0]) >= 2 for version in found):
-        why = f"has NumPy {found[0]}, with which all that models give comes out empty"
+        why = f"has NumPy {found[0]}, with which all outputs of models are empty"
         raise _refused(home, why, remedy)
 
 
 def _python_library(home: Path, version: str) -> Path:
-    """Find the shared library beside the program that the environment's own leads to."""
+    """Find the shared library of the Python installation that the environment was made from."""
     name = f"libpython{version}.so.1.0"
-    bases = [(home / "bin" / "python3").resolve().parent.parent, *_made_from(home)]
+    bases = [(home / "bin" / "python3").resolve().parent.parent]
+    if (settings := home / "pyvenv.cfg").exists():  # if the program was copied
+        pairs = (line.partition("=") for line in settings.read_text().splitlines())
+        bases += [Path(value.strip()).parent for key, _, value in pairs if key.strip() == "home"]
     for base in bases:
         for folder in (base / "lib", base / "lib64", *base.glob("lib/*-linux-gnu")):
             if (folder / name).exists():
@@ -181,17 +172,7 @@ def _python_library(home: Path, version: str) -> Path:
     raise _refused(home, why, remedy)
 
 
-def _made_from(home: Path) -> list[Path]:
-    """Give the installation that a virtual environment with a copied program was made from."""
-    try:
-        lines = (home / "pyvenv.cfg").read_text().splitlines()
-    except OSError:
-        return []
-    pairs = (line.partition("=") for line in lines)
-    return [Path(value.strip()).parent for name, _, value in pairs if name.strip() == "home"]
-
-
-def _lay(file: Path, folder: Path) -> Path:
+def _link(file: Path, folder: Path) -> Path:
     """Link a file into a folder, or copy it there if it is a program that is not executable."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / file.name
@@ -203,7 +184,7 @@ def _lay(file: Path, folder: Path) -> Path:
     return place
 
 
-def _first(name: str, *folders: Path) -> str:
-    """Set a variable to folders and what it is here, as the program `env` takes it."""
+def _prepend(name: str, *folders: Path) -> str:
+    """Put folders before the value of a variable here, as the program `env` takes it."""
     before = os.environ.get(name)
     return f"{name}=" + os.pathsep.join([*map(str, folders), *([before] if before else [])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from http import HTTPStatus
 from string import Template
 
@@ -18,15 +19,14 @@ $sections</html>
 """)
 LOG = Template("<section>\n<h2>$name</h2>\n<pre>\n$log</pre>\n</section>\n")
 FAILED = Template('<section class="failed">\n<h2>$name</h2>\n<p>$status</p>\n</section>\n')
-ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def page(world: World, token: str, topic: str) -> str:
     """Return the expected page for a token."""
     reader = world.readers[token]
     return PAGE.substitute(
-        topic=escaped(topic),
-        reader=escaped(reader.name),
+        topic=escape(topic),
+        reader=escape(reader.name),
         answered=sum(server.status == 200 for server in reader.servers),
         all=len(reader.servers),
         sections="".join(section(server, topic) for server in reader.servers),
@@ -35,13 +35,8 @@ def page(world: World, token: str, topic: str) -> str:
 
 def section(server: LogServer, topic: str) -> str:
     """Return the page's section for one server."""
-    name = escaped(server.name)
+    name = escape(server.name)
     if server.status == 200:
-        return LOG.substitute(name=name, log=escaped(server.log(topic)))
+        return LOG.substitute(name=name, log=escape(server.log(topic)))
     status = HTTPStatus(server.status)
     return FAILED.substitute(name=name, status=f"{status.value} {status.phrase}")
-
-
-def escaped(text: str) -> str:
-    """Replace the characters with a meaning in HTML."""
-    return "".join(ESCAPES.get(character, character) for character in text)

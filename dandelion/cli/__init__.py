@@ -1,1 +1,1 @@
-"""The command line: a file for each verb, the parser, what they share."""
+"""The command line: a file for each verb, the parser, and shared code."""

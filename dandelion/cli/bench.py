@@ -1,7 +1,7 @@
-"""``dandelion bench``: run experiments, and show what they found.
+"""``dandelion bench``: run experiments and show their results.
 
-The benchmarks lie beside the engine and are loaded by name, as backends are: the engine never
-imports them. Progress goes to standard error, tables and JSON to standard output.
+The benchmarks are loaded by name, like backends; the engine never imports them. Progress is written
+to standard error, tables and JSON to standard output.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ from dandelion.cli.parser import Arguments
 from dandelion.errors import BackendUnavailable
 
 _PLAIN_WIDTH = 120
+_REMEDY = "pip install 'dandelion-engine[bench]'"
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Do what the verb behind ``bench`` says; 1 if an experiment raised."""
+    """Run the verb after ``bench``; return 1 if an experiment failed."""
     return _VERBS[arguments.bench_verb](arguments, out)
 
 
 def _load(name: str) -> Any:  # a module of the benchmarks, which the engine does not know
-    return importlib.import_module(f"dandelion.bench.{name}")
+    try:
+        return importlib.import_module(f"dandelion.bench.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dandelion.bench."):
+            raise  # a defect of ours
+        raise BackendUnavailable("bench", f"{error.name} is not installed", _REMEDY) from None
 
 
 def _console() -> Console:
@@ -49,40 +55,40 @@ def _list(arguments: Arguments, out: Output) -> int:
 
 
 def _run(arguments: Arguments, out: Output) -> int:
-    runner = _load("run")
-    chosen = _load("experiment").chosen(arguments.names)
-    found = _devices(arguments.backend)
+    runner = _load("experiment")
+    chosen = runner.chosen(arguments.names)
+    devices = _devices(arguments.backend)
     folder = arguments.output or runner.default_folder(quick=arguments.quick)
     with Watching(out, debug=arguments.debug) as watching:
-        outcomes = runner.run_all(
-            chosen, found=found, quick=arguments.quick, folder=folder, watcher=watching
+        results = runner.run_all(
+            chosen, devices=devices, quick=arguments.quick, folder=folder, watcher=watching
         )
     if out.as_json:
-        out.document({"outcomes": outcomes, "failed": watching.failures, "folder": str(folder)})
-    elif outcomes:
-        out.line(f"\nkept in {folder}")
+        out.document({"outcomes": results, "failed": watching.failures, "folder": str(folder)})
+    elif results:
+        out.line(f"\nsaved in {folder}")
     return 1 if watching.failures else 0
 
 
-def _devices(backend: str | None) -> Any:  # of the benchmarks
+def _devices(backend: str | None) -> Any:  # a record of the benchmarks
     machine = _load("machine")
     found = machine.devices((backend,) if backend else machine.BACKENDS)
     if backend and not found.backend:
-        raise BackendUnavailable(backend, found.missing.get(backend, "it is not there"))
+        raise BackendUnavailable(backend, found.missing.get(backend, "it is not available"))
     return found
 
 
 class Watching:
-    """Shows how a run proceeds: a bar on a terminal, a line for each experiment elsewhere.
+    """Shows the progress of a run: a bar on a terminal, else a line for each experiment.
 
-    Nothing is drawn between the calls of its methods.
+    It draws only when its methods are called.
 
     Args:
-        out: tables are printed unless JSON was asked for.
+        out: prints tables, unless the output is JSON.
         debug: show tracebacks.
 
     Attributes:
-        failures: what experiments raised, by their names.
+        failures: errors of experiments by name.
     """
 
     def __init__(self, out: Output, *, debug: bool) -> None:
@@ -112,7 +118,7 @@ class Watching:
         self._bar.stop()
 
     def begin(self, experiment: Any, place: int, count: int) -> None:
-        """Show which experiment begins."""
+        """Show that an experiment starts."""
         self._name = experiment.name
         if self._bar.disable:
             self._errors.print(f"[{place}/{count}] {experiment.name}: {experiment.question}")
@@ -120,20 +126,20 @@ class Watching:
         self.say("")
 
     def say(self, words: str) -> None:
-        """Show what the experiment is at."""
+        """Show the current step of the experiment."""
         description = f"{self._name}: {words}" if words else self._name
         self._bar.update(self._line, description=description.replace("[", "\\["), refresh=True)
 
-    def done(self, outcome: Any, kept: Path) -> None:
+    def done(self, result: Any, saved: Path) -> None:
         """Print what was found."""
         if self._out.as_json:
             return
         self._bar.stop()
-        _load("tables").print_outcome(outcome, self._tables)
+        _load("report.tables").print_result(result, self._tables)
         self._bar.start()
 
     def failed(self, experiment: Any, error: Exception) -> None:
-        """Say what an experiment raised."""
+        """Report the error of an experiment."""
         self.failures[experiment.name] = f"{type(error).__name__}: {error}"
         self._bar.stop()
         self._errors.print(f"dandelion: experiment {experiment.name} failed: {error!r}")
@@ -143,18 +149,18 @@ class Watching:
 
 
 def _folders(arguments: Arguments) -> Sequence[Path]:
-    return arguments.paths or [_load("run").default_folder(quick=False)]
+    return arguments.paths or [_load("experiment").default_folder(quick=False)]
 
 
-def _outcomes(arguments: Arguments) -> list[Any]:
-    read = _load("compare").read_outcomes
-    return [outcome for path in _folders(arguments) for outcome in read(path)]
+def _results(arguments: Arguments) -> list[Any]:
+    read = _load("records").read_results
+    return [result for path in _folders(arguments) for result in read(path)]
 
 
 def _plot(arguments: Arguments, out: Output) -> int:
-    draw = _load("plots").draw
+    draw = _load("report.plots").draw
     folder = arguments.output or Path("bench-pictures")
-    drawn = [path for outcome in _outcomes(arguments) for path in draw(outcome, folder)]
+    drawn = [path for result in _results(arguments) for path in draw(result, folder)]
     if out.as_json:
         out.document([str(path) for path in drawn])
     else:
@@ -166,7 +172,9 @@ def _report(arguments: Arguments, out: Output) -> int:
     path = arguments.output or Path("bench-report.html")
     if path.is_dir():
         raise WrongUsage("--out", f"{path} is a folder; name the file of the report")
-    _load("report").write(_outcomes(arguments), path)
+    if not _load("report.plots").installed():
+        print(f"dandelion: the report has no pictures; to get them: {_REMEDY}", file=sys.stderr)
+    _load("report.html").write_page(_results(arguments), path)
     if out.as_json:
         out.document({"report": str(path)})
     else:
@@ -175,17 +183,17 @@ def _report(arguments: Arguments, out: Output) -> int:
 
 
 def _compare(arguments: Arguments, out: Output) -> int:
-    comparing = _load("compare")
+    comparing = _load("report.compare")
     old, new = arguments.paths
-    comparisons, lonely = comparing.compare_kept(old, new)
+    comparisons, unpaired = comparing.compare_saved(old, new)
     if out.as_json:
-        out.document({"comparisons": comparisons, "unpaired": lonely})
+        out.document({"comparisons": comparisons, "unpaired": unpaired})
         return 0
     console = _console()
     for comparison in comparisons:
         comparing.print_comparison(comparison, console)
-    for said in lonely:
-        out.line(said)
+    for sentence in unpaired:
+        out.line(sentence)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""``dandelion check``: composition texts and blueprints, without a node and without a device.
+"""``dandelion check``: check composition texts and blueprints without a node or a device.
 
-Functions that a text declares are taken at their word. A blueprint's sources and binaries are
-looked into where they lie beside it. In a folder, JSON files that are neither blueprints nor
-registration documents are passed over; a file that is named must be one of them.
+Declarations of functions in a text are assumed to be right. Sources and binaries of a blueprint are
+checked if they are in the same folder. In a folder, JSON files that are neither blueprints nor
+registration documents are skipped; a file that is named must be one of them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.node.starting import load_checkers
 
-_FORMAT = "blueprint"  # of code objects
+_FORMAT = "blueprint"  # format of code objects
 _FIELDS = ("blueprint", "kernels", "modules", "module_path")
 _DOCUMENT = ("functions", "libraries", "compositions")
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One file and what is wrong with it."""
+    """A file and its problems."""
 
     file: str
     kind: str
@@ -38,7 +38,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Check all files; 1 if any has a problem."""
+    """Check all files; return 1 if one has a problem."""
     checked = [result for path in arguments.paths for result in check_path(path)]
     if out.as_json:
         out.document(checked)
@@ -53,14 +53,14 @@ def run(arguments: Arguments, out: Output) -> int:
 
 
 def check_path(path: Path) -> Iterator[Checked]:
-    """Check a file, or all that can be checked below a folder.
+    """Check a file, or all files below a folder that can be checked.
 
     Raises:
-        WrongUsage: there is no such file.
+        WrongUsage: the path does not exist.
     """
     if not path.is_dir():
         if not path.exists():
-            raise WrongUsage(str(path), "there is no such file or folder")
+            raise WrongUsage(str(path), "no such file or folder")
         yield check_file(path)
         return
     for file in sorted(path.rglob("*")):
@@ -77,7 +77,7 @@ def check_file(path: Path) -> Checked:
         try:
             text = path.read_text("utf-8")
         except UnicodeDecodeError as error:
-            problem = Problem("encoding", f"this is no UTF-8 text: {error.reason}", str(path))
+            problem = Problem("encoding", f"not valid UTF-8: {error.reason}", str(path))
             return Checked(str(path), "composition", (problem,))
         return Checked(str(path), "composition", tuple(check_text(text, str(path))))
     fields = _fields(path)
@@ -125,7 +125,7 @@ def _blueprint(path: Path) -> list[Problem]:
 
 
 def _function(name: str, data: bytes, config: GpuConfig, files: Mapping[str, bytes]) -> Function:
-    """Make the function that a blueprint would be registered as."""
+    """Make the function that registration would make of a blueprint."""
     body = config.blueprint
     inputs = tuple(SetSpec(n) for n in (*body.inputs, *body.weights))
     digests = {n: digest_of(d) for n, d in files.items()}
@@ -135,7 +135,7 @@ def _function(name: str, data: bytes, config: GpuConfig, files: Mapping[str, byt
 
 
 def _neighbours(folder: Path, config: GpuConfig) -> dict[str, bytes] | None:
-    """Read the files that a blueprint names, if all of them lie beside it."""
+    """Read the files of a blueprint if all of them are in its folder."""
     paths = {code.path for module in config.modules for code in module.code}
     found = {name: folder / name for name in paths}
     if not all(p.resolve().is_relative_to(folder.resolve()) for p in found.values()):

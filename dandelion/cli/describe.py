@@ -1,4 +1,4 @@
-"""``dandelion describe``: all about one name."""
+"""``dandelion describe``: the details of one name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``dandelion doctor``: what works on this machine, what does not, and how to get it.
 
-Backends and stores are loaded by name, one after the other, and each is asked for what is there. No
-engine is started. A backend whose module has a function ``enforcement() -> dict`` is asked as well
-what confines a function; it may make one sandbox to find out.
+Backends and stores are loaded by name, and each is probed. No engine is started. If the module of a
+backend has a function ``enforcement() -> dict``, it reports how functions are confined; it may make
+a sandbox for that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dandelion.memory import SharedDomain
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         area: machine, memory, backend, sandbox or registry.
-        name: of the thing.
-        works: whether it can be used here.
-        detail: what is there, or what is missing.
-        remedy: how to get it.
+        name: what was checked.
+        works: whether it can be used on this machine.
+        detail: what was found, or what is missing.
+        remedy: how to install it.
     """
 
     area: str
@@ -44,14 +44,14 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Look at everything; 1 if a node could not run functions here."""
+    """Run all checks; return 1 if a node cannot run functions on this machine."""
     findings = [*machine(), arena(), *backends(), *stores()]
     verdict = judge(findings)
     if out.as_json:
         out.document({"version": __version__, "verdict": verdict, "findings": findings})
     else:
         rows = [(f.area, f.name, "ok" if f.works else "--", f.detail) for f in merged(findings)]
-        out.table(("area", "name", "", "what is there"), rows)
+        out.table(("area", "name", "", "found"), rows)
         for line in lines_of(verdict, findings):
             out.line(line)
     return 0 if verdict.runs_functions else 1
@@ -61,10 +61,10 @@ _NO_COMPUTE = ("null", "http")
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What all findings come to.
+    """The summary of all findings.
 
     Attributes:
-        runs_functions: a node can run users' functions here.
+        runs_functions: whether a node can run users' functions on this machine.
         works, does_not_work: names of backends.
     """
 
@@ -74,7 +74,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(findings: Sequence[Finding]) -> Verdict:
-    """Tell what works here, of all that was looked at."""
+    """Summarize the findings."""
     backends = {f.name.partition(":")[0]: f.works for f in findings if f.area == "backend"}
     works = tuple(name for name, good in backends.items() if good)
     missing = tuple(name for name, good in backends.items() if not good)
@@ -83,7 +83,7 @@ def judge(findings: Sequence[Finding]) -> Verdict:
 
 
 def lines_of(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[str]:
-    """Write the verdict, and each command that gets something that is missing in its own line."""
+    """Write the verdict, and a line for each command that installs a missing part."""
     yield ""
     yield f"works: {', '.join(verdict.works) or 'nothing'}"
     yield f"does not work: {', '.join(verdict.does_not_work) or 'nothing'}"
@@ -92,7 +92,7 @@ def lines_of(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[str]:
             continue
         command, _, rest = finding.remedy.partition(", ")
         besides = f" (it also needs {rest.removeprefix('and ')})" if rest else ""
-        yield f"\nto get {finding.name}{besides}:"
+        yield f"\nto install {finding.name}{besides}:"
         yield f"    {command}"
     yield ""
     if verdict.runs_functions:
@@ -103,7 +103,7 @@ def lines_of(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def merged(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Show neighbours that differ in their numbers alone, such as cores, as one line."""
+    """Merge neighbouring findings that differ only in numbers, such as cores."""
 
     def pattern(finding: Finding) -> tuple[object, ...]:
         text = re.sub(r"\d+", "#", f"{finding.name} {finding.detail}")
@@ -119,7 +119,7 @@ def merged(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def machine() -> list[Finding]:
-    """Tell Python, kernel and cores."""
+    """Report Python, kernel and cores."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     cores = len(os.sched_getaffinity(0))
@@ -131,7 +131,7 @@ def machine() -> list[Finding]:
 
 
 def arena() -> Finding:
-    """Make a small arena and touch it."""
+    """Make a small arena and write to it."""
     try:
         domain = SharedDomain(1 << 20)
         context = domain.acquire(4096)
@@ -153,10 +153,10 @@ def _backend(name: str) -> list[Finding]:
         resources = driver.factory().probe()
     except BackendUnavailable as error:
         return [Finding("backend", name, False, error.missing, error.remedy)]
-    except Exception as error:  # a third party's backend may raise anything, and is to be named
+    except Exception as error:  # a backend of a third party may raise any exception
         return [Finding("backend", name, False, f"{type(error).__name__}: {error}")]
     if not resources:
-        return [Finding("backend", name, False, "there is no device")]
+        return [Finding("backend", name, False, "no device found")]
     runs = ", ".join(sorted(driver.formats))
     found = []
     for resource in resources:
@@ -167,7 +167,7 @@ def _backend(name: str) -> list[Finding]:
 
 
 def _sandbox(name: str, driver: Driver) -> list[Finding]:
-    """Ask a backend that runs untrusted code on the CPU what confines it here."""
+    """Report how a backend confines untrusted code on the CPU."""
     enforcement: Callable[[], Mapping[str, str]] | None
     enforcement = getattr(importlib.import_module(type(driver).__module__), "enforcement", None)
     if enforcement is None:
@@ -181,7 +181,7 @@ def _sandbox(name: str, driver: Driver) -> list[Finding]:
 
 def stores() -> list[Finding]:
     """Import every store of the catalogue."""
-    found = [Finding("registry", "memory", True, "in this process, gone with it")]
+    found = [Finding("registry", "memory", True, "in this process, lost when it exits")]
     package = importlib.import_module("dandelion.registry")
     for module in pkgutil.iter_modules(package.__path__):
         name = f"{package.__name__}.{module.name}"

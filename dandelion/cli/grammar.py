@@ -1,8 +1,8 @@
-"""Argument parsers that raise what is wrong as an error, and that take options anywhere.
+"""Argument parsers that raise errors and accept options at any position.
 
-argparse by itself ends the process, names no nearest word, and takes ``invoke --deadline 5 NAME
-a=1`` but not ``invoke NAME --deadline 5 a=1``: it matches all positional arguments that it can at
-the first place where there are some.
+argparse exits the process on an error and suggests no nearest word. It accepts
+``invoke --deadline 5 NAME a=1`` but not ``invoke NAME --deadline 5 a=1``, since it matches as many
+positional arguments as possible at their first position.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from dandelion.errors import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `WrongUsage` where argparse would print its usage and exit."""
+    """Raises `WrongUsage` where argparse prints its usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong, and say where the usage is explained."""
+        """Raise `WrongUsage` with a hint at ``--help``."""
         where = self.prog.partition(" ")[2] or "command line"
         raise WrongUsage(where, message, f"see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = ", ".join(map(str, action.choices))
-            said = f"'{value}' is none of {known}{did_you_mean(str(value), action.choices)}"
-            raise argparse.ArgumentError(action, said)
+            message = f"'{value}' is not one of {known}{did_you_mean(str(value), action.choices)}"
+            raise argparse.ArgumentError(action, message)
 
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
-        """Raise that these arguments are not understood, if there are any."""
+        """Raise `WrongUsage` if there are unknown arguments."""
         if not arguments:
             return
         first = arguments[0]
         if not first.startswith("-"):
-            self.error(f"'{first}' is one argument too many")
+            self.error(f"unexpected argument '{first}'")
         close = did_you_mean(first.partition("=")[0], self._option_string_actions)
-        self.error(f"there is no option '{first}'{close}")
+        self.error(f"no such option '{first}'{close}")
 
 
 class VerbParser(Parser):
-    """A parser of one verb: its options may lie between its other arguments."""
+    """The parser of one verb. Its options may be between its other arguments."""
 
     _inner = False
 
     def parse_known_args(  # type: ignore[override]  # argparse's overloads differ in defaults only
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse the arguments of the verb; there are no unknown ones that are left to others."""
+        """Parse all arguments of the verb; unknown ones are an error."""
         if self._inner:  # called by `parse_known_intermixed_args`
             return super().parse_known_args(args, namespace)
         if self._subparsers is not None:
@@ -64,21 +64,21 @@ class VerbParser(Parser):
 
 
 class MainParser(Parser):
-    """The parser of the program: names the verb first."""
+    """The parser of the program. The verb is the first argument."""
 
     def parse_known_args(  # type: ignore[override]  # argparse's overloads differ in defaults only
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse everything."""
+        """Parse the command line."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and unknown[0] in ("--json", "--debug", "--url"):
-            self.error(f"'{unknown[0]}' comes after the verb, as in 'dandelion ls {unknown[0]}'")
+            self.error(f"write '{unknown[0]}' after the verb, as in 'dandelion ls {unknown[0]}'")
         self.refuse_unknown(unknown)
         return parsed, []
 
 
 def did_you_mean(word: str, known: Iterable[Any]) -> str:
-    """Name the known word that was most likely meant, as the end of a sentence."""
+    """Suggest the nearest known word, as the end of a sentence."""
     words = [str(k) for k in known]
     begun = [k for k in words if len(word) > 1 and k.startswith(word)]
     close = begun[0] if begun else nearest(word, words)

@@ -20,7 +20,7 @@ SUFFIXES = {
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Draw, to standard output or a file."""
+    """Draw to standard output or a file."""
     target = arguments.output
     format_ = _format(target, "json" if out.as_json else arguments.format)
     drawn = _drawn(arguments, format_)
@@ -34,7 +34,7 @@ def run(arguments: Arguments, out: Output) -> int:
 
 
 def _format(target: Path | None, asked: str | None) -> str:
-    """Choose the format by what was asked for and the suffix of the file, which must agree.
+    """Select the format from ``--format`` and the suffix of the file, which must agree.
 
     Raises:
         WrongUsage: nothing is written in the format of that suffix, or it is not the one asked for.
@@ -50,7 +50,7 @@ def _format(target: Path | None, asked: str | None) -> str:
         raise WrongUsage(f"-o {target}", f"a graph cannot be written as {suffix}", supported)
     if asked not in (None, meant):
         raise WrongUsage(
-            f"-o {target}", f"{suffix} means {meant}, not {asked}", "change the one or the other"
+            f"-o {target}", f"{suffix} means {meant}, not {asked}", "change one of them"
         )
     return meant
 
@@ -60,8 +60,10 @@ def _drawn(arguments: Arguments, format_: str) -> str:
     if path.is_file():
         return draw_text(path.read_text("utf-8"), arguments.name, format_, str(path))
     if path.suffix == ".dandelion":
-        raise WrongUsage(str(path), "there is no such file")
+        raise WrongUsage(str(path), "no such file")
     if arguments.name is not None:
-        raise WrongUsage("--name", f"it chooses from a file, and '{path}' is none", "leave it out")
+        raise WrongUsage(
+            "--name", f"it selects from a file, and '{path}' is not a file", "leave it out"
+        )
     with Client(arguments.url) as client:
         return client.graph(arguments.source, format_, arguments.version_)

@@ -55,7 +55,7 @@ def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         left, equals, value = argument.partition("=")
         if not equals or not left.rstrip(":"):
-            raise WrongUsage(f"'{argument}'", "this is no set", "write set=text, set=@file")
+            raise WrongUsage(f"'{argument}'", "not a set", "write set=text or set=@file")
         name = left.removesuffix(":")
         if left.endswith(":"):
             made: Any = _json(name, value)
@@ -66,7 +66,7 @@ def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
         if name not in sets:
             sets[name] = made
         elif isinstance(made, Plain) or isinstance(sets[name], Plain):
-            raise WrongUsage(f"sets.{name}", "give a set of JSON once, as a list")
+            raise WrongUsage(f"sets.{name}", "give a JSON set only once, as a list")
         else:
             sets[name] = [*_several(sets[name]), made]
     return sets
@@ -88,21 +88,21 @@ def _json(name: str, text: str) -> Plain:
         return Plain(msgspec.json.decode(text))
     except (msgspec.DecodeError, UnicodeError) as error:
         hint = f"for text, write {name}={text}"
-        raise WrongUsage(f"sets.{name}", f"this is no valid JSON: {error}", hint) from None
+        raise WrongUsage(f"sets.{name}", f"not valid JSON: {error}", hint) from None
 
 
 def _only_set(result: Sets, name: str) -> Sets:
     if name not in result:
         close = nearest(name, result)
         hint = f"did you mean '{close}'?" if close else f"output sets are {', '.join(result)}"
-        raise InvalidInput("--set", f"there is no output set '{name}'", hint)
+        raise InvalidInput("--set", f"no such output set '{name}'", hint)
     return Sets({name: result[name]})
 
 
 def _only_item(result: Sets) -> Item:
     items = [item for items in result.values() if items is not None for item in items]
     if len(items) != 1:
-        hint = "choose a set with --set, or use --json"
+        hint = "select a set with --set, or use --json"
         raise InvalidInput("result", f"it has {len(items)} items, not one", hint)
     return items[0]
 

@@ -1,4 +1,4 @@
-"""``dandelion ls``: what is registered, in its newest versions; backends and engines."""
+"""``dandelion ls``: the newest versions of registered names; backends and engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGULAR = {kind: kind.removesuffix("s") for kind in KINDS} | {"libraries": "lib
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """List what is registered, or one kind of things."""
+    """List everything that is registered, or one kind."""
     kind = kind_of(arguments.kind) if arguments.kind else ""
     with Client(arguments.url) as client:
         if kind in _SHOW_ENGINES:
@@ -26,7 +26,7 @@ def run(arguments: Arguments, out: Output) -> int:
         entries = [e for e in entries if e.kind == SINGULAR[kind]]
     show(entries, out)
     if not entries and not out.as_json:
-        out.line(f"there are no {kind}" if kind else "nothing is registered")
+        out.line(f"no {kind}" if kind else "nothing is registered")
     return 0
 
 
@@ -34,13 +34,13 @@ def kind_of(word: str) -> str:
     """Read the name of a kind, in the singular or plural.
 
     Raises:
-        WrongUsage: there is no such kind.
+        WrongUsage: the kind is unknown.
     """
     for kind in KINDS:
         if word.lower() in (kind, SINGULAR[kind]):
             return kind
     close = did_you_mean(word.lower(), KINDS)
-    raise WrongUsage("ls", f"'{word}' is none of {', '.join(KINDS)}{close}")
+    raise WrongUsage("ls", f"'{word}' is not one of {', '.join(KINDS)}{close}")
 
 
 def show(entries: list[Entry], out: Output) -> None:

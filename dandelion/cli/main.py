@@ -1,14 +1,14 @@
-"""The entry of the command line: parse, run one verb, turn errors into lines and exit codes.
+"""The entry point of the command line: parse, run one verb, report errors, set the exit code.
 
 ==== ======================================================================
 0    done
-1    what was asked for failed or is invalid
+1    the command failed, or its input is invalid
 2    the command line is wrong
 3    the node cannot be reached
 130  interrupted
 ==== ======================================================================
 
-Only the module of the verb is imported, so ``dandelion check`` never loads a server.
+Only the module of the verb is imported, so ``dandelion check`` does not load the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments, make_parser
 from dandelion.errors import DandelionError
-from dandelion.frontend.connections import Unreachable
+from dandelion.frontend.problem import Unreachable
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; by default those of the process.
 
     Returns:
-        The exit code; see the module's text.
+        The exit code; see above.
     """
     words = sys.argv[1:] if arguments is None else arguments
     out = Output("--json" in words)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _code_of(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of our output exited, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:

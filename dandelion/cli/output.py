@@ -1,4 +1,4 @@
-"""What the verbs print: text and tables for people, or one JSON document for programs."""
+"""Output of the verbs: text and tables, or one JSON document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.problem import encode_problem, problem_of
 
 _NO_WIDTH = 1 << 20
-"""What no row reaches."""
+"""Wider than any row."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class Output:
             print(line.rstrip())
 
     def error(self, error: DandelionError) -> None:
-        """Say on standard error what went wrong."""
+        """Print an error on standard error."""
         if self.as_json:
             problem = msgspec.json.format(encode_problem(problem_of(error)), indent=2)
             print(problem.decode(), file=sys.stderr)
@@ -90,7 +90,7 @@ class Output:
 
 
 def size_text(size_bytes: int) -> str:
-    """Write a number of bytes for people, for example ``1.5 MiB``."""
+    """Format a number of bytes, for example ``1.5 MiB``."""
     size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024

@@ -20,7 +20,7 @@ FORMATS = ("svg", "mermaid", "json", "text")
 
 
 class Arguments(argparse.Namespace):
-    """What was given; each verb reads its own."""
+    """The parsed arguments. Each verb uses its own."""
 
     verb: str
     json: bool
@@ -71,7 +71,7 @@ def make_parser() -> MainParser:
     _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
 
     listing = verbs.add_parser(
-        "ls", parents=[remote], help="list what is registered, backends, engines"
+        "ls", parents=[remote], help="list registered names, backends or engines"
     )
     listing.add_argument("kind", nargs="?", metavar="KIND", help=", ".join(KINDS))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
@@ -79,7 +79,9 @@ def make_parser() -> MainParser:
         named.add_argument("name", metavar="NAME", help="a function, composition or library")
         _version(named)
 
-    check = verbs.add_parser("check", parents=[local], help="check texts and blueprints, no node")
+    check = verbs.add_parser(
+        "check", parents=[local], help="check texts and blueprints without a node"
+    )
     check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
 
     graph = verbs.add_parser("graph", parents=[remote], help="draw a composition")
@@ -90,8 +92,8 @@ def make_parser() -> MainParser:
         "-o", "--output", type=Path, metavar="FILE", help="*.svg, *.mmd, *.md, *.json or *.txt"
     )
     _version(graph)
-    verbs.add_parser("doctor", parents=[local], help="tell what works on this machine")
-    _bench(verbs.add_parser("bench", help="measure this machine, and show what was found"), local)
+    verbs.add_parser("doctor", parents=[local], help="check what works on this machine")
+    _bench(verbs.add_parser("bench", help="measure this machine and show results"), local)
     return parser
 
 
@@ -102,7 +104,7 @@ def _common() -> tuple[VerbParser, VerbParser]:
     remote = VerbParser(add_help=False, parents=[local])
     url = os.environ.get("DANDELION_URL", DEFAULT_URL)
     remote.add_argument(
-        "--url", default=url, help="of the node (DANDELION_URL); default %(default)s"
+        "--url", default=url, help="URL of the node (DANDELION_URL); default %(default)s"
     )
     return local, remote
 
@@ -110,7 +112,7 @@ def _common() -> tuple[VerbParser, VerbParser]:
 def _seconds(text: str) -> int:
     """Read a number of whole seconds."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of whole seconds")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of seconds")
     return int(text)
 
 
@@ -127,7 +129,9 @@ def _invoke(parser: VerbParser) -> None:
         metavar="SET=VALUE",
         help="set=text, set=@file (@- is standard input), set:=json; repeat for more items",
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="of the invocation")
+    parser.add_argument(
+        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
+    )
     parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
     parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
     parser.add_argument(
@@ -148,7 +152,7 @@ def _serve(parser: VerbParser) -> None:
         type=_seconds,
         default=10,
         metavar="SECONDS",
-        help="how long requests under way may take to end after SIGTERM; default 10",
+        help="how long running requests may take after SIGTERM; default 10",
     )
     group = parser.add_argument_group("settings", "each is also DANDELION_NAME in the environment")
     for field in msgspec.structs.fields(Settings):
@@ -168,20 +172,22 @@ def _bench(parser: VerbParser, local: VerbParser) -> None:
     running = verbs.add_parser("run", parents=[local], help="run experiments")
     for verb in (listing, running):
         verb.add_argument("names", nargs="*", default=[], metavar="NAME|GROUP", help="default: all")
-    running.add_argument("--quick", action="store_true", help="in seconds; figures are indications")
+    running.add_argument(
+        "--quick", action="store_true", help="take seconds; results are only indications"
+    )
     running.add_argument(
         "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
     )
-    _out(running, "DIR", "where JSON is kept; default: bench/results, or bench-results if --quick")
-    plot = verbs.add_parser("plot", parents=[local], help="draw kept outcomes as SVG and PNG")
+    _out(running, "DIR", "folder for JSON; default: bench/results, or bench-results if --quick")
+    plot = verbs.add_parser("plot", parents=[local], help="draw saved results as SVG and PNG")
     _out(plot, "DIR", "default: bench-pictures")
-    report = verbs.add_parser("report", parents=[local], help="write kept outcomes as one page")
+    report = verbs.add_parser("report", parents=[local], help="write saved results as one page")
     _out(report, "FILE", "default: bench-report.html")
     for verb in (plot, report):
         verb.add_argument(
             "paths", nargs="*", default=[], type=Path, metavar="PATH", help="files or folders"
         )
-    compare = verbs.add_parser("compare", parents=[local], help="compare two kept runs")
+    compare = verbs.add_parser("compare", parents=[local], help="compare two saved runs")
     compare.add_argument("paths", nargs=2, type=Path, metavar="PATH", help="old, then new")
 
 

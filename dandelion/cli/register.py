@@ -6,16 +6,16 @@ from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.sources import read_sources
 from dandelion.frontend.client import Client
-from dandelion.frontend.records import RegisterReply
+from dandelion.frontend.records import RegisterResponse
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Register everything that the paths hold."""
+    """Register the contents of all paths."""
     document = read_sources(arguments.paths)
     with Client(arguments.url) as client:
         registered = client.register(document)
     if out.as_json:
-        out.document(RegisterReply(tuple(registered)))
+        out.document(RegisterResponse(tuple(registered)))
     else:
         out.table(
             ("kind", "name", "version"), [(r.kind, r.name, str(r.version)) for r in registered]

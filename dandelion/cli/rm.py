@@ -9,7 +9,7 @@ from dandelion.frontend.client import Client
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Remove and list what went."""
+    """Remove, and list what was removed."""
     with Client(arguments.url) as client:
         removed = client.remove(arguments.name, arguments.version_)
     show(removed, out)

@@ -28,7 +28,7 @@ _NO_SETTINGS = frozenset({"URL", "SETTINGS", "TRITON"})  # variables with anothe
 def load_settings(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Sequence[str]]
 ) -> Settings:
-    """Bring the three sources of settings together.
+    """Merge the three sources of settings.
 
     Args:
         file: a TOML file, or None.
@@ -49,7 +49,7 @@ def load_settings(
 def _texts(
     name: str, environment: Mapping[str, str], flags: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Give the texts of one setting, the weightier one last, each with its source."""
+    """Yield the texts of one setting with their sources, in ascending priority."""
     variable = _PREFIX + name.upper()
     if variable in environment:
         yield variable, environment[variable]
@@ -67,7 +67,7 @@ def _default(name: str) -> Any:
 
 
 def setting_help(name: str) -> str:
-    """Describe one setting for people: what its documentation says, and the default."""
+    """Return the help text of one setting: its documentation and default."""
     documented = re.search(
         rf"^        (?:\w+, )*{name}(?:, \w+)*: (.*?)(?=^        \w|^    \w|\Z)",
         Settings.__doc__ or "",
@@ -88,10 +88,10 @@ def _default_text(name: str) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Describe variables that look like settings and are none, each in one sentence.
+    """Return a warning for each variable that looks like a setting and is not one.
 
-    They are no errors: a variable may be for another program, or made by the system that runs this
-    one (Kubernetes makes ``DANDELION_SERVICE_HOST`` for a service of that name).
+    They are not errors. A variable may belong to another program, or be set by the system
+    (Kubernetes sets ``DANDELION_SERVICE_HOST`` for a service of that name).
     """
     known = [_PREFIX + name.upper() for name in _FIELDS]
     found = []
@@ -101,7 +101,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             continue
         close = nearest(variable, known)
         hint = f"did you mean {close}?" if close else "it is ignored"
-        found.append(f"there is no setting for the variable {variable}; {hint}")
+        found.append(f"the variable {variable} is not a setting; {hint}")
     return found
 
 
@@ -109,13 +109,13 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(str(file), f"this is no valid TOML: {error}") from None
+        raise InvalidInput(str(file), f"not valid TOML: {error}") from None
     values = {}
     for name, value in table.items():
         if name not in _FIELDS:
             close = nearest(name, _FIELDS)
             hint = f"did you mean '{close}'?" if close else f"settings are {', '.join(_FIELDS)}"
-            raise InvalidInput(f"{file}: {name}", "there is no such setting", hint)
+            raise InvalidInput(f"{file}: {name}", "no such setting", hint)
         where = f"{file}: {name}"
         if isinstance(value, str) and name.endswith("_bytes"):
             value = read_text(where, name, value)
@@ -131,19 +131,19 @@ def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:
     for backend, given in table.items() if isinstance(table, dict) else [("", table)]:
         place = f"{where}.{backend}".rstrip(".")
         if not isinstance(given, dict):
-            raise InvalidInput(place, f"{given!r} is no table", "write [options.BACKEND]")
+            raise InvalidInput(place, f"{given!r} is not a table", "write [options.BACKEND]")
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise InvalidInput(f"{place}.{name}", f"{value!r} is no text", "put it in quotes")
+                raise InvalidInput(f"{place}.{name}", f"{value!r} is not text", "put it in quotes")
             options.setdefault(backend, {})[name] = str(value)
     return options
 
 
 def read_text(where: str, name: str, text: str) -> Any:
-    """Read the text of one setting into plain values of its kind.
+    """Parse the text of one setting.
 
     Raises:
-        InvalidInput: the text is not of the form that the setting has.
+        InvalidInput: the text does not have the form of the setting.
     """
     if name.endswith("_bytes"):
         return _size(where, text)
@@ -157,7 +157,7 @@ def read_text(where: str, name: str, text: str) -> Any:
             path, value = _pair(where, part)
             backend, dot, option = path.partition(".")
             if not dot:
-                raise InvalidInput(where, f"'{part}' names no backend", "write BACKEND.NAME=VALUE")
+                raise InvalidInput(where, f"'{part}' has no backend", "write BACKEND.NAME=VALUE")
             options.setdefault(backend, {})[option] = value
         return options
     return text
@@ -170,15 +170,15 @@ def _parts(text: str) -> list[str]:
 def _pair(where: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        hint = "write NAME=VALUE, separated by commas; a value with commas goes into the file"
-        raise InvalidInput(where, f"'{text}' is no NAME=VALUE", hint)
+        hint = "write NAME=VALUE, separated by commas; put a value with commas into the file"
+        raise InvalidInput(where, f"'{text}' is not NAME=VALUE", hint)
     return name.strip(), value.strip()
 
 
 def _size(where: str, text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2] not in _UNITS:
-        raise InvalidInput(where, f"'{text}' is no size", "such as 1048576, 512MiB or 2GiB")
+        raise InvalidInput(where, f"'{text}' is not a size", "such as 1048576, 512MiB or 2GiB")
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -1,4 +1,4 @@
-"""Files and folders to be registered, read into one document.
+"""Reads files and folders into one registration document.
 
 =================== ==========================================================================
 ``*.dandelion``     a text in the composition language
@@ -23,20 +23,20 @@ from dandelion.frontend.records import read_document
 
 
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
-    """Read everything that is to be registered.
+    """Read all paths.
 
-    Python files are run, with the user's own rights: they describe functions.
+    Python files are executed with the rights of the user, since they describe functions.
 
     Raises:
-        WrongUsage: there is no such file or folder.
-        InvalidInput: a path is of no kind that can be registered, or its content is not.
+        WrongUsage: a path does not exist.
+        InvalidInput: a path or its content cannot be registered.
     """
     return collect(document for path in paths for document in _read(path))
 
 
 def _read(path: Path) -> list[RegistrationDocument]:
     if not path.exists():
-        raise WrongUsage(str(path), "there is no such file or folder")
+        raise WrongUsage(str(path), "no such file or folder")
     if path.is_dir():
         if (path / "bundle.py").is_file():
             return [_document_of(_package_module(path), path)]
@@ -60,7 +60,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInput(str(path), f"it is no UTF-8 text: {error.reason}") from None
+        raise InvalidInput(str(path), f"not valid UTF-8: {error.reason}") from None
 
 
 def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
@@ -70,12 +70,12 @@ def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
     document = make()
     if not isinstance(document, RegistrationDocument):
         kind = type(document).__name__
-        raise InvalidInput(str(path), f"document() gave a {kind}, not a RegistrationDocument")
+        raise InvalidInput(str(path), f"document() returned a {kind}, not a RegistrationDocument")
     return document
 
 
 def _package_module(folder: Path) -> ModuleType:
-    """Load ``bundle.py`` as part of a package, so that it can import its neighbours relatively."""
+    """Load ``bundle.py`` as a module of a package, so that its relative imports work."""
     package = f"dandelion_bundle_{folder.resolve().name}"
     module = ModuleType(package)
     module.__path__ = [str(folder.resolve())]

@@ -171,16 +171,18 @@ def begin_call(executor: Executor, call: CallState) -> Call:
     invocation, run = call.invocation, call.run
     limit_s = function.spec.limits.wall_s
     call.started_ns = now_ns = time.monotonic_ns()
+    latest_ns, deadline_ns = invocation.deadline_ns, now_ns + int(limit_s * 1e9)
+    deadline_s = invocation.deadline_s
     return Call(
         call.id,
         function,
         function.with_static(run.inputs),
         executor.around.arena,
-        min(invocation.deadline_ns, now_ns + int(limit_s * 1e9)),
-        min(limit_s, invocation.deadline_s),
+        deadline_ns if deadline_ns < latest_ns else latest_ns,
+        limit_s if limit_s < deadline_s else deadline_s,
         call.stages,
         call.demand,
-        invocation.deadline_ns,
+        latest_ns,
         run.origin,
     )
 

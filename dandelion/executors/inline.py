@@ -47,8 +47,7 @@ class InlineExecutor(Executor):
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
         assert self._engine is not None, "it is up"
-        outputs, error = run_call(self._engine, begin_call(self, call))
-        finish(self.events, call, outputs, error)
+        finish(self.events, call, *run_call(self._engine, begin_call(self, call)))
 
     def forget(self, flow: Flow) -> None:
         if self._engine is not None:

@@ -29,7 +29,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from dandelion.data import Bytes, Item, ItemSet
+from dandelion.data import Item, ItemSet
 from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import (
     Begun,
@@ -46,6 +46,7 @@ from dandelion.engine_process.messages import (
     StopCall,
     WireItem,
     WireSet,
+    WireSets,
     wire_item,
     wire_set,
 )
@@ -70,7 +71,7 @@ from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Process, Processes
 from dandelion.executors.worker import Worker
 from dandelion.function import Function
-from dandelion.memory import Context
+from dandelion.memory import ArenaMap, Context
 from dandelion.scheduler import CallState, EngineState, Flow
 
 GRACE_NS = 250_000_000
@@ -101,7 +102,10 @@ class _Order:
     Attributes:
         is_plan: it is to be planned, not run.
         evict, keep: see `dandelion.scheduler.actions.Send`.
+        wire: its inputs by their place in the arena, once all are there.
         result: the context for its outputs, once it has one.
+        behind: id of the call that the process comes to before it plans this one; 0 if there is
+            none.
     """
 
     call: CallState
@@ -109,7 +113,9 @@ class _Order:
     is_plan: bool = False
     evict: tuple[Flow, ...] = ()
     keep: bool = False
+    wire: WireSets | None = None
     result: Context | None = None
+    behind: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -225,24 +231,33 @@ class ProcessExecutor(Executor):
         if process is None:
             return
         self._process = None
-        self._processes.current = None
         self._watcher.unwatch(process.channel.fileno())
         self._messages.clear()
         kept = (tuple(self._out), tuple(self._loaded.values()))
-        if self._out:
+        planning, self._plans = list(self._plans.values()), {}
+        planned = planning[0].call if planning and not self._comes_later(planning[0]) else None
+        if self._out and planned is None:
             begun.setdefault(self._out[0].call.id, EngineDied(self.info.name, ""))
         self._out.clear()
         self._loaded.clear()
-        planning, self._plans = list(self._plans.values()), {}
 
         def end() -> None:
+            self._processes.current = None  # here: if this comes too late, `close` ends the process
             code = self._processes.end(process, code_limit_s, kept)
-            self.events.post(partial(self._report, code, begun, planning))
+            self.events.post(partial(self._report, code, begun, planning, planned))
 
         self._worker.submit(end)
 
+    def _comes_later(self, order: _Order) -> bool:
+        """Tell whether the process runs a call before it plans this one."""
+        return any(sent.call.id == order.behind for sent in self._out)
+
     def _report(
-        self, code: int | None, begun: dict[int, DandelionError], planning: list[_Order]
+        self,
+        code: int | None,
+        begun: dict[int, DandelionError],
+        planning: list[_Order],
+        planned: CallState | None,
     ) -> None:
         error = EngineDied(self.info.name, _death(code))
         for number, own in begun.items():
@@ -252,7 +267,8 @@ class ProcessExecutor(Executor):
         self._waiting.clear()
         self.events.lost(self.engine, error, begun)
         for order in planning:
-            self.events.failed(order.call, EngineDied(self.info.name, _death(code)), begun=False)
+            died = EngineDied(self.info.name, _death(code))
+            self.events.failed(order.call, died, begun=order.call is planned)
 
     def check(self) -> None:
         if not self._out and not self._waiting:
@@ -310,14 +326,19 @@ class ProcessExecutor(Executor):
 
     def _prepared(self, order: _Order) -> bool:
         """Prepare a call if that takes microseconds. False if it takes longer."""
-        call, function, arena = order.call, order.function, self.around.arena
+        arena = self.around.arena
         if not order.is_plan and self._processes.ending and self._needs_room(order):
             return False
-        if call.placed is None:
-            moving = _moving_bytes(function, call.run.inputs, arena.locate)
+        if order.wire is None:
+            given = _given(order)
+            order.wire, moving, kept = _wired(given, arena.map)
             if moving > INLINE_COPY_BYTES or 2 * moving > arena.largest_free_bytes:
                 return False
-            call.placed = self._placed(order)
+            if moving:
+                self._place(order)
+            elif order.call.placed is None:
+                order.call.placed = given
+                self.around.transfers.kept(kept)
         if not order.is_plan and order.result is None:
             order.result = arena.acquire_clean(_result_bytes(order))
         return order.is_plan or order.result is not None
@@ -328,9 +349,11 @@ class ProcessExecutor(Executor):
             demand is not None and demand.device_bytes > LIGHT_BYTES
         )
 
-    def _placed(self, order: _Order) -> InstanceSets:
-        given = tuple([order.call.run.inputs[at] for at in order.function.given])
-        return self.around.transfers.place(given, self.around.arena)
+    def _place(self, order: _Order) -> None:
+        """Copy inputs into the arena that are not there."""
+        arena = self.around.arena
+        order.call.placed = placed = self.around.transfers.place(_given(order), arena)
+        order.wire, _, _ = _wired(placed, arena.map)
 
     def _prepare(self, order: _Order) -> None:
         """Prepare a call, however long that takes; in a thread."""
@@ -350,8 +373,8 @@ class ProcessExecutor(Executor):
         self.events.post(partial(self._went_on, order, error))
 
     def _place_all(self, order: _Order) -> None:
-        if order.call.placed is None:
-            order.call.placed = self._placed(order)
+        if order.wire is None:
+            self._place(order)
         if not order.is_plan and order.result is None:
             order.result = self.around.arena.acquire(_result_bytes(order))
 
@@ -373,25 +396,26 @@ class ProcessExecutor(Executor):
             self._waiting.remove(order)
             self._give_up(order, error)
         self._advance()
+        self.flush()
 
     def _post(self, order: _Order) -> None:
-        call, function, arena = order.call, order.function, self.around.arena
-        placed = call.placed
-        assert placed is not None, "it is prepared"
+        call, function, wire = order.call, order.function, order.wire
+        assert wire is not None, "it is prepared"
         try:
             self._load(call.flow, function)
-            wire = tuple([None if s is None else wire_set(s, arena.map) for s in placed])
         except Exception as error:
             self._give_up(order, to_dandelion_error(error, self.info.name))
             return
         if order.is_plan:
+            order.behind = self._out[-1].call.id if self._out else 0
             self._plans[call.id] = order
             self._messages.append(Plan(call.id, function.identity, wire))
             return
         result = order.result
         assert result is not None, "it is prepared"
         for flow in order.evict:
-            self._messages += [Evict(f.identity) for f in flow.functions.values()]
+            loaded = [f.identity for f in flow.functions.values() if f.identity in self._loaded]
+            self._messages += [Evict(identity) for identity in loaded]
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
         sent = _Sent(call, function, result, int(limit_s * 1e9))
         if not self._out:
@@ -547,19 +571,41 @@ class ProcessExecutor(Executor):
             self._lose({sent.call.id: timed_out(sent.function, limit_s)}, 0.0)
 
 
-def _moving_bytes(
-    function: Function, inputs: InstanceSets, locate: Callable[[Bytes], int | None]
-) -> int:
-    """Count what has to be copied into the arena."""
-    moving = 0
-    for position in function.given:
-        item_set = inputs[position]
-        if item_set is not None:
-            for item in item_set.items:
-                size = item.size_bytes
-                if size and locate(item.data) is None:
-                    moving += size
-    return moving
+def _given(order: _Order) -> InstanceSets:
+    """Give the inputs that come with a call, in the arena if they were copied there."""
+    call = order.call
+    if call.placed is not None:
+        return call.placed
+    inputs = call.run.inputs
+    return tuple([inputs[position] for position in order.function.given])
+
+
+def _wired(sets: InstanceSets, arena: ArenaMap) -> tuple[WireSets | None, int, int]:
+    """Name sets by their place in the arena.
+
+    Returns:
+        The names, or None; the bytes that have to be copied there; how many items are there.
+    """
+    moving = kept = 0
+    locate = arena.locate
+    wire: list[WireSet | None] = []
+    for item_set in sets:
+        if item_set is None:
+            wire.append(None)
+            continue
+        items: list[WireItem] = []
+        for item in item_set.items:
+            data = item.data
+            offset = locate(data)
+            size = item.size_bytes
+            if offset is None:
+                moving += size
+                offset = 0
+            else:
+                kept += 1
+            items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
+        wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
+    return None if moving else tuple(wire), moving, kept
 
 
 def _result_bytes(order: _Order) -> int:

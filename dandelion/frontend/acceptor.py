@@ -1,16 +1,16 @@
-"""Takes new connections, and looks at what they send first.
+"""Accepts connections and waits for the first head of each.
 
-libuv, below uvloop, takes one connection in a turn of the loop. A turn with thousands of busy
-connections takes tenths of a second, so newcomers would wait for minutes behind each other while
-those who are in are served again and again. Here many are taken in a turn.
+libuv (used by uvloop) accepts one connection in an iteration of the event loop. An iteration with
+thousands of busy connections takes tenths of a second, so new connections would wait for minutes.
+This acceptor accepts many in one iteration.
 
-A transport and a protocol cost several times what a system call does. So a connection is a socket
-and nothing more until its first head is there, or until a head turns out to be long or to come in
-many pieces: the bytes are looked at, and stay in the kernel. Thousands of silent connections, or
-half heads, then hardly delay those who come behind them.
+A transport and a protocol cost several times as much as a system call. So a connection is only a
+socket until its first head is complete. The head is peeked at and stays in the kernel. If it is
+long or arrives in many pieces, the connection gets a protocol earlier. Thousands of connections
+that are silent or send half a head then cause little delay for others.
 
-Running out of descriptors or memory is no end: the acceptor pauses and tries again. The connections
-wait in the kernel meanwhile.
+When descriptors or memory are exhausted, the acceptor pauses and tries again. Meanwhile connections
+wait in the kernel.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import socket
 from collections.abc import Callable
 
 from dandelion.frontend.admission import ConnectionTable, Peer, Wait, reset
-from dandelion.frontend.problem import Stalled, closing_answer
+from dandelion.frontend.problem import Stalled, closing_response
 
 log = logging.getLogger("dandelion.frontend")
 
 BATCH = 512
-"""So many connections are taken in one turn; more would keep requests waiting."""
+"""Connections accepted in one iteration of the loop; more would delay requests."""
 LOOK_BATCH = 256
-"""So many are looked at in one turn, and may get a protocol."""
+"""Connections examined in one iteration of the loop."""
 LOOK_BYTES = 4096
-"""A head that is not over by then is left to the parser."""
+"""A longer head is left to the parser."""
 LOOKS = 32
-"""A head that is not over after so many pieces is left to the parser."""
+"""A head in more pieces is left to the parser."""
 _PAUSE_S = 0.1
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -43,13 +43,13 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Newcomer:
-    """A connection whose first head is not there.
+    """A connection whose first head is incomplete.
 
     Attributes:
         socket: of the connection.
-        surplus: whether there is no place for it, see `ConnectionTable.admit`.
-        looks: how often its bytes were looked at.
-        has_begun: whether there was the beginning of a head in them.
+        surplus: whether it exceeds the limits, see `ConnectionTable.admit`.
+        looks: how often its input was examined.
+        has_begun: whether part of a head has arrived.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Newcomer:
         self.surplus = False
         self.looks = 0
         self.has_begun = False
-        # Of the table:
+        # Used by the table:
         self.address = address
         self.wait: Wait | None = None
         self.since = 0.0
@@ -80,26 +80,26 @@ class Newcomer:
 
     @property
     def table(self) -> ConnectionTable:
-        """Where it is counted."""
+        """The table that counts it."""
         return self._acceptor.table
 
     def moved(self) -> int:
-        """Nothing is counted."""
+        """Bytes of a head are not counted."""
         return 0
 
     def blocked(self) -> bool:
-        """It can always move."""
+        """The node never blocks it."""
         return False
 
     def expire(self) -> None:
-        """Say that no head came, if one has begun, and close it."""
+        """Close it, with an error response if part of a head has arrived."""
         if self.has_begun:
             error = Stalled("head", self.table.limits.head_s)
             with contextlib.suppress(OSError):
                 while self.socket.recv(LOOK_BYTES, socket.MSG_DONTWAIT):
-                    pass  # what is not read would reset the connection
+                    pass  # unread input would reset the connection
             with contextlib.suppress(OSError):
-                self.socket.send(closing_answer(error), socket.MSG_DONTWAIT)
+                self.socket.send(closing_response(error), socket.MSG_DONTWAIT)
         self._acceptor.drop(self)
 
     def abort(self) -> None:
@@ -109,13 +109,13 @@ class Newcomer:
 
 
 class Acceptor:
-    """Accepts connections until it is closed. For the loop's thread alone.
+    """Accepts connections until it is closed. Use it only on the event loop.
 
     Args:
         loop: the running loop.
-        listener: a listening socket; it is neither copied nor closed here.
-        table: where connections are counted.
-        factory: makes the protocol of a connection, which takes the newcomer's place.
+        listener: a listening socket; it is not closed here.
+        table: counts connections.
+        factory: makes the protocol of a connection; it takes the newcomer's place.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    log.error("cannot take connections, trying again", extra={"why": str(error)})
+                    log.error("cannot accept connections, trying again", extra={"why": str(error)})
                     self._loop.remove_reader(self._listener)
                     self._pause = self._loop.call_later(_PAUSE_S, self._resume)
                     return
-                continue  # that connection is gone already
+                continue  # the client has closed the connection
             connection.setblocking(False)
             newcomer = Newcomer(self, connection, peer[0])
             self._newcomers[connection.fileno()] = newcomer
@@ -179,13 +179,13 @@ class Acceptor:
             self.drop(newcomer)
             return
         newcomer.looks += 1
-        head = begun.lstrip(b"\r\n")  # which may come before a request, and is none
+        head = begun.lstrip(b"\r\n")  # allowed before a request
         newcomer.has_begun = bool(head)
         if is_all or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES or _is_over(head):
             number = newcomer.socket.fileno()
             self._poll.unregister(number)
             del self._newcomers[number]
-            self.table.enter(newcomer, None, 0.0)  # until its protocol takes its place
+            self.table.enter(newcomer, None, 0.0)  # its protocol takes its place
             opening = self._loop.create_task(self._open(newcomer))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
@@ -200,13 +200,13 @@ class Acceptor:
             newcomer.socket.close()
 
     def drop(self, newcomer: Newcomer) -> None:
-        """Close a connection that has not got a protocol."""
+        """Close a connection that has no protocol."""
         self.table.forget(newcomer)
         self._newcomers.pop(newcomer.socket.fileno(), None)
-        newcomer.socket.close()  # which also takes it out of the poll
+        newcomer.socket.close()  # also removes it from the poll
 
     def close(self) -> None:
-        """Take no more connections, and close those that have not asked. May be called twice."""
+        """Stop accepting, and close connections without a whole head. May be called twice."""
         if not self._is_open:
             return
         self._is_open = False
@@ -220,11 +220,11 @@ class Acceptor:
         self._poll.close()
 
     async def wait_closed(self) -> None:
-        """Wait for the connections that are being opened."""
+        """Wait for connections that are being opened."""
         if self._opening:
             await asyncio.wait(self._opening)
 
 
 def _is_over(head: bytes) -> bool:
-    """Tell whether the parser can say what this is: a whole head, or none at all."""
+    """Return whether the parser can decide: the head is complete, or not a head at all."""
     return b"\r\n\r\n" in head or b"\n\n" in head or not (head[:1] or b"A").isupper()

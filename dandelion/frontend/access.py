@@ -1,14 +1,14 @@
-"""Which requests are answered: the names of the node, and the pages that may call it.
+"""Which requests are served: checks of the Host and Origin headers.
 
-There is no authentication, so a node on a loopback address trusts every program of its machine. A
-browser on that machine runs pages of strangers, and two checks keep those out:
+There is no authentication. A node on a loopback address trusts every program of its machine. But a
+browser on that machine runs untrusted pages, and two checks refuse their requests:
 
-- **Host.** A page can give its own name the address of the node (DNS rebinding). The browser then
-  takes both for one origin, but the request still names the page's host. Only names of the node are
-  answered. An IP address cannot be rebound.
-- **Origin.** A page can send requests to another origin without asking, as long as they look like a
-  form. The browser names the page in `Origin`, or at least says `Sec-Fetch-Site`. Only the node's
-  own pages and the listed origins are answered.
+- **Host.** A page can point its own host name at the address of the node (DNS rebinding). The
+  browser then treats both as one origin, but the request still names the host of the page. Only
+  requests that name the node are served. An IP address cannot be rebound.
+- **Origin.** A page can send requests to another origin without a preflight if they look like a
+  form. The browser names the page in `Origin`, or at least sets `Sec-Fetch-Site`. Only requests of
+  the node's own pages and of the listed origins are served.
 
 Programs that are not browsers send neither `Origin` nor `Sec-Fetch-Site`.
 
@@ -24,12 +24,12 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Exchange, Header, Reply, clipped
+from dandelion.frontend.asgi import Header, Request, Response, clipped
 from dandelion.frontend.problem import ForeignHost, ForeignOrigin
 
 ANY_HOST = "*"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Answered under any name and to any page: they say nothing but that the node is up."""
+"""Served under any host name and to any page: they only report that the node is up."""
 
 _HOST = r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]/?#@:,\\*]+))(?::(?P<port>\d{0,5}))?"
 _HOST_HEADER = re.compile(_HOST)
@@ -56,7 +56,7 @@ _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Access:
-    """Decides whether a request may be answered.
+    """Decides whether a request is served.
 
     Args:
         bound: host names and addresses that the node listens on. A wildcard address (``0.0.0.0``,
@@ -77,35 +77,36 @@ class Access:
         addresses = [address for name in names if (address := _address(name)) is not None]
         self._any_address = any(address.is_unspecified for address in addresses)
         self._names = frozenset({"localhost", *map(_normal, names)})
-        self._known: set[bytes] = set()  # Host headers that were found to be right
+        self._known: set[bytes] = set()  # Host headers that were accepted
 
-    def check(self, exchange: Exchange) -> None:
-        """Refuse a request that names another host, or comes from a page of another origin.
+    def check(self, request: Request) -> None:
+        """Refuse a request that names another host or comes from a page of another origin.
 
-        Headers that let the page read the answer are put into `exchange.answer_headers`.
+        Headers that allow the page to read the response are added to `request.response_headers`.
 
         Raises:
-            InvalidInput: there is no Host, more than one, or it is malformed.
-            ForeignHost, ForeignOrigin: as the names say.
+            InvalidInput: the Host header is missing, repeated or malformed.
+            ForeignHost: the Host header is not a name of this node.
+            ForeignOrigin: the page's origin is not allowed.
         """
-        headers = exchange.headers
+        headers = request.headers
         host = headers.get(b"host")
-        if host not in self._known or len(headers) != len(exchange.scope["headers"]):
-            self._check_host(exchange, host)
+        if host not in self._known or len(headers) != len(request.scope["headers"]):
+            self._check_host(request, host)
         if self._origins:
-            exchange.answer_headers.append(_VARY)
+            request.response_headers.append(_VARY)
         if b"origin" in headers or b"sec-fetch-site" in headers:
-            self._check_origin(exchange)
+            self._check_origin(request)
 
-    def _check_host(self, exchange: Exchange, host: bytes | None) -> None:
-        if exchange.path in OPEN_PATHS:
+    def _check_host(self, request: Request, host: bytes | None) -> None:
+        if request.path in OPEN_PATHS:
             return
-        given = [value for name, value in exchange.scope["headers"] if name == b"host"]
+        given = [value for name, value in request.scope["headers"] if name == b"host"]
         if len(given) > 1:
-            raise InvalidInput("header.host", "there is more than one")
+            raise InvalidInput("header.host", "it is given more than once")
         if not host:
-            if exchange.scope.get("http_version") == "1.0" and host is None:
-                return  # no browser speaks HTTP/1.0
+            if request.scope.get("http_version") == "1.0" and host is None:
+                return  # browsers do not use HTTP/1.0
             raise InvalidInput("header.host", "it is missing")
         text = host.decode("latin-1")
         match = _HOST_HEADER.fullmatch(text)
@@ -124,51 +125,51 @@ class Access:
         address = _address(name)
         return address is not None and (address.is_loopback or self._any_address)
 
-    def _check_origin(self, exchange: Exchange) -> None:
-        text = exchange.header(b"origin")
+    def _check_origin(self, request: Request) -> None:
+        text = request.header(b"origin")
         if not text:
-            if _is_foreign_load(exchange) and exchange.path not in OPEN_PATHS:
-                raise ForeignOrigin(exchange.header(b"sec-fetch-site"))
+            if _is_foreign_load(request) and request.path not in OPEN_PATHS:
+                raise ForeignOrigin(request.header(b"sec-fetch-site"))
             return
         origin = _origin(text)
         if origin in self._origins:
-            exchange.answer_headers += [
+            request.response_headers += [
                 (b"access-control-allow-origin", text.encode("latin-1")),
                 _EXPOSED,
             ]
-        elif origin is None or not _is_own(origin, exchange.header(b"host")):
+        elif origin is None or not _is_own(origin, request.header(b"host")):
             if not self._origins:
-                exchange.answer_headers.append(_VARY)
-            if exchange.path not in OPEN_PATHS:
+                request.response_headers.append(_VARY)
+            if request.path not in OPEN_PATHS:
                 raise ForeignOrigin(clipped(text))
 
-    def is_preflight(self, exchange: Exchange) -> bool:
-        """Tell whether the browser of a listed page asks what the page may send."""
-        if exchange.method != "OPTIONS" or b"access-control-request-method" not in exchange.headers:
+    def is_preflight(self, request: Request) -> bool:
+        """Return whether this is the preflight of a listed page."""
+        if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
             return False
-        return _origin(exchange.header(b"origin")) in self._origins
+        return _origin(request.header(b"origin")) in self._origins
 
 
-def preflight_reply(methods: Iterable[str]) -> Reply:
-    """Answer a preflight: which methods and headers a listed page may use on this path."""
+def preflight_response(methods: Iterable[str]) -> Response:
+    """Respond to a preflight with the methods and headers that a listed page may use."""
     allowed: Header = (b"access-control-allow-methods", ", ".join(methods).encode())
-    return Reply([b""], b"text/plain", 200, [allowed, *_PREFLIGHT])
+    return Response([b""], b"text/plain", 200, [allowed, *_PREFLIGHT])
 
 
-def _is_foreign_load(exchange: Exchange) -> bool:
-    """Tell whether a page of another origin loads this; following a link to it is no such load."""
-    if exchange.header(b"sec-fetch-site") not in ("cross-site", "same-site"):
+def _is_foreign_load(request: Request) -> bool:
+    """Return whether a page of another origin loads this. Following a link does not count."""
+    if request.header(b"sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (
-        exchange.method in ("GET", "HEAD")
-        and exchange.header(b"sec-fetch-mode") == "navigate"
-        and exchange.header(b"sec-fetch-dest") == "document"
+        request.method in ("GET", "HEAD")
+        and request.header(b"sec-fetch-mode") == "navigate"
+        and request.header(b"sec-fetch-dest") == "document"
     )
     return not followed
 
 
 def _is_own(origin: _Origin, host: str) -> bool:
-    """Tell whether an origin is the very place that the request was sent to."""
+    """Return whether an origin is the one that the request was sent to."""
     own = _origin(f"{origin[0]}://{host}")
     return origin[0] in _PORTS and own == origin
 
@@ -187,7 +188,7 @@ def _origin(text: str) -> _Origin | None:
 
 
 def _normal(name: str) -> str:
-    """Give the one spelling of a host name or address."""
+    """Return the canonical spelling of a host name or address."""
     address = _address(name)
     return str(address) if address is not None else name.lower().removesuffix(".")
 

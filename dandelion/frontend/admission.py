@@ -1,23 +1,22 @@
-"""Which connections are kept: how many, for how long, and which one goes when there is no place.
+"""Limits of connections: their number, their time-outs, and which one is evicted.
 
-A client that reaches the port can open connections and send nothing, a byte a second, or half a
-head. None of that may keep others out, so
+A client can open connections and send nothing, a byte per second, or half a head. Other clients
+must still be served:
 
-- what a connection is waited for has a time-out (`Wait`), and what takes long has to move: at
-  least so many bytes a second, averaged over a time-out;
-- connections are counted, in all and for each peer address. When one of the two limits is reached,
-  a newcomer is admitted all the same, and the connection goes that is waited for longest: first of
-  those that are closing, then of those that have sent no whole head, then of idle ones, then of
-  those that hardly move. One peer's newcomers take the places of its own connections;
-- if none of these can go, all places are taken by requests under way, and the newcomer is a
-  **surplus** one: it is told so, or how the node is (see `Protocol`), and closed.
+- Each state of a connection has a time-out (`Wait`). A body and a response must also progress with
+  a minimum rate, averaged over the time-out.
+- Connections are counted in total and for each peer address. At a limit a new connection is
+  admitted, and another one is evicted: the one that waits longest, first among closing connections,
+  then among those without a whole head, then among idle ones, then among those below the minimum
+  rate. At the limit of a peer, a connection of the same peer is evicted.
+- If none can be evicted, all connections carry a request. Then the new connection is **surplus**:
+  it gets an error or the health of the node (see `Protocol`) and is closed.
 
-A newcomer is the last to go, so a caller that sends its head at once is served even while
-connections arrive without end. Refusing newcomers instead would leave the places to who came first.
+A new connection is evicted last, so a caller that sends its head at once is served even during a
+flood of connections. If new connections were refused, old silent ones would keep their places.
 
-A queue holds the connections of one kind of waiting in the order in which it began, and the
-time-out is the same for all in it, so the first one is the first to expire and the first to go.
-Each step costs the same however many connections there are.
+A queue holds the connections in one state, ordered by the time they entered it. All have the same
+time-out, so the first one expires first and is evicted first. Each step takes constant time.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from typing import Protocol, TypeAlias
 log = logging.getLogger("dandelion.frontend")
 
 LINGER_S = 10.0
-"""How long a connection that is closing may go on sending what is not read."""
+"""How long the input of a closing connection is discarded."""
 SWEEP_LIMIT = 256
-"""So many connections are closed in one go; more would keep requests waiting."""
+"""Connections closed in one sweep; more would delay requests."""
 _LOOKS = 16
 _SLOW_AFTER_S = 1.0
 _REPORT_S = 10.0
@@ -46,27 +45,27 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Wait(enum.IntEnum):
-    """What a connection is waited for, in the order in which connections have to go."""
+    """What the node waits for on a connection, in the order of eviction."""
 
-    LINGER = 0  # it is closing; its client is given time to read the last answer
-    HEAD = 1  # it was opened, or a head has begun: no whole head has come
-    IDLE = 2  # the next request, after an answered one
+    LINGER = 0  # the client reading the last response; the connection is closing
+    HEAD = 1  # a whole head
+    IDLE = 2  # the next request
     BODY = 3  # the rest of a body
-    REPLY = 4  # its client is to read a reply
+    RESPONSE = 4  # the client reading a response
 
 
-_MOVING = (Wait.BODY, Wait.REPLY)
+_MOVING = (Wait.BODY, Wait.RESPONSE)
 
 
 class Held(Protocol):
-    """A connection, as this file sees it. All attributes but `address` are the table's own.
+    """A connection. Only the table changes the attributes, except `address`.
 
     Attributes:
         address: of the peer.
-        wait: what it is waited for; None while a request is under way.
-        since: when that began, or when it was last found moving.
-        mark: what `moved` was then.
-        peer: its peer; None once it is no longer counted.
+        wait: what the node waits for; None while a request runs.
+        since: when the wait started, or when progress was last seen.
+        mark: value of `moved` at that time.
+        peer: its peer; None if it is not counted.
     """
 
     address: str
@@ -76,16 +75,16 @@ class Held(Protocol):
     peer: Peer | None
 
     def moved(self) -> int:
-        """Count bytes that came, or that the client has read, whichever is waited for."""
+        """Return the number of bytes received, or read by the client, depending on `wait`."""
 
     def blocked(self) -> bool:
-        """Tell whether it cannot move since the node does not let it."""
+        """Return whether the node itself prevents progress."""
 
     def expire(self) -> None:
-        """End it, since it was waited for too long."""
+        """Close it after a time-out."""
 
     def abort(self) -> None:
-        """End it at once, since its place is needed."""
+        """Close it at once to evict it."""
 
 
 _Queues: TypeAlias = tuple[OrderedDict[Held, None], ...]
@@ -108,15 +107,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is allowed.
+    """Limits of connections.
 
     Attributes:
-        connections: in all.
-        per_peer: of one peer address; of IPv6, of one network of 64 bits.
-        head_s: for a whole head, in seconds.
-        idle_s: between two requests, in seconds.
-        moving_s: over which the rate is averaged, in seconds.
-        rate_bytes: a second, of a body that comes and of a reply that is read.
+        connections: in total.
+        per_peer: for each peer address; for IPv6, each network of 64 bits.
+        head_s: time-out of a head, in seconds.
+        idle_s: time-out between two requests, in seconds.
+        moving_s: time over which the rate is averaged, in seconds.
+        rate_bytes: minimum rate of a body and of a response, in bytes per second.
     """
 
     connections: int
@@ -128,7 +127,7 @@ class Limits:
 
 
 class ConnectionTable:
-    """All connections of a server, and what each is waited for. For the loop's thread alone."""
+    """All connections of a server and their states. Use it only on the event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -140,7 +139,7 @@ class ConnectionTable:
         self._reported = 0.0
 
     def admit(self, connection: Held, now: float) -> bool:
-        """Count a new connection, and make a place for it; False if it is a surplus one."""
+        """Count a new connection and evict another if necessary; return False if it is surplus."""
         key = _peer_key(connection.address)
         peer = self._peers.get(key)
         if peer is None:
@@ -157,7 +156,7 @@ class ConnectionTable:
         return has_place
 
     def enter(self, connection: Held, wait: Wait | None, now: float) -> None:
-        """Begin to wait for something, also if it is the same as before; None waits for nothing."""
+        """Start a wait, also if it is the same as before; None ends the wait."""
         peer = connection.peer
         if peer is None:
             return
@@ -175,13 +174,13 @@ class ConnectionTable:
             connection.mark = connection.moved()
 
     def replace(self, old: Held, new: Held, now: float) -> None:
-        """Give one connection's place to another, which is waited for from now on."""
+        """Replace a connection by another, whose wait for a head starts now."""
         self.enter(old, None, now)
         new.peer, old.peer = old.peer, None
         self.enter(new, Wait.HEAD, now)
 
     def forget(self, connection: Held) -> None:
-        """Count a connection no longer. May be called twice."""
+        """Remove a connection. May be called twice."""
         peer = connection.peer
         if peer is None:
             return
@@ -193,7 +192,7 @@ class ConnectionTable:
             del self._peers[peer.key]
 
     def sweep(self, now: float) -> None:
-        """End what was waited for too long; to be called several times a second."""
+        """Close expired connections. Call this several times a second."""
         left = SWEEP_LIMIT
         for wait, seconds in zip(Wait, self._times, strict=True):
             queue = self._queues[wait]
@@ -209,7 +208,7 @@ class ConnectionTable:
                 connection.expire()
         if self._evicted and now - self._reported >= _REPORT_S:
             log.warning(
-                "too many connections, silent ones were closed",
+                "too many connections; silent connections were closed",
                 extra={"closed": self._evicted, "connections": self.count},
             )
             self._evicted, self._reported = 0, now
@@ -240,7 +239,7 @@ class ConnectionTable:
 
 
 def reset(connection: socket.socket) -> None:
-    """Let the kernel drop, when a connection is closed, what is not yet sent."""
+    """Make the kernel drop unsent data when the connection is closed."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 

@@ -1,7 +1,8 @@
-"""The ASGI application: routes, and the border where errors become problems.
+"""The ASGI application: routes, and the conversion of errors to problem documents.
 
-No framework: the path of an invocation is one prefix test, everything else a table. Whatever a
-handler raises ends in a problem document; a connection is never dropped without an answer.
+There is no framework. The path of an invocation is found by a prefix test, all others in a table.
+Every exception of a handler becomes a problem document. A connection is never closed without a
+response.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest, root_of
-from dandelion.frontend.access import Access, preflight_reply
-from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Receive, Reply, Scope, Send, clipped
-from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_reply
+from dandelion.frontend.access import Access, preflight_response
+from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scope, Send, clipped
+from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.invocations import PREFIX, Invocations
 from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
@@ -22,11 +23,11 @@ from dandelion.frontend.problem import (
     MethodNotAllowed,
     NoRoute,
     ShuttingDown,
-    problem_reply,
+    problem_response,
 )
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
-Handler: TypeAlias = Callable[[Exchange], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Methods: TypeAlias = dict[str, Handler]
 
 log = logging.getLogger("dandelion.frontend")
@@ -39,14 +40,14 @@ class App:
     """One node's HTTP interface.
 
     Args:
-        node: what is served; it is neither started nor closed here.
-        bound: names and addresses that it is served on, beside those of loopback.
+        node: serves the requests; it is neither started nor closed here.
+        bound: host names and addresses of the server, in addition to loopback.
 
     Raises:
-        InvalidInput: a setting of the node about hosts or origins is malformed.
+        InvalidInput: the setting `hosts` or `cors_origins` is malformed.
     """
 
-    def __init__(self, node: Node, bound: Sequence[str] = ()) -> None:
+    def __init__(self, node: Service, bound: Sequence[str] = ()) -> None:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._converter = Converter(node)
@@ -69,46 +70,46 @@ class App:
         self._invoked: Methods = {"POST": self._invoke}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        exchange = Exchange(scope, receive)
+        """Handle one request."""
+        request = Request(scope, receive)
         try:
             try:
-                self._access.check(exchange)
-                reply = await self._handler(exchange)(exchange)
+                self._access.check(request)
+                response = await self._handler(request)(request)
             except DandelionError as error:
-                reply = _problem(exchange, error)
+                response = _problem(request, error)
             except Exception as error:
-                log.exception("request failed", extra={"path": clipped(exchange.path)})
-                reply = _problem(exchange, InternalError(f"{type(error).__name__}: {error}"))
+                log.exception("request failed", extra={"path": clipped(request.path)})
+                response = _problem(request, InternalError(f"{type(error).__name__}: {error}"))
             except asyncio.CancelledError:
-                if exchange.client_left:
+                if request.client_left:
                     raise
-                reply = _problem(exchange, ShuttingDown())
-            reply.close = exchange.close
-            reply.headers += exchange.answer_headers
-            await reply.send(send, scope.get("extensions") or {})
+                response = _problem(request, ShuttingDown())
+            response.close = request.close
+            response.headers += request.response_headers
+            await response.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
-            if not exchange.client_left:
-                raise  # the server is shutting down, and does not wait for slow readers
-            log.info("client left", extra={"path": clipped(exchange.path)})
+            if not request.client_left:
+                raise  # the server is shutting down and does not wait for slow readers
+            log.info("client disconnected", extra={"path": clipped(request.path)})
 
     def close(self) -> None:
-        """End the process that converts large documents."""
+        """Stop the converter process."""
         self._converter.close()
 
-    def _handler(self, exchange: Exchange) -> Handler:
-        path = exchange.path
-        if path.startswith(PREFIX) and exchange.method == "POST" and len(path) < NAME_LIMIT:
+    def _handler(self, request: Request) -> Handler:
+        path = request.path
+        if path.startswith(PREFIX) and request.method == "POST" and len(path) < NAME_LIMIT:
             return self._invoke
         methods = self._methods(path)
         if methods is None:
             raise _no_route(path, self._exact)
-        if self._access.is_preflight(exchange):
+        if self._access.is_preflight(request):
             return self._preflight
-        method = "GET" if exchange.method == "HEAD" else exchange.method
+        method = "GET" if request.method == "HEAD" else request.method
         handler = methods.get(method)
         if handler is None:
-            raise MethodNotAllowed(exchange.method, clipped(path), tuple(methods))
+            raise MethodNotAllowed(request.method, clipped(path), tuple(methods))
         return handler
 
     def _methods(self, path: str) -> Methods | None:
@@ -127,45 +128,47 @@ class App:
         is_graph = kind == "compositions" and path.endswith("/graph")
         return self._drawn if is_graph else self._named
 
-    async def _preflight(self, exchange: Exchange) -> Reply:
-        return preflight_reply(self._methods(exchange.path) or ())
+    async def _preflight(self, request: Request) -> Response:
+        return preflight_response(self._methods(request.path) or ())
 
-    async def _engines(self, exchange: Exchange) -> Reply:
-        exchange.expect_query(())
+    async def _engines(self, request: Request) -> Response:
+        request.expect_query(())
         engines = await asyncio.to_thread(self._node.engines)
-        return json_reply({"engines": engines})
+        return json_response({"engines": engines})
 
-    async def _trace(self, exchange: Exchange) -> Reply:
-        exchange.expect_query(())
-        id_ = exchange.path.removeprefix("/v1/traces/")
+    async def _trace(self, request: Request) -> Response:
+        request.expect_query(())
+        id_ = request.path.removeprefix("/v1/traces/")
         trace = await asyncio.to_thread(self._node.trace, id_)
         if trace is None:
             raise Unknown("trace", clipped(id_))
-        return Reply([trace])
+        return Response([trace])
 
-    async def _health(self, exchange: Exchange) -> Reply:
-        return json_reply({"status": "ok"})
+    async def _health(self, request: Request) -> Response:
+        if self._node.alive():
+            return json_response({"status": "ok"})
+        return json_response({"status": "stalled"}, 503)
 
-    async def _ready(self, exchange: Exchange) -> Reply:
+    async def _ready(self, request: Request) -> Response:
         ready = self._node.ready()
-        return json_reply({"ready": ready}, 200 if ready else 503)
+        return json_response({"ready": ready}, 200 if ready else 503)
 
-    async def _metrics(self, exchange: Exchange) -> Reply:
-        return Reply([await asyncio.to_thread(self._node.metrics)], _METRICS)
+    async def _metrics(self, request: Request) -> Response:
+        return Response([await asyncio.to_thread(self._node.metrics)], _METRICS)
 
-    async def _openapi(self, exchange: Exchange) -> Reply:
-        return Reply([openapi_document()])
+    async def _openapi(self, request: Request) -> Response:
+        return Response([openapi_document()])
 
-    async def _docs(self, exchange: Exchange) -> Reply:
+    async def _docs(self, request: Request) -> Response:
         policy = (b"content-security-policy", b"default-src 'self' 'unsafe-inline'")
-        return Reply([DOCS_PAGE], _HTML, headers=[policy])
+        return Response([DOCS_PAGE], _HTML, headers=[policy])
 
 
-def _problem(exchange: Exchange, error: DandelionError) -> Reply:
+def _problem(request: Request, error: DandelionError) -> Response:
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
-        log.error("%s", error, extra={"path": clipped(exchange.path)})
-    return problem_reply(error, error.invocation or exchange.invocation)
+        log.error("%s", error, extra={"path": clipped(request.path)})
+    return problem_response(error, error.invocation or request.invocation)
 
 
 def _no_route(path: str, known: dict[str, Methods]) -> NoRoute:

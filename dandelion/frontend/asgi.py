@@ -1,7 +1,7 @@
 """The interface to the ASGI server: its types, and the two records that handlers work with.
 
-An `Exchange` is one request; a `Reply` is what a handler gives back. A reply's body is a list of
-chunks, which may be views into the arena: they go to the socket one by one and are never joined.
+A `Request` is one HTTP request. A handler returns a `Response`. The body of a response is a list of
+chunks, which may be views into the arena. They are sent one by one and never joined.
 
 Source: ASGI 3.0, HTTP connection scope.
 """
@@ -26,23 +26,23 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 JSON = b"application/json"
-WHOLE_REPLY = "dandelion.reply"
+WHOLE_RESPONSE = "dandelion.response"
 TASK = "dandelion.task"
-"""Where a server that began a request without a task puts the one that it got later."""
+"""Key in the scope. A server that starts a request without a task puts the later task there."""
 WATCH_AFTER_S = 0.02
-NAME_LIMIT = 128  # characters; looking for near names costs their length squared
+NAME_LIMIT = 128  # characters; a search for near names takes quadratic time
 
 
 @dataclass(slots=True)
-class Reply:
-    """What a handler answers.
+class Response:
+    """The response of a handler.
 
     Attributes:
         chunks: the body, in pieces; at least one.
         media_type: its Content-Type.
         status: the HTTP status.
         headers: further headers; Content-Length is added when it is sent.
-        close: whether the connection ends with this reply, unless the request was read whole.
+        close: whether to close the connection, unless the whole request was read.
     """
 
     chunks: list[Bytes]
@@ -65,8 +65,8 @@ class Reply:
             (b"content-length", b"%d" % size),
             *self.headers,
         ]
-        if WHOLE_REPLY in extensions:
-            message = {"type": WHOLE_REPLY, "status": self.status, "headers": headers}
+        if WHOLE_RESPONSE in extensions:
+            message = {"type": WHOLE_RESPONSE, "status": self.status, "headers": headers}
             await send({**message, "chunks": chunks, "size": size, "close": self.close})
             return
         if self.close:
@@ -77,26 +77,26 @@ class Reply:
         await send({"type": "http.response.body", "body": chunks[-1]})
 
 
-class Departure:
-    """Cancels the coroutine of a request when its client leaves.
+class DisconnectWatcher:
+    """Cancels the coroutine of a request when its client disconnects.
 
-    Watching the connection takes a coroutine of its own, so it begins only after `WATCH_AFTER_S`.
+    Watching needs a task, so it starts only after `WATCH_AFTER_S`.
 
     Args:
-        exchange: the request. Its coroutine is the current task, or, where the server began it
-            without one, the task in the scope's `TASK`.
-        loop: the loop.
+        request: the request. Its coroutine runs in the current task. If the server started it
+            without a task, it runs in the task at `TASK` in the scope.
+        loop: the event loop.
 
     Attributes:
-        seen: whether the client left.
+        seen: whether the client disconnected.
     """
 
     __slots__ = ("_owner", "_receive", "_scope", "_timer", "_watch", "seen")
 
-    def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self.seen = False
-        self._receive = exchange.receive
-        self._scope = exchange.scope
+        self._receive = request.receive
+        self._scope = request.scope
         self._owner = asyncio.current_task(loop)
         self._watch: asyncio.Task[None] | None = None
         self._timer = loop.call_later(WATCH_AFTER_S, self._begin, loop)
@@ -113,18 +113,18 @@ class Departure:
             owner.cancel()
 
     def stop_watching(self) -> None:
-        """Let the client go unnoticed from now on."""
+        """Stop. A later disconnect has no effect."""
         self._timer.cancel()
         if self._watch is not None:
             self._watch.cancel()
 
 
-class Exchange:
-    """One request: its parts, parsed when they are first asked for.
+class Request:
+    """One request. Its parts are parsed on first use.
 
     Args:
         scope: the ASGI scope.
-        receive: gives the body, then the news that the client left.
+        receive: gives the body, then the event that the client disconnected.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -135,24 +135,24 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.raw_query: bytes = scope["query_string"]
         self.invocation = ""  # its id, once there is one
-        self.departure: Departure | None = None
-        self.close = False  # whether the rest of the body is not worth waiting for
-        self.answer_headers: list[Header] = []  # for whatever is answered
+        self.disconnect_watcher: DisconnectWatcher | None = None
+        self.close = False  # whether to close the connection without reading the rest of the body
+        self.response_headers: list[Header] = []  # of every response, also of an error
 
     @property
     def client_left(self) -> bool:
-        """Whether the request was cancelled since its client left."""
-        return self.departure is not None and self.departure.seen
+        """Whether the request was cancelled because its client disconnected."""
+        return self.disconnect_watcher is not None and self.disconnect_watcher.seen
 
     def watch(self) -> None:
-        """Cancel the request from now on if its client leaves."""
-        if self.departure is None:
-            self.departure = Departure(self, asyncio.get_running_loop())
+        """From now on, cancel the request if its client disconnects."""
+        if self.disconnect_watcher is None:
+            self.disconnect_watcher = DisconnectWatcher(self, asyncio.get_running_loop())
 
     def stop_watching(self) -> None:
-        """Let the client go unnoticed from now on."""
-        if self.departure is not None:
-            self.departure.stop_watching()
+        """Stop watching. A later disconnect has no effect."""
+        if self.disconnect_watcher is not None:
+            self.disconnect_watcher.stop_watching()
 
     def header(self, name: bytes) -> str:
         """Give a header's value, or an empty string."""
@@ -160,7 +160,7 @@ class Exchange:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The parameters of the query string; of a repeated one, the last."""
+        """The parameters of the query string. The last value of a repeated parameter counts."""
         if not self.raw_query:
             return {}
         text = self.raw_query.decode("latin-1")
@@ -171,7 +171,7 @@ class Exchange:
         return dict(pairs)
 
     def expect_query(self, known: Iterable[str]) -> None:
-        """Refuse parameters that the route does not have, so that a typing error is no silence.
+        """Refuse parameters that the route does not have, so that a typing error is reported.
 
         Raises:
             InvalidInput: with the nearest known name.
@@ -183,7 +183,7 @@ class Exchange:
             if name not in known:
                 where = f"query.{clipped(name)}"
                 hint = did_you_mean(name, known)
-                raise InvalidInput(where, "there is no such parameter here", hint)
+                raise InvalidInput(where, "this route has no such parameter", hint)
 
     @property
     def version(self) -> int | None:
@@ -202,11 +202,11 @@ class Exchange:
 
 
 def clipped(text: str, limit: int = 80) -> str:
-    """Shorten what a client sent, to be quoted in a message."""
+    """Shorten a text of a client, to quote it in a message."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ask for the nearest known name; empty if none is near, or `name` is no name at all."""
+    """Suggest the nearest known name; empty if none is near or `name` is too long."""
     close = nearest(name, known) if len(name) <= NAME_LIMIT else None
     return f"did you mean '{close}'?" if close else ""

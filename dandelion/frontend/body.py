@@ -1,23 +1,22 @@
-"""The body of a request, on its way from the socket into memory.
+"""The body of a request, from the socket into memory.
 
-A body that came with the head of its request stays where the server put it. A larger one goes,
-piece by piece, into a context of the arena whose size is that of Content-Length: the pieces are
-never joined elsewhere. Of a chunked body nobody knows the size before its end, so its pieces are
-kept until then. The limit holds while a body comes in, not afterwards.
+A body that arrives together with the head of its request stays in the server's buffer. A larger
+body is received piece by piece into one context of the arena, whose size is Content-Length. The
+size of a chunked body is not known before its end, so its pieces are kept until then. The limit is
+checked while the body arrives.
 
-A client that sends more than the limit gets its answer at once. That the answer is not lost while
-it goes on sending, and that a body comes fast enough, is the server's business, see
-`dandelion.frontend.protocol`.
+A client that sends more than the limit gets its response at once. `dandelion.frontend.protocol`
+ensures that this response is not lost while the client sends on, and that a body is fast enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn
 
 from dandelion.data import Bytes
 from dandelion.errors import Cancelled, InvalidInput, TooLarge
-from dandelion.frontend.asgi import Exchange, Message, clipped
+from dandelion.frontend.asgi import Message, Request, clipped
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.memory import Context
 
@@ -26,26 +25,26 @@ class Body:
     """Reads the body of one request, once.
 
     Args:
-        exchange: the request.
-        acquire: gives a context of so many bytes.
-        limit_bytes: how large the body may be.
+        request: the request.
+        acquire: returns a context of a given size in bytes.
+        limit_bytes: largest allowed body.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
-        acquire: Callable[[int], Context],
+        request: Request,
+        acquire: Callable[[int], Awaitable[Context]],
         limit_bytes: int,
     ) -> None:
-        self._exchange = exchange
-        self._receive = exchange.receive
+        self._request = request
+        self._receive = request.receive
         self.acquire = acquire
         self._limit_bytes = limit_bytes
-        encoding = exchange.headers.get(b"content-encoding")
+        encoding = request.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             given = clipped(encoding.decode("latin-1"))
             raise UnsupportedMedia(f"content encoding {given}", ("identity",))
-        self.size_bytes = _length(exchange)
+        self.size_bytes = _length(request)
 
     async def read(self) -> Bytes:
         """Read the whole body.
@@ -54,9 +53,9 @@ class Body:
             bytes, or a read-only view into a context of the arena.
 
         Raises:
-            TooLarge: it is larger than the limit.
-            ContextFull: the arena has no room for it.
-            Cancelled: the client left before the body was complete, or the server gave it up.
+            TooLarge: the body is larger than the limit.
+            ContextFull: the arena has no room for the body.
+            Cancelled: the client disconnected before the body was complete.
         """
         size = self.size_bytes
         if size is not None and size > self._limit_bytes:
@@ -86,7 +85,7 @@ class Body:
                 yield chunk
 
     async def _fill(self, first: bytes, size_bytes: int) -> Bytes:
-        view = self.acquire(size_bytes).view
+        view = (await self.acquire(size_bytes)).view
         filled = 0
         chunk, more = first, True
         while True:
@@ -112,7 +111,7 @@ class Body:
                 self._refuse(total)
         if not total:
             return b""
-        view = self.acquire(total).view
+        view = (await self.acquire(total)).view
         end = 0
         for piece in pieces:
             start, end = end, end + len(piece)
@@ -126,16 +125,16 @@ class Body:
         return message
 
     def _refuse(self, total_bytes: int) -> NoReturn:
-        self._exchange.close = True
+        self._request.close = True
         raise TooLarge("body", total_bytes, self._limit_bytes)
 
 
 def _left() -> Cancelled:
-    return Cancelled("the client left while it sent the body")
+    return Cancelled("the client disconnected while it sent the body")
 
 
-def _length(exchange: Exchange) -> int | None:
-    text = exchange.headers.get(b"content-length")
+def _length(request: Request) -> int | None:
+    text = request.headers.get(b"content-length")
     if text is None:
         return None
     if not text.isdigit() or len(text) > 18:

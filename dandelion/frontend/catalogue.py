@@ -1,7 +1,7 @@
 """The routes of the catalogue: register, list, describe, draw, remove.
 
-The node's catalogue may wait for a disk, so everything here runs in a thread of the executor. Each
-route checks its query before anything else: a typing error must not change what a request does.
+The catalogue may wait for a disk, so each handler uses a thread of the executor. Each route first
+checks its query, so that a misspelled parameter is an error.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import msgspec
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
-from dandelion.frontend.asgi import NAME_LIMIT, Exchange, Reply, clipped
+from dandelion.frontend.asgi import NAME_LIMIT, Request, Response, clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.frontend.conversion.costs import SMALL_BYTES
-from dandelion.frontend.graphs import MEDIA_TYPES, check_format
+from dandelion.frontend.conversion.costs import costs_drawing, costs_registration
+from dandelion.frontend.graphs import MEDIA_TYPES, check_format, draw_text
+from dandelion.frontend.negotiation import media_type
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
     Description,
     Plain,
-    RegisterReply,
+    RegisterResponse,
     entry_of,
     read_document,
 )
+from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
-from dandelion.node import Node
 
 KINDS: dict[str, type[Record]] = {
     "functions": FunctionSpec,
@@ -41,74 +42,79 @@ class CatalogueRoutes:
     """Handlers of the routes below ``/v1/functions``, ``/v1/compositions`` and ``/v1/libraries``.
 
     Args:
-        node: whose catalogue it is.
-        converter: reads and writes what takes too long for the event loop.
+        node: has the catalogue.
+        converter: reads and writes documents that would block the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
 
-    async def register(self, exchange: Exchange) -> Reply:
+    async def register(self, request: Request) -> Response:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
-        exchange.expect_query(())
-        media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-        if media_type not in REGISTER_TYPES:
-            raise UnsupportedMedia(clipped(media_type) or "no Content-Type", REGISTER_TYPES)
-        body = Body(exchange, self._node.acquire, self._node.settings.body_limit_bytes)
+        request.expect_query(())
+        given = request.header(b"content-type")
+        kind = media_type(given)
+        if kind not in REGISTER_TYPES:
+            raise UnsupportedMedia(clipped(given) or "no Content-Type", REGISTER_TYPES)
+        body = Body(request, self._node.acquire_async, self._node.settings.body_limit_bytes)
         data = await body.read()
-        if len(data) > SMALL_BYTES:
-            document = await self._converter.document(data, media_type)
+        if costs_registration(data, kind):
+            document = await self._converter.document(data, kind)
         else:
-            document = read_document(data, media_type)
-        del data  # the document's contents are not views of it
+            document = read_document(data, kind)
+        del data  # the document has no views of it
         return await asyncio.to_thread(self._register, document)
 
-    def _register(self, document: RegistrationDocument) -> Reply:
-        return json_reply(RegisterReply(tuple(self._node.register(document))))
+    def _register(self, document: RegistrationDocument) -> Response:
+        return json_response(RegisterResponse(tuple(self._node.register(document))))
 
-    async def list_kind(self, exchange: Exchange) -> Reply:
+    async def list_kind(self, request: Request) -> Response:
         """``GET /v1/{kind}``: the newest version of each name."""
-        exchange.expect_query(())
-        kind = exchange.path.split("/")[2]
+        request.expect_query(())
+        kind = request.path.split("/")[2]
         return await asyncio.to_thread(self._list, kind)
 
-    def _list(self, kind: str) -> Reply:
+    def _list(self, kind: str) -> Response:
         wanted = KINDS[kind]
         records = self._node.records()
-        return json_reply({kind: [entry_of(r) for r in records if isinstance(r, wanted)]})
+        return json_response({kind: [entry_of(r) for r in records if isinstance(r, wanted)]})
 
-    async def describe(self, exchange: Exchange) -> Reply:
+    async def describe(self, request: Request) -> Response:
         """``GET /v1/{kind}/{name}``: one record, its versions and its signature."""
-        exchange.expect_query(("version",))
-        cls, name = self._target(exchange)
-        version = exchange.version
-        return await asyncio.to_thread(lambda: json_reply(self._describe(cls, name, version)))
+        request.expect_query(("version",))
+        cls, name = self._target(request)
+        version = request.version
+        return await asyncio.to_thread(lambda: json_response(self._describe(cls, name, version)))
 
-    async def remove(self, exchange: Exchange) -> Reply:
+    async def remove(self, request: Request) -> Response:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
-        exchange.expect_query(("version",))
-        cls, name = self._target(exchange)
-        version = exchange.version
+        request.expect_query(("version",))
+        cls, name = self._target(request)
+        version = request.version
         return await asyncio.to_thread(self._remove, cls, name, version)
 
-    def _remove(self, cls: type[Record], name: str, version: int | None) -> Reply:
+    def _remove(self, cls: type[Record], name: str, version: int | None) -> Response:
         removed = self._node.remove(cls, name, version)
-        return json_reply({"removed": [entry_of(record) for record in removed]})
+        return json_response({"removed": [entry_of(record) for record in removed]})
 
-    async def graph(self, exchange: Exchange) -> Reply:
-        """``GET /v1/compositions/{name}/graph``: drawn as ``format`` says, SVG by default."""
-        exchange.expect_query(("version", "format"))
-        name = exchange.path.split("/", 3)[3].removesuffix("/graph")
-        format_ = exchange.query.get("format", "svg")
-        record = await asyncio.to_thread(self._find, CompositionRecord, name, exchange.version)
+    async def graph(self, request: Request) -> Response:
+        """``GET /v1/compositions/{name}/graph``: a drawing in ``format``, SVG by default."""
+        request.expect_query(("version", "format"))
+        name = request.path.split("/", 3)[3].removesuffix("/graph")
+        format_ = request.query.get("format", "svg")
+        record = await asyncio.to_thread(self._find, CompositionRecord, name, request.version)
         assert isinstance(record, CompositionRecord)
         check_format(format_)
-        drawn = await self._converter.drawing(record.text, record.name, format_)
-        return Reply([drawn], MEDIA_TYPES[format_])
+        if costs_drawing(record.text):
+            drawn = await self._converter.drawing(record.text, record.name, format_)
+        else:
+            text = await asyncio.to_thread(draw_text, record.text, record.name, format_)
+            drawn = text.encode()
+        return Response([drawn], MEDIA_TYPES[format_])
 
-    def _target(self, exchange: Exchange) -> tuple[type[Record], str]:
-        _, _, kind, name = exchange.path.split("/", 3)
+    def _target(self, request: Request) -> tuple[type[Record], str]:
+        _, _, kind, name = request.path.split("/", 3)
         return KINDS[kind], name
 
     def _describe(self, cls: type[Record], name: str, version: int | None) -> Description:
@@ -136,6 +142,6 @@ class CatalogueRoutes:
         raise Unknown(kind_of(cls), name, version, close)
 
 
-def json_reply(value: object, status: int = 200) -> Reply:
-    """Answer with a value as JSON."""
-    return Reply([msgspec.json.encode(value)], status=status)
+def json_response(value: object, status: int = 200) -> Response:
+    """Respond with a value as JSON."""
+    return Response([msgspec.json.encode(value)], status=status)

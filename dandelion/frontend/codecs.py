@@ -1,13 +1,13 @@
-"""Sets on the wire: JSON, MessagePack and raw bytes, in both directions.
+"""Encoding and decoding of sets: JSON, MessagePack and raw bytes.
 
-A request is ``{"sets": {name: set}}``, with sets as `dandelion.frontend.values` describes them. A
-reply is ``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}}``,
-where ``types`` lists the sets that declare a dtype. In both an item that is an array says so by its
-own ``dtype`` and ``shape``; plain bytes have neither.
+A request is ``{"sets": {name: set}}``; `dandelion.frontend.values` describes sets. A response is
+``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}}``, where
+``types`` has the sets that declare a dtype. An item that is an array has its own ``dtype`` and
+``shape``; plain bytes have neither.
 
-MessagePack in its long form is the fast way: items are views into the body, which lies in the arena
-if it is large, so reading a request copies nothing. A large reply is a list of chunks in which the
-data of large items are views as well. Shorthands and numbers take the way of JSON.
+MessagePack in its long form is fast. Items are views into the body, so decoding a request copies
+nothing; large bodies are in the arena. A large response is a list of chunks, and the data of large
+items are views. Shorthands and numbers are decoded like JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Specs: TypeAlias = Mapping[str, SetSpec]
 SetMap: TypeAlias = dict[str, ItemSet | None]
 
 CHUNK_BYTES = 32 * 1024
-"""Items from this size on are chunks of their own; copying less is cheaper than a further write."""
+"""Items of at least this size are separate chunks. Smaller ones are cheaper to copy."""
 
 BIN_LIMIT_BYTES = 2**32 - 1
 ITEMS_LIMIT = 2**32
@@ -38,7 +38,7 @@ _JOINED_BYTES = 1024 * 1024
 
 
 class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """An item of MessagePack in the long form; `data` is a view into the body."""
+    """A MessagePack item in the long form; `data` is a view into the body."""
 
     data: memoryview
     name: str | None = None
@@ -54,7 +54,7 @@ class PackRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON request; its sets are in any form."""
+    """A JSON request; its sets may have any form."""
 
     sets: dict[str, Any]
 
@@ -66,8 +66,8 @@ class SetType(msgspec.Struct, omit_defaults=True):
     shape: tuple[int, ...] | None = None
 
 
-class PackReply(msgspec.Struct):
-    """A MessagePack reply."""
+class PackResponse(msgspec.Struct):
+    """A MessagePack response."""
 
     id: str
     sets: dict[str, list[PackItem] | None]
@@ -75,7 +75,7 @@ class PackReply(msgspec.Struct):
 
 
 _pack_request = msgspec.msgpack.Decoder(PackRequest)
-_pack_reply = msgspec.msgpack.Decoder(PackReply)
+_pack_response = msgspec.msgpack.Decoder(PackResponse)
 _pack_plain = msgspec.msgpack.Decoder()
 _json_request = msgspec.json.Decoder(JsonRequest)
 _json_plain = msgspec.json.Decoder()
@@ -96,7 +96,9 @@ def decode_json(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> Se
     try:
         sets = _json_request.decode(body).sets
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _sets_of(_plain("JSON", _json_plain.decode, body), specs)  # says where and why
+        return _sets_of(
+            _plain("JSON", _json_plain.decode, body), specs
+        )  # its errors have a place and a reason
     _check_count(sets, items_limit)
     return {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
 
@@ -128,7 +130,7 @@ def decode_raw(
         body: the data.
         name: of set and item.
         specs: the declared input sets.
-        dtype, shape: headers that say which array it is.
+        dtype, shape: headers with the type of an array.
     """
     sets: SetMap = dict.fromkeys(specs)
     spec = specs.get(name)
@@ -143,19 +145,21 @@ def header_type(
     """Read the type of an item from headers: ``float32``, and ``2,3`` (empty for a number).
 
     Raises:
-        InvalidInput: there is no such type, or the data is of another size.
+        InvalidInput: the type is unknown, or the data has another size.
     """
     sizes = None
     if shape is not None:
         try:
             sizes = [int(size) for size in shape.split(",")] if shape.strip() else []
         except ValueError:
-            raise InvalidInput(where, f"'{clipped(shape)}' is no shape", "write 2,3") from None
+            raise InvalidInput(
+                where, f"'{clipped(shape)}' is not a valid shape", "write 2,3"
+            ) from None
     return item_type(where, dtype, sizes, size_bytes, spec)
 
 
 def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...] = ()) -> None:
-    """Hold the names of the sets that were given against those that are declared.
+    """Compare the names of the given sets with the declared ones.
 
     Args:
         sets: what was given; an absent set is there as None.
@@ -169,22 +173,22 @@ def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...
         return
     for name in sets:
         if name in static:
-            raise InvalidInput(f"sets.{name}", "this set was fixed at registration; leave it out")
+            raise InvalidInput(f"sets.{name}", "the set is fixed at registration; leave it out")
         if name not in specs:
             names = ", ".join(specs) or "none"
             hint = did_you_mean(name, specs) or f"input sets are: {names}"
-            raise InvalidInput(f"sets.{clipped(name)}", "there is no such input set", hint)
+            raise InvalidInput(f"sets.{clipped(name)}", "no such input set", hint)
     for name in specs:
         if name not in sets:
-            raise InvalidInput(f"sets.{name}", "the set is missing", "null leaves it empty")
+            raise InvalidInput(f"sets.{name}", "the set is missing", "send null to leave it empty")
 
 
 def _check_count(sets: Mapping[Any, Any], limit: int) -> None:
-    """Refuse too many items before any is made of them."""
+    """Refuse too many items before any item is created."""
     total = 0
     for name, value in sets.items():
         if isinstance(value, list) and not (value and isinstance(value[0], int | float | list)):
-            total += len(value)  # a list that begins with a number is one item, an array
+            total += len(value)  # a list that starts with a number is one array
             if total > limit:
                 raise TooMany(f"sets.{name}", "items", total, limit)
 
@@ -193,7 +197,7 @@ def _plain(kind: str, decode: Callable[[Bytes], Any], body: Bytes) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput("body", f"this is no valid {kind}: {error}") from None
+        raise InvalidInput("body", f"not valid {kind}: {error}") from None
 
 
 def _sets_of(document: Any, specs: Specs) -> SetMap:
@@ -206,7 +210,7 @@ def _sets_of(document: Any, specs: Specs) -> SetMap:
         raise InvalidInput("body", "the field 'sets' is missing", hint)
     for name in document["sets"]:
         if not isinstance(name, str):
-            raise InvalidInput("sets", f"the name {name!r} is no string")
+            raise InvalidInput("sets", f"the name {name!r} is not a string")
     return {name: set_of(name, value, specs.get(name)) for name, value in document["sets"].items()}
 
 
@@ -241,11 +245,11 @@ def _view(
     return Item(name, value.key, data, *item_type(where, value.dtype, value.shape, len(data), spec))
 
 
-# --- replies ----------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------
 
 
 def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
-    """Write a JSON reply.
+    """Write a JSON response.
 
     Items are ``numbers`` if they are arrays that JSON can express, else ``text`` where the data is
     printable UTF-8, else ``data`` in base64.
@@ -255,7 +259,7 @@ def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Byt
 
 
 def encode_msgpack(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
-    """Write a MessagePack reply; the data of large items is not copied."""
+    """Write a MessagePack response without copying the data of large items."""
     head = {"id": invocation, "types": _types(sets)}
     return _document(head, {name: s.items if s else None for name, s in sets.items()})
 
@@ -270,23 +274,23 @@ def encode_request(sets: Mapping[str, Any]) -> list[Bytes]:
     return _document({}, sets)
 
 
-def decode_reply(body: Bytes) -> tuple[str, Sets]:
-    """Read a MessagePack reply: the invocation's id and its sets, as views into `body`.
+def decode_response(body: Bytes) -> tuple[str, Sets]:
+    """Read a MessagePack response: the invocation's id and its sets, as views into `body`.
 
     Raises:
-        InvalidInput: the body is not such a reply.
+        InvalidInput: the body is not such a response.
     """
     try:
-        reply = _pack_reply.decode(body)
+        response = _pack_response.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("reply", f"this is no reply of Dandelion: {error}") from None
+        raise InvalidInput("response", f"not a response of Dandelion: {error}") from None
     sets: SetMap = {}
-    for name, items in reply.sets.items():
+    for name, items in response.sets.items():
         sets[name] = None
         if items is not None:
             made = tuple(Item(i.name or "", i.key, i.data, i.dtype, i.shape) for i in items)
-            sets[name] = _typed_set(name, made, reply.types.get(name))
-    return reply.id, Sets(sets)
+            sets[name] = _typed_set(name, made, response.types.get(name))
+    return response.id, Sets(sets)
 
 
 def _typed_set(name: str, items: tuple[Item, ...], kind: SetType | None) -> ItemSet:
@@ -319,7 +323,7 @@ def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
 
 
 def _json_numbers(item: Item, array: Array) -> dict[str, Any]:
-    if not array.size:  # its shape may ask for any number of empty lists
+    if not array.size:  # its shape may need any number of empty lists
         return {"numbers": []}
     if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
         return {"numbers": array.tolist()}
@@ -330,7 +334,7 @@ _BREAKS = dict.fromkeys(map(ord, "\t\n\r"))
 
 
 def _fitting(item: Item, declared: ItemSet) -> tuple[int, ...]:
-    """The declared shape with its open dimensions filled in; flat if more than one is open."""
+    """Return the declared shape with its open dimension filled in; flat if several are open."""
     shape = declared.shape
     if shape is None or sum(size < 0 for size in shape) > 1:
         return (-1,)
@@ -371,7 +375,7 @@ def _is_small(items: Any) -> bool:
 
 
 class _Chunks:
-    """Collects small pieces into one chunk, and large data as chunks of their own."""
+    """Collects small pieces in one chunk, and large data in separate chunks."""
 
     __slots__ = ("_chunks", "small")
 

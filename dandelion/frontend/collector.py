@@ -1,10 +1,10 @@
-"""When the collector of cyclic garbage runs in a process that serves.
+"""When the cyclic garbage collector runs in a serving process.
 
-A connection is about forty objects. With ten thousand of them a full collection looks at half a
-million and stops the loop for a tenth of a second, and it comes whenever the number of objects has
-grown by a quarter. Requests and connections leave no cycles behind, so it finds nothing. Young
-collections stay automatic, but come less often; full ones come when no request is under way. What a
-full collection leaves is not looked at by the next one.
+A connection consists of about forty objects. With ten thousand connections a full collection visits
+half a million objects and stops the event loop for 0.1 s. By default it runs whenever the number of
+objects has grown by a quarter. Requests and connections create no cycles, so it frees nothing. Here
+young collections stay automatic but are less frequent. Full collections run when there are no
+requests, and objects that survive one are not visited again.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ _YOUNG = 5000
 _MIDDLE = 20
 _NEVER = 1_000_000_000
 QUIET_S = 10.0
-"""A full collection comes so long after the one before, if there were no requests just now."""
+"""Time between full collections if there are no requests, in seconds."""
 BUSY_S = 300.0
-"""A full collection comes so long after the one before in any case."""
+"""Longest time between full collections, in seconds."""
 
 
 class Collector:
-    """Takes over the collector, until it is closed. One for each process."""
+    """Controls the garbage collector until it is closed. One for each process."""
 
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
         self._last = 0.0
         self._requests = 0
         gc.collect()
-        gc.freeze()  # what is there now stays, and is never looked at again
+        gc.freeze()  # objects that exist now are never visited again
         gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
 
     def tick(self, now: float, requests: int) -> None:
-        """Collect if it is time; to be called several times a second.
+        """Collect if it is time. Call this several times a second.
 
         Args:
             now: of the loop's clock.
-            requests: how many were answered until now.
+            requests: how many requests were served until now.
         """
         quiet = requests == self._requests
         self._requests = requests
@@ -46,6 +46,6 @@ class Collector:
             self._last = now
 
     def close(self) -> None:
-        """Give the collector back as it was."""
+        """Restore the settings of the garbage collector."""
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()

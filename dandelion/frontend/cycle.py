@@ -1,7 +1,6 @@
-"""One request and its reply on uvicorn's protocol, and a coroutine that goes on in a task.
+"""One request and its response on uvicorn's protocol; continuing a coroutine in a task.
 
-It reaches into uvicorn: the attributes of its cycle. `tests/node/test_frontend.py` holds the short
-way out and plain ASGI against each other.
+It extends an undocumented class of uvicorn, see `dandelion.frontend.protocol`.
 """
 
 from __future__ import annotations
@@ -11,39 +10,39 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from dandelion.frontend.asgi import WHOLE_REPLY
+from dandelion.frontend.asgi import WHOLE_RESPONSE
 
 JOIN_BYTES = 16 * 1024
-"""Up to this size a body is joined to its head; above, the chunks are handed over as they are."""
+"""Bodies up to this size are joined with their head. Chunks of larger bodies are not copied."""
 
 
 class Closing(Protocol):
-    """A protocol, as its cycles see it.
+    """The protocol, as used by its cycles.
 
     Attributes:
-        lingers: whether nothing can be written any more.
+        lingers: whether the sending half of the connection is closed.
     """
 
     lingers: bool
 
     def close(self, *, linger: bool = False) -> None:
-        """End the connection when everything is written, and perhaps read on until then."""
+        """Close the connection when everything is written; with `linger`, discard further input."""
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its reply; also takes messages of the type `WHOLE_REPLY`.
+    """One request and its response. Also sends messages of the type `WHOLE_RESPONSE`.
 
     Attributes:
-        protocol: of its connection.
+        protocol: of the connection.
     """
 
     protocol: Closing
 
     async def send(self, message: Any) -> None:
-        """Send one ASGI message, or a whole reply."""
+        """Send an ASGI message or a whole response."""
         if self.protocol.lingers:
             self.disconnected = True
-        if message["type"] != WHOLE_REPLY:
+        if message["type"] != WHOLE_RESPONSE:
             await super().send(message)
             return
         if self.flow.write_paused and not self.disconnected:
@@ -53,7 +52,7 @@ class Cycle(RequestResponseCycle):
             return
         self.response_started = True
         if self.more_body and (message["close"] or self.waiting_for_100_continue):
-            self.keep_alive = False  # where the next request would begin is unknown
+            self.keep_alive = False  # the start of the next request is unknown
         head = [STATUS_LINE[message["status"]]]
         for name, value in message["headers"]:
             head += (name, b": ", value, b"\r\n")
@@ -79,7 +78,7 @@ class Cycle(RequestResponseCycle):
 
 
 class _Rest:
-    """The rest of a coroutine whose first step was taken outside of a task."""
+    """The rest of a coroutine whose first step ran outside a task."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
         self._coroutine = coroutine
@@ -100,5 +99,5 @@ class _Rest:
 
 
 async def finish(coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
-    """Await the rest of a coroutine, of which the first step gave `awaited`."""
+    """Await the rest of a coroutine. Its first step yielded `awaited`."""
     await _Rest(coroutine, awaited)

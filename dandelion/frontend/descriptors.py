@@ -1,4 +1,4 @@
-"""How many connections the process has descriptors for."""
+"""Limits of open file descriptors, and how many connections they allow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LEAST = 256
 
 
 def raise_limit(connections: int) -> None:
-    """Raise the soft limit of descriptors, as far as it may be, to what the connections need.
+    """Raise the soft limit of descriptors to what the connections need, up to the hard limit.
 
-    Not further: where the hard limit is a thousand million, programs that close every possible
-    descriptor before they start would take minutes.
+    It is not raised further. Some programs close every possible descriptor when they start; with a
+    limit of 10^9 that takes minutes.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + max(_LEAST, connections // (_SHARE - 1) + 1)
@@ -25,7 +25,7 @@ def raise_limit(connections: int) -> None:
 
 
 def connection_limit(wanted: int) -> int:
-    """Give the number of connections that leave enough descriptors for everything else."""
+    """Return how many connections leave enough descriptors for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

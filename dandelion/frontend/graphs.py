@@ -1,4 +1,4 @@
-"""Compositions as pictures and text, for the graph route and the command line."""
+"""Drawings of compositions, for the graph route and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEDIA_TYPES = {
 
 
 def check_format(format_: str) -> None:
-    """Refuse a format that there is not.
+    """Refuse an unknown format.
 
     Raises:
         InvalidInput: with the nearest one.
@@ -26,7 +26,7 @@ def check_format(format_: str) -> None:
     if format_ not in MEDIA_TYPES:
         formats = ", ".join(MEDIA_TYPES)
         hint = did_you_mean(format_, MEDIA_TYPES) or f"formats are {formats}"
-        raise InvalidInput("format", f"there is no format '{clipped(format_)}'", hint)
+        raise InvalidInput("format", f"unknown format '{clipped(format_)}'", hint)
 
 
 def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
@@ -34,12 +34,12 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
 
     Args:
         text: the text.
-        name: which composition; None takes the only one.
+        name: which composition; None if the text has only one.
         format_: ``svg``, ``mermaid``, ``json`` or ``text``.
         file: name of the text for messages.
 
     Raises:
-        InvalidInput: there is no such format, or the text has several compositions.
+        InvalidInput: the format is unknown, or the text has several compositions.
         InvalidComposition: the text does not fit the grammar.
         Unknown: the text has no composition of that name.
     """

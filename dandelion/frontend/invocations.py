@@ -1,7 +1,8 @@
-"""``POST /v1/invoke/{name}``: the one route that has to be fast.
+"""``POST /v1/invoke/{name}``: the route that has to be fast.
 
-What follows from the head of a request and the catalogue alone is worked out once and kept as a
-`_Plan`, until the catalogue changes. A client that leaves cancels its invocation, see `Departure`.
+Everything that depends only on the head of a request and the catalogue is computed once and cached
+as a `_Plan` until the catalogue changes. If the client disconnects, its invocation is cancelled
+(`DisconnectWatcher`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 
 from dandelion.data import Bytes, Sets, SetSpec
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Exchange, Header, Reply, clipped, did_you_mean
+from dandelion.frontend.asgi import Header, Request, Response, clipped, did_you_mean
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     SetMap,
@@ -30,18 +31,18 @@ from dandelion.frontend.codecs import (
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import (
     costs_json,
-    costs_json_reply,
+    costs_json_response,
     costs_msgpack,
     many_items,
 )
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
-from dandelion.node import Node
+from dandelion.frontend.service import Service
 
 PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
-"""JSON grows by more than ten times when it is parsed; large data goes as MessagePack."""
+"""JSON takes ten times its size when it is parsed. Send large data as MessagePack."""
 
 PLAN_LIMIT = 4096
 QUERY = ("version", "deadline_s", "set")
@@ -50,20 +51,20 @@ _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
 _Head: TypeAlias = tuple[str, bytes, bytes, bytes]
-"""Of a request: path, query, Content-Type, Accept."""
+"""Path, query, Content-Type and Accept of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What follows from the head of a request and the catalogue alone.
+    """What depends only on the head of a request and the catalogue.
 
     Attributes:
         name, version: what is invoked.
-        specs: the sets that callers give.
-        static: the sets that they may not give.
-        codec: how the body is written.
-        answer: how the reply may be written, best first.
-        raw_set: which set raw bytes go to.
+        specs: the input sets that a caller gives.
+        static: the input sets that are fixed at registration.
+        codec: of the body.
+        response_codecs: codecs that the client accepts, best first.
+        raw_set: the input set of a raw body.
         deadline_s: of the query.
         limit_bytes: of the body.
     """
@@ -73,35 +74,35 @@ class _Plan:
     specs: dict[str, SetSpec]
     static: tuple[str, ...]
     codec: Codec
-    answer: tuple[Codec, ...]
+    response_codecs: tuple[Codec, ...]
     raw_set: str
     deadline_s: float | None
     limit_bytes: int
 
 
 class Invocations:
-    """Carries out invocations that come over HTTP.
+    """Handles invocations over HTTP.
 
     Args:
-        node: invokes.
-        converter: reads and writes what takes too long for the event loop.
+        node: runs the invocations.
+        converter: reads and writes documents that would block the event loop.
     """
 
-    def __init__(self, node: Node, converter: Converter) -> None:
+    def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
         self._converter = converter
         self._plans: dict[_Head, _Plan] = {}
-        self._generation = node.catalog.generation
+        self._generation = node.generation
 
-    async def __call__(self, exchange: Exchange) -> Reply:
-        """Read the sets, run the function or composition, write its sets."""
-        plan = self._kept_plan(exchange) or await self._made_plan(exchange)
+    async def __call__(self, request: Request) -> Response:
+        """Read the input sets, invoke, and write the output sets."""
+        plan = self._kept_plan(request) or await self._made_plan(request)
         deadline_s = plan.deadline_s
-        if b"dandelion-deadline" in exchange.headers:
-            given = exchange.header(b"dandelion-deadline")
+        if b"dandelion-deadline" in request.headers:
+            given = request.header(b"dandelion-deadline")
             deadline_s = _deadline_s("header.dandelion-deadline", given)
         try:
-            sets = await self._read(exchange, plan)
+            sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
             outcome = await self._node.invoke_sets_async(
@@ -109,40 +110,44 @@ class Invocations:
                 sets,
                 version=plan.version,
                 deadline_s=deadline_s,
-                on_wait=exchange.watch,
+                on_wait=request.watch,
             )
-            del sets  # the inputs' memory may go before the reply is written
-            exchange.invocation = outcome.id
-            codec = _writer(plan.answer, outcome.sets)
-            if costs_json_reply(outcome.sets) if codec is Codec.JSON else many_items(outcome.sets):
-                return await self._long_reply(exchange, outcome.id, outcome.sets, codec)
-            return _reply(exchange, outcome.id, outcome.sets, codec)
+            del sets  # free the memory of the inputs before the response is written
+            request.invocation = outcome.id
+            codec = _writer(plan.response_codecs, outcome.sets)
+            if (
+                costs_json_response(outcome.sets)
+                if codec is Codec.JSON
+                else many_items(outcome.sets)
+            ):
+                return await self._long_response(request, outcome.id, outcome.sets, codec)
+            return _response(request, outcome.id, outcome.sets, codec)
         finally:
-            exchange.stop_watching()
+            request.stop_watching()
 
-    def _kept_plan(self, exchange: Exchange) -> _Plan | None:
-        generation = self._node.catalog.generation
+    def _kept_plan(self, request: Request) -> _Plan | None:
+        generation = self._node.generation
         if generation != self._generation or len(self._plans) > PLAN_LIMIT:
             self._plans.clear()
             self._generation = generation
-        return self._plans.get(_head(exchange))
+        return self._plans.get(_head(request))
 
-    async def _made_plan(self, exchange: Exchange) -> _Plan:
-        """Make a plan in a thread: a composition is compiled, or the nearest name is looked for."""
-        generation = self._node.catalog.generation
-        plan = await asyncio.to_thread(self._new_plan, exchange)
+    async def _made_plan(self, request: Request) -> _Plan:
+        """Make a plan in a thread, since it compiles compositions and searches near names."""
+        generation = self._node.generation
+        plan = await asyncio.to_thread(self._new_plan, request)
         if generation == self._generation:
-            self._plans[_head(exchange)] = plan
+            self._plans[_head(request)] = plan
         return plan
 
-    def _new_plan(self, exchange: Exchange) -> _Plan:
-        _, _, content_type, accept = _head(exchange)
-        name = exchange.path[len(PREFIX) :]
+    def _new_plan(self, request: Request) -> _Plan:
+        _, _, content_type, accept = _head(request)
+        name = request.path[len(PREFIX) :]
         codec = reader(content_type)
-        answer = writers(accept, codec)
-        exchange.expect_query(QUERY)
-        version = exchange.version
-        deadline = exchange.query.get("deadline_s")
+        response_codecs = writers(accept, codec)
+        request.expect_query(QUERY)
+        version = request.version
+        deadline = request.query.get("deadline_s")
         signature = self._node.signature(name, version)
         specs = {s.name: s for s in signature.inputs}
         limit = self._node.settings.body_limit_bytes
@@ -152,44 +157,46 @@ class Invocations:
             specs,
             signature.static,
             codec,
-            answer,
-            _raw_set(exchange, name, specs) if codec is Codec.RAW else "",
+            response_codecs,
+            _raw_set(request, name, specs) if codec is Codec.RAW else "",
             None if deadline is None else _deadline_s("query.deadline_s", deadline),
             min(limit, JSON_LIMIT_BYTES) if codec is Codec.JSON else limit,
         )
 
-    async def _read(self, exchange: Exchange, plan: _Plan) -> SetMap:
-        body = Body(exchange, self._node.acquire, plan.limit_bytes)
+    async def _read(self, request: Request, plan: _Plan) -> SetMap:
+        body = Body(request, self._node.acquire_async, plan.limit_bytes)
         if plan.codec is Codec.MULTIPART:
-            content_type = exchange.header(b"content-type")
+            content_type = request.header(b"content-type")
             return await decode_multipart(
                 body, content_type, plan.specs, self._node.settings.items_limit
             )
         data = await body.read()
         if plan.codec is Codec.RAW:
-            given = exchange.headers
-            dtype = exchange.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
-            shape = exchange.header(b"dandelion-shape") if b"dandelion-shape" in given else None
+            given = request.headers
+            dtype = request.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
+            shape = request.header(b"dandelion-shape") if b"dandelion-shape" in given else None
             return decode_raw(data, plan.raw_set, plan.specs, dtype, shape)
         is_json = plan.codec is Codec.JSON
         limit = self._node.settings.items_limit
         if costs_json(data) if is_json else costs_msgpack(data):
-            exchange.watch()
+            request.watch()
             return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
         return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
 
-    async def _long_reply(self, exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
-        """Write a reply that takes long: JSON in the converter, the rest in a thread."""
+    async def _long_response(
+        self, request: Request, id_: str, sets: Sets, codec: Codec
+    ) -> Response:
+        """Write a large response: JSON in the converter, other formats in a thread."""
         if codec is not Codec.JSON:
-            return await self._converter.elsewhere(partial(_reply, exchange, id_, sets, codec))
-        chunk = await self._converter.json_reply(id_, sets)
-        return Reply([chunk], _MEDIA_TYPES[codec], 200, _headers(exchange, id_))
+            return await self._converter.elsewhere(partial(_response, request, id_, sets, codec))
+        chunk = await self._converter.json_response(id_, sets)
+        return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(request, id_))
 
 
-def _head(exchange: Exchange) -> _Head:
-    headers = exchange.headers
+def _head(request: Request) -> _Head:
+    headers = request.headers
     content_type = headers.get(b"content-type", b"")
-    return exchange.path, exchange.raw_query, content_type, headers.get(b"accept", b"")
+    return request.path, request.raw_query, content_type, headers.get(b"accept", b"")
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -202,42 +209,44 @@ def _deadline_s(where: str, text: str) -> float:
     return seconds
 
 
-def _raw_set(exchange: Exchange, function: str, specs: Mapping[str, SetSpec]) -> str:
-    name = exchange.query.get("set")
+def _raw_set(request: Request, function: str, specs: Mapping[str, SetSpec]) -> str:
+    name = request.query.get("set")
     if name is None:
         if len(specs) == 1:
             return next(iter(specs))
         names = ", ".join(specs) or "none"
-        message = f"raw bytes go to one input set; '{function}' has {len(specs)}"
-        raise InvalidInput("body", message, f"name it by ?set=, or send JSON; sets are: {names}")
+        message = f"raw bytes need one input set; '{function}' has {len(specs)}"
+        raise InvalidInput(
+            "body", message, f"select the set with ?set=, or send JSON; sets are: {names}"
+        )
     if name not in specs:
         hint = did_you_mean(name, specs)
-        raise InvalidInput("query.set", f"there is no input set '{clipped(name)}'", hint)
+        raise InvalidInput("query.set", f"no input set '{clipped(name)}'", hint)
     return name
 
 
-def _writer(answer: tuple[Codec, ...], sets: Sets) -> Codec:
-    """Choose the codec of a reply: the first that can express it."""
-    codec = answer[0]
+def _writer(codecs: tuple[Codec, ...], sets: Sets) -> Codec:
+    """Select the codec of a response: the first that can express it."""
+    codec = codecs[0]
     if codec is not Codec.RAW:
         return codec
     count = sum([len(s.items) for s in sets.values() if s is not None])
     if count == 1:
         return codec
-    if len(answer) > 1:
-        return answer[1]
-    message = f"the result has {count} items, raw bytes are for exactly one"
+    if len(codecs) > 1:
+        return codecs[1]
+    message = f"the result has {count} items; raw bytes need exactly one"
     raise NotAcceptable(Codec.RAW.value, message)
 
 
-def _reply(exchange: Exchange, id_: str, sets: Sets, codec: Codec) -> Reply:
-    headers = _headers(exchange, id_)
-    return Reply(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
+def _response(request: Request, id_: str, sets: Sets, codec: Codec) -> Response:
+    headers = _headers(request, id_)
+    return Response(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
 
 
-def _headers(exchange: Exchange, id_: str) -> list[Header]:
+def _headers(request: Request, id_: str) -> list[Header]:
     headers = [(b"dandelion-invocation", id_.encode())]
-    trace = exchange.headers.get(b"traceparent")
+    trace = request.headers.get(b"traceparent")
     if trace is not None and _TRACEPARENT.fullmatch(trace):
         headers.append((b"traceparent", trace))
     return headers

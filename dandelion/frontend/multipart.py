@@ -1,11 +1,10 @@
-"""Requests as multipart/form-data: each part is an item, as a form or ``curl -F`` sends it.
+"""Requests as multipart/form-data, as sent by a form or ``curl -F``. Each part is an item.
 
-The name of a part is that of the set, its file name is the item's name (without one: ``"0"``,
-``"1"``, ... within the set), and a header ``Dandelion-Key`` gives the key. ``Dandelion-Dtype`` and
-``Dandelion-Shape`` say which array it is. Names are data and nothing else.
+The name of a part is the name of the set. Its file name is the name of the item (``"0"``, ``"1"``,
+... in the set if there is none). The header ``Dandelion-Key`` is the key. ``Dandelion-Dtype`` and
+``Dandelion-Shape`` are the type of an array. Names are never used as paths.
 
-The parts go from the socket into one context of the arena as they come, so the framing is all that
-is ever buffered.
+Parts are received into one context of the arena. Only the framing is buffered.
 
 Source: RFC 7578, Returning Values from Forms.
 """
@@ -31,7 +30,9 @@ TURN_S = 0.002
 _FEW_PARTS = 256
 HEADER_LIMIT_BYTES = 4096
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each bad request
+logging.getLogger("python_multipart").setLevel(
+    logging.ERROR
+)  # it logs a warning for each bad request
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -41,13 +42,11 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class _Sink:
-    """Where the bytes of the parts go: a context if their sum is known, else the heap."""
+    """Memory for the parts: a context if the total size is known, else the heap."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
+    def __init__(self, view: memoryview | None) -> None:
         self.size = 0
-        known = body.size_bytes
-        self._view = body.acquire(known).view if known else None
+        self._view = view
         self._heap = bytearray()
 
     def write(self, data: bytes, start: int, end: int) -> None:
@@ -58,23 +57,23 @@ class _Sink:
             self._view[self.size : self.size + len(piece)] = piece
         self.size += len(piece)
 
-    def done(self) -> memoryview:
+    async def done(self, body: Body) -> memoryview:
         if self._view is not None:
             return self._view.toreadonly()
         if not self.size:
             return memoryview(b"")
-        view = self._body.acquire(self.size).view
+        view = (await body.acquire(self.size)).view
         view[: self.size] = self._heap
         return view.toreadonly()
 
     def let_go(self) -> None:
-        """Keep the memory no longer; the parser's callbacks are a cycle of references with this."""
+        """Release the memory. This and the parser's callbacks refer to each other."""
         self._view = None
         self._heap = bytearray()
 
 
 class _Parts:
-    """Takes the parser's callbacks, and notes where the parts lie."""
+    """Handles the parser's callbacks and records where the parts are."""
 
     def __init__(self, boundary: bytes, sink: _Sink, limit: int) -> None:
         self._limit = limit
@@ -101,7 +100,7 @@ class _Parts:
         try:
             self._parser.write(chunk)
         except FormParserError as error:
-            raise InvalidInput("body", f"this is no valid multipart/form-data: {error}") from None
+            raise InvalidInput("body", f"not valid multipart/form-data: {error}") from None
 
     def _begin(self) -> None:
         if len(self.parts) >= self._limit:
@@ -145,22 +144,24 @@ async def decode_multipart(body: Body, content_type: str, specs: Specs, parts_li
     sink: _Sink | None = None
     try:
         async for chunk in chunks:
-            if sink is None:  # not before the first bytes are there, and the size is right
-                sink = _Sink(body)
+            if sink is None:  # only after the size was checked
+                known = body.size_bytes
+                sink = _Sink((await body.acquire(known)).view if known else None)
                 parts = _Parts(boundary, sink, parts_limit)
             await _feed(parts, chunk)
         if sink is None or not parts.complete:
             raise InvalidInput("body", "this multipart body ends before its last boundary")
+        view = await sink.done(body)
         if len(parts.parts) > _FEW_PARTS:
-            return await asyncio.to_thread(_sets, parts.parts, sink.done(), specs)
-        return _sets(parts.parts, sink.done(), specs)
+            return await asyncio.to_thread(_sets, parts.parts, view, specs)
+        return _sets(parts.parts, view, specs)
     finally:
         if sink is not None:
             sink.let_go()
 
 
 async def _feed(parts: _Parts, chunk: bytes) -> None:
-    """Parse a chunk; others get their turn meanwhile, since many small parts take long."""
+    """Parse a chunk. Yield to the event loop, since many small parts take long."""
     end_s = time.monotonic() + TURN_S
     for start in range(0, len(chunk), PIECE_BYTES):
         parts.feed(chunk[start : start + PIECE_BYTES])
@@ -196,7 +197,7 @@ def _names(index: int, part: _Part) -> tuple[str, str | None]:
         name = options[b"name"].decode()
         file_name = options[b"filename"].decode() if b"filename" in options else None
     except UnicodeDecodeError:
-        raise InvalidInput(where, "its names are no valid UTF-8") from None
+        raise InvalidInput(where, "its names are not valid UTF-8") from None
     return name, file_name
 
 
@@ -204,5 +205,5 @@ def _key(name: str, part: _Part) -> int:
     text = part.headers.get("dandelion-key", "0").strip()
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         where = f"sets.{clipped(name)}.key"
-        raise InvalidInput(where, f"'{clipped(text)}' is no unsigned integer")
+        raise InvalidInput(where, f"'{clipped(text)}' is not an unsigned integer")
     return int(text)

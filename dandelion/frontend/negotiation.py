@@ -1,17 +1,33 @@
-"""Which codec reads a request, and which one writes its reply.
+"""Which codec reads a request, and which codec writes its response.
 
-`Content-Type` chooses the reader. `Accept` chooses the writer; without it, or where it takes
-anything, the reply comes in the language of the request: JSON to JSON and multipart, MessagePack to
-MessagePack, raw bytes to raw bytes if the result is a single item (else JSON).
+`Content-Type` selects the reader. `Accept` selects the writer. Without `Accept`, or if only a
+wildcard matches, the response has the format of the request: JSON for JSON and multipart,
+MessagePack for MessagePack, raw bytes for raw bytes if the result is a single item (else JSON).
+
+Source: RFC 9110, 8.3 (Content-Type) and 12.5.1 (Accept).
 """
 
 from __future__ import annotations
 
 import enum
 from functools import lru_cache
+from typing import TypeAlias
+
+import mimeparse
 
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.problem import NotAcceptable, UnsupportedMedia
+
+HEADER_LIMIT = 2048
+"""Longest header that is parsed, in bytes: mimeparse takes quadratic time for some headers."""
+RANGES_LIMIT = 64
+"""Most entries of `Accept` that are used."""
+
+
+_EXACT = 110
+"""Least fitness, in mimeparse, of a range without a wildcard."""
+_Range: TypeAlias = tuple[str, str, dict[str, str]]
+"""Type, subtype and parameters of one entry of `Accept`."""
 
 
 class Codec(enum.Enum):
@@ -23,87 +39,86 @@ class Codec(enum.Enum):
     MULTIPART = "multipart/form-data"
 
 
-_READERS = {
-    "application/json": Codec.JSON,
-    "text/json": Codec.JSON,
-    "application/msgpack": Codec.MSGPACK,
-    "application/x-msgpack": Codec.MSGPACK,
-    "application/vnd.msgpack": Codec.MSGPACK,
-    "application/octet-stream": Codec.RAW,
-    "multipart/form-data": Codec.MULTIPART,
+_MEDIA_TYPES = {
+    Codec.JSON: ("application/json", "text/json"),
+    Codec.MSGPACK: ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack"),
+    Codec.RAW: ("application/octet-stream",),
+    Codec.MULTIPART: ("multipart/form-data",),
 }
-_WRITERS = {m: c for m, c in _READERS.items() if c is not Codec.MULTIPART}
+_READERS = {name: codec for codec, names in _MEDIA_TYPES.items() for name in names}
+_WRITERS = (Codec.JSON, Codec.MSGPACK, Codec.RAW)
+
+
+def media_type(content_type: str) -> str:
+    """Give the media type of a Content-Type in lower case; empty if the header is malformed."""
+    try:
+        kind, subtype, _ = mimeparse.parse_mime_type(content_type[:HEADER_LIMIT].lower())
+    except mimeparse.MimeTypeParseException:
+        return ""
+    return f"{kind}/{subtype}"
 
 
 @lru_cache(maxsize=256)
 def reader(content_type: bytes) -> Codec:
-    """Choose the codec of a request body. No Content-Type means raw bytes (RFC 9110, 8.3).
+    """Select the codec of a request body. No Content-Type means raw bytes (RFC 9110, 8.3).
 
     Raises:
-        UnsupportedMedia: there is no codec for it.
+        UnsupportedMedia: no codec reads this media type.
     """
-    text = content_type.decode("latin-1")
-    media_type = text.partition(";")[0].strip().lower()
-    if not media_type:
+    text = content_type.decode("latin-1").strip()
+    if not text:
         return Codec.RAW
-    codec = _READERS.get(media_type)
+    codec = _READERS.get(media_type(text))
     if codec is None:
-        raise UnsupportedMedia(clipped(media_type), tuple(c.value for c in Codec))
+        raise UnsupportedMedia(clipped(text), tuple(c.value for c in Codec))
     return codec
 
 
 @lru_cache(maxsize=256)
 def writers(accept: bytes, request: Codec) -> tuple[Codec, ...]:
-    """List the codecs that a client accepts for its reply, best first.
+    """List the codecs that a client accepts for its response, best first.
 
     Args:
         accept: the header, empty if there is none.
-        request: how the request was written, for a client that takes anything.
+        request: the codec of the request; it is preferred where a wildcard matches.
 
     Raises:
-        NotAcceptable: none of ours is among them.
+        NotAcceptable: the client accepts none of our codecs.
     """
-    found: list[tuple[float, Codec]] = []
-    refused: set[Codec] = set()
-    for media_type, quality in _ranges(accept.decode("latin-1")):
-        codecs = _matching(media_type, request)
-        if quality <= 0:
-            refused.update(codecs if len(codecs) == 1 else ())
-            continue
-        found += [(quality, codec) for codec in codecs]
-    found.sort(key=lambda pair: -pair[0])
-    result = tuple(dict.fromkeys(c for _, c in found if c not in refused))
-    if not result:
-        ours = ", ".join(dict.fromkeys(c.value for c in _WRITERS.values()))
-        raise NotAcceptable(clipped(accept.decode("latin-1")), f"replies are {ours}")
-    return result
+    text = accept.decode("latin-1")
+    ranges = _ranges(text)
+    own = (Codec.JSON,) if request is Codec.MULTIPART else (request, Codec.JSON)
+    found: list[tuple[float, int, Codec]] = []
+    for codec in dict.fromkeys((*own, *_WRITERS)):
+        quality, position = _match(codec, ranges, wildcards=codec in own)
+        if quality > 0:
+            found.append((-quality, position, codec))
+    if not found:
+        ours = ", ".join(codec.value for codec in _WRITERS)
+        raise NotAcceptable(clipped(text), f"responses are {ours}")
+    return tuple(codec for _, _, codec in sorted(found, key=lambda entry: entry[:2]))
 
 
-def _matching(media_type: str, request: Codec) -> tuple[Codec, ...]:
-    own = (request, Codec.JSON) if request is not Codec.MULTIPART else (Codec.JSON,)
-    if media_type == "*/*":
-        return own
-    if media_type == "application/*":
-        return own
-    codec = _WRITERS.get(media_type)
-    return () if codec is None else (codec,)
+def _match(codec: Codec, ranges: list[_Range], *, wildcards: bool) -> tuple[float, int]:
+    """Give quality and position of the most specific range that matches a codec."""
+    best = (-1, 0, 0.0)
+    for position, one in enumerate(ranges):
+        for name in _MEDIA_TYPES[codec]:
+            quality, fitness = mimeparse.quality_and_fitness_parsed(name, [one])
+            least = 0 if wildcards and name == codec.value else _EXACT
+            if fitness >= least and fitness > best[0]:
+                best = (fitness, position, quality)
+    return best[2], best[1]
 
 
-def _ranges(accept: str) -> list[tuple[str, float]]:
+def _ranges(accept: str) -> list[_Range]:
+    """Parse `Accept`; entries that are malformed are ignored."""
     ranges = []
-    for part in (accept or "*/*").split(",")[:64]:
-        media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        quality = 1.0
-        for parameter in parameters:
-            if parameter.startswith("q="):
-                quality = _quality(parameter[2:])
-        ranges.append((media_type, quality))
+    for text in (accept[:HEADER_LIMIT] or "*/*").lower().split(",")[:RANGES_LIMIT]:
+        try:
+            kind, subtype, parameters = mimeparse.parse_mime_type(text)
+            if 0 <= float(parameters.setdefault("q", "1")) <= 1:
+                ranges.append((kind, subtype, parameters))
+        except ValueError:  # of mimeparse too
+            continue
     return ranges
-
-
-def _quality(text: str) -> float:
-    try:
-        quality = float(text)
-    except ValueError:
-        return 0.0
-    return quality if 0.0 <= quality <= 1.0 else 0.0

@@ -1,6 +1,6 @@
-"""The description of the interface: an OpenAPI document, and a page that shows it offline.
+"""The OpenAPI document of the HTTP interface, and a page that shows it offline.
 
-Schemas come from the records themselves, so they cannot drift from what is decoded.
+The schemas are generated from the records that are decoded.
 
 Source: OpenAPI Specification 3.1.
 """
@@ -16,13 +16,13 @@ from dandelion import __version__
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
-from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterReply
+from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
 
 Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""
 
 _REF = "#/components/schemas/{name}"
-_RECORDS = (RegistrationDocument, RegisterReply, Entry, Description, ProblemDocument)
+_RECORDS = (RegistrationDocument, RegisterResponse, Entry, Description, ProblemDocument)
 
 _ITEM: Json = {
     "type": "object",
@@ -125,7 +125,7 @@ def _paths() -> Json:
         "get": _operation("Trace of a recent invocation, for Perfetto", _json({}), [identity])
     }
     paths["/v1/engines"] = {"get": _operation("List the node's engines", _json({}))}
-    paths["/healthz"] = {"get": _operation("The process answers", _json({}))}
+    paths["/healthz"] = {"get": _operation("The process is running", _json({}))}
     paths["/readyz"] = {"get": _operation("Engines are up (else 503)", _json({}))}
     paths["/metrics"] = {"get": _operation("Prometheus metrics", {"text/plain": {}})}
     return paths
@@ -140,7 +140,7 @@ def _invoke() -> Json:
         "application/octet-stream": bytes_,
         "multipart/form-data": form,
     }
-    reply = {
+    response = {
         "application/json": {"schema": _ref("Result")},
         "application/msgpack": {"schema": _ref("Result")},
         "application/octet-stream": bytes_,
@@ -149,16 +149,16 @@ def _invoke() -> Json:
     parameters = [
         _NAME,
         _VERSION,
-        _parameter("query", "set", {"type": "string"}, "the input set that raw bytes go to"),
+        _parameter("query", "set", {"type": "string"}, "the input set of a raw body"),
         _parameter("query", "deadline_s", seconds),
         _parameter("header", "Dandelion-Deadline", seconds, "seconds"),
+        _parameter("header", "Dandelion-Dtype", {"type": "string"}, "element type of a raw body"),
         _parameter(
-            "header", "Dandelion-Dtype", {"type": "string"}, "of raw bytes that are an array"
+            "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
-        _parameter("header", "Dandelion-Shape", {"type": "string"}, "its shape, such as 2,3"),
         _parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
     ]
-    operation = _operation("Invoke a function or composition", reply, parameters)
+    operation = _operation("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}
 
 
@@ -168,7 +168,7 @@ def _register() -> Json:
         "application/msgpack": {"schema": _ref("RegistrationDocument")},
         TEXT_TYPE: {"schema": {"type": "string", "description": "composition language"}},
     }
-    operation = _operation("Register, all or nothing", _json(_ref("RegisterReply")))
+    operation = _operation("Register, all or nothing", _json(_ref("RegisterResponse")))
     return {**operation, "requestBody": {"required": True, "content": content}}
 
 
@@ -231,7 +231,7 @@ const show = (title, value) => {
   box.append(node("h4", title), node("pre", JSON.stringify(value, null, 2)));
   return box;
 };
-fetch("/openapi.json").then(answer => answer.json()).then(spec => {
+fetch("/openapi.json").then(response => response.json()).then(spec => {
   const routes = document.getElementById("routes");
   const resolve = value => JSON.parse(JSON.stringify(value, (key, part) =>
     part && part.$ref ? { $ref: part.$ref.split("/").pop() } : part));
@@ -249,7 +249,7 @@ fetch("/openapi.json").then(answer => answer.json()).then(spec => {
       details.append(summary, table);
       const body = operation.requestBody;
       if (body) details.append(show("Body", resolve(body.content)));
-      details.append(show("Answer", resolve(operation.responses["200"].content)));
+      details.append(show("Response", resolve(operation.responses["200"].content)));
       routes.append(details);
     }
   routes.append(node("h2", "Schemas"));

@@ -1,8 +1,8 @@
-"""Python values on their way out: what a client sends for what its caller has at hand.
+"""Python values as a client sends them.
 
 The client does for a remote node what `dandelion.data.item_set` does in-process, with the same
-values and the same names of items. What a set declares is known to the node alone, so arrays travel
-with their dtype and shape, and Python numbers as ``numbers``, which the node makes an array of.
+values and names of items. Only the node knows the declared types of sets. So arrays are sent with
+their dtype and shape, and Python numbers as ``numbers``, which the node converts to an array.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Outgoing: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A set as JSON would have it, shorthands and all; see `dandelion.frontend.values`."""
+    """A set in its JSON form, with shorthands; see `dandelion.frontend.values`."""
 
     value: Any
 
 
 def outgoing_set(name: str, value: Value) -> Outgoing:
-    """Prepare one set; takes what `dandelion.data.item_set` takes, and `Plain`.
+    """Prepare one set. Accepts the values of `dandelion.data.item_set`, and `Plain`.
 
     Raises:
         InvalidInput: the value is of a type that cannot be an item.
@@ -69,7 +69,7 @@ def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str,
 
 
 def _items(set_name: str, value: Value) -> tuple[Item, ...]:
-    """Take what is an item, or an array, as in-process."""
+    """Convert items and arrays as in-process."""
     made = item_set(set_name, value)
     return () if made is None else made.items
 

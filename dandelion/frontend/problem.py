@@ -1,8 +1,8 @@
 """Errors over HTTP: RFC 9457 problem documents, and the errors of HTTP itself.
 
-A problem names the **root** of the matter in `type`, `title` and `status`, since that is what a
-client acts on; `detail` is the whole sentence, and `error` is the `ErrorRecord` with all causes,
-from which the client rebuilds the same classes that an in-process caller sees.
+`type`, `title` and `status` of a problem are those of the **root cause**, since a client acts on
+that. `detail` is the whole message. `error` is the `ErrorRecord` with all causes, from which the
+client builds errors of the same classes as in-process.
 
 Source: RFC 9457, Problem Details for HTTP APIs.
 """
@@ -23,7 +23,7 @@ from dandelion.errors import (
     Problems,
     root_of,
 )
-from dandelion.frontend.asgi import Header, Reply
+from dandelion.frontend.asgi import Header, Response
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:dandelion:error:"
@@ -32,7 +32,7 @@ RETRY_AFTER_S = 1
 
 @dataclass(eq=False)
 class RequestError(DandelionError):
-    """The request is not one that this server understands."""
+    """The server does not understand the request."""
 
     status = 400
     blame = Blame.CALLER
@@ -40,7 +40,7 @@ class RequestError(DandelionError):
 
 @dataclass(eq=False)
 class NoRoute(RequestError):
-    """There is nothing at this path."""
+    """No route has this path."""
 
     path: str
     nearest: str | None = None
@@ -48,12 +48,12 @@ class NoRoute(RequestError):
 
     def __str__(self) -> str:
         close = f"; did you mean {self.nearest}?" if self.nearest else ""
-        return f"there is nothing at {self.path}{close}"
+        return f"no route for {self.path}{close}"
 
 
 @dataclass(eq=False)
 class MethodNotAllowed(RequestError):
-    """The path exists, but not for this method."""
+    """The route does not support this method."""
 
     method: str
     path: str
@@ -61,12 +61,12 @@ class MethodNotAllowed(RequestError):
     status = 405
 
     def __str__(self) -> str:
-        return f"{self.path} takes {', '.join(self.allowed)}, not {self.method}"
+        return f"{self.path} does not support {self.method}; use {', '.join(self.allowed)}"
 
 
 @dataclass(eq=False)
 class ForeignHost(RequestError):
-    """The request names a host that this node is not."""
+    """The Host header does not name this node."""
 
     host: str
     hint: str = "call the node by localhost or its address, or add the name to the setting 'hosts'"
@@ -90,24 +90,24 @@ class ForeignOrigin(RequestError):
 
 @dataclass(eq=False)
 class NotAcceptable(RequestError):
-    """The answer cannot be given in any media type that the client accepts."""
+    """The client accepts no media type in which the response can be written."""
 
     accept: str
     message: str
     status = 406
 
     def __str__(self) -> str:
-        return f"cannot answer with {self.accept}: {self.message}"
+        return f"cannot respond with {self.accept}: {self.message}"
 
 
 @dataclass(eq=False)
 class TooCostly(RequestError):
-    """Reading a body, or writing a reply, takes more than a document may cost.
+    """Converting a body or a response exceeds the limits of time or memory.
 
     Attributes:
-        where: ``body`` or ``reply``.
-        limit_s: of the processor's time, in seconds.
-        limit_bytes: of memory.
+        where: ``body`` or ``response``.
+        limit_s: processor time in seconds.
+        limit_bytes: memory.
     """
 
     where: str
@@ -117,15 +117,15 @@ class TooCostly(RequestError):
 
     def __str__(self) -> str:
         return (
-            f"{self.where}: converting it takes more than {self.limit_s:g} s or"
-            f" {self.limit_bytes >> 30} GiB of memory; send less at once, or MessagePack with"
+            f"{self.where}: the conversion takes more than {self.limit_s:g} s or"
+            f" {self.limit_bytes >> 30} GiB of memory; send less data, or MessagePack with"
             " large binary values"
         )
 
 
 @dataclass(eq=False)
 class Stalled(RequestError):
-    """The client began a request and stopped sending, or sends it too slowly."""
+    """The client stopped sending a request, or sends it too slowly."""
 
     part: str
     limit_s: float
@@ -134,16 +134,16 @@ class Stalled(RequestError):
 
     def __str__(self) -> str:
         if self.part == "head":
-            return f"no whole head came within {self.limit_s:g} s; send it in one piece"
+            return f"the head was not complete within {self.limit_s:g} s; send it in one piece"
         return (
-            f"{self.part}: fewer than {self.rate_bytes} bytes a second came for "
+            f"{self.part}: fewer than {self.rate_bytes} bytes/s were received for "
             f"{self.limit_s:g} s; send it faster"
         )
 
 
 @dataclass(eq=False)
 class HeadTooLong(RequestError):
-    """Request line and headers are longer than a head may be."""
+    """Request line and headers are longer than the limit."""
 
     limit_bytes: int
     status = 431
@@ -154,7 +154,7 @@ class HeadTooLong(RequestError):
 
 @dataclass(eq=False)
 class Crowded(CapacityError):
-    """There are too many connections, and all of them carry a request."""
+    """All connections are in use by requests."""
 
     limit: int
     status = 503
@@ -165,7 +165,7 @@ class Crowded(CapacityError):
 
 @dataclass(eq=False)
 class ShuttingDown(DandelionError):
-    """The server stops, and this request did not end in time."""
+    """The server stopped before the request was complete."""
 
     status = 503
     blame = Blame.PLATFORM
@@ -176,14 +176,28 @@ class ShuttingDown(DandelionError):
 
 @dataclass(eq=False)
 class UnsupportedMedia(RequestError):
-    """The body is in a media type or content encoding that is not understood here."""
+    """The media type or content encoding of the body is not supported."""
 
     given: str
     supported: tuple[str, ...]
     status = 415
 
     def __str__(self) -> str:
-        return f"a body of {self.given} is not understood; send {', '.join(self.supported)}"
+        return f"a body of {self.given} is not supported; send {', '.join(self.supported)}"
+
+
+@dataclass(eq=False)
+class Unreachable(DandelionError):
+    """A client gets no answer from a node: no server, a broken connection, or silence."""
+
+    url: str
+    message: str
+    status = 503
+
+    def __str__(self) -> str:
+        refused = "refused" in self.message
+        hint = "; is a node running there? start one with `dandelion serve`" if refused else ""
+        return f"{self.url}: {self.message}{hint}"
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -191,12 +205,12 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         type: ``urn:dandelion:error:CLASS``; stable.
-        title: what this type of problem is.
+        title: description of the type.
         status: the HTTP status.
-        detail: what happened this time.
+        detail: what happened.
         instance: id of the invocation, if there is one.
         hint: what to do about it.
-        problems: all that is wrong with a document, each with its place.
+        problems: all problems of a document, each with its place.
         error: class, fields and causes.
     """
 
@@ -231,8 +245,8 @@ def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:
     )
 
 
-def problem_reply(error: DandelionError, instance: str = "") -> Reply:
-    """Answer with an error, and with the headers that say what to do about it."""
+def problem_response(error: DandelionError, instance: str = "") -> Response:
+    """Make the response for an error, with Retry-After and Allow where they apply."""
     root = root_of(error)
     headers: list[Header] = [(b"dandelion-invocation", instance.encode())] if instance else []
     if isinstance(root, CapacityError):
@@ -240,14 +254,14 @@ def problem_reply(error: DandelionError, instance: str = "") -> Reply:
     if isinstance(root, MethodNotAllowed):
         headers.append((b"allow", ", ".join(root.allowed).encode()))
     body = encode_problem(problem_of(error, instance))
-    return Reply([body], MEDIA_TYPE.encode(), root.status, headers)
+    return Response([body], MEDIA_TYPE.encode(), root.status, headers)
 
 
-def closing_answer(error: DandelionError) -> bytes:
-    """Write a whole answer of HTTP/1.1 that ends its connection."""
-    reply = problem_reply(error)
-    body = b"".join(reply.chunks)
-    status = http.HTTPStatus(reply.status)
+def closing_response(error: DandelionError) -> bytes:
+    """Write a whole HTTP/1.1 response that closes its connection."""
+    response = problem_response(error)
+    body = b"".join(response.chunks)
+    status = http.HTTPStatus(response.status)
     head = (
         f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -256,7 +270,7 @@ def closing_answer(error: DandelionError) -> bytes:
 
 
 def encode_problem(problem: ProblemDocument) -> bytes:
-    """Write a problem document as JSON. Text that is not valid Unicode is escaped."""
+    """Write a problem document as JSON. Invalid Unicode is escaped."""
     try:
         return _encoder.encode(problem)
     except UnicodeEncodeError:

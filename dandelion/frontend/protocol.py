@@ -1,20 +1,20 @@
-"""uvicorn's protocol, with one shorter way out, and with an end to all waiting.
+"""uvicorn's protocol with an extension for whole responses, and with time-outs.
 
-ASGI sends the head and the body of a reply as two messages, of which uvicorn makes two writes. For
-a reply of a hundred bytes the second system call costs as much as parsing the request. So this
-protocol offers an ASGI extension, ``dandelion.reply``: a message with status, headers and all
-chunks of the body. `dandelion.frontend.asgi.Reply` uses it where it is offered and plain ASGI
-elsewhere, so the application runs under any server.
+In ASGI, head and body of a response are two messages, and uvicorn writes each. For a response of a
+hundred bytes the second system call costs as much as parsing the request. So this protocol has an
+ASGI extension, ``dandelion.response``: one message with status, headers and all chunks of the body.
+`dandelion.frontend.asgi.Response` uses it if the server has it, else plain ASGI, so the application
+runs under any server. Such a request often completes without waiting and needs no task, see
+`Protocol`.
 
-Such a request also ends before anything waits, so it needs no task of the loop, see `Protocol`.
+The server's `ConnectionTable` knows what each connection waits for, and closes it after a time-out.
+A connection that is closed before its whole request was read **lingers**: the response is written,
+the sending half is closed, and further input is discarded for some time. If it were closed at once,
+the kernel would reset it, and the client could lose the response.
 
-What a connection is waited for is in the server's `ConnectionTable`, which ends it in time. A
-connection that ends before its request is read whole **lingers**: the reply is written, the sending
-half is closed, and what still comes is thrown away for a while. Closed at once, the kernel would
-reset the connection, and the reset destroys a reply that the client has not read.
-
-It reaches into uvicorn: `_start_asgi_task` and the cycle's attributes.
-`tests/node/test_frontend.py` holds both ways against each other.
+It extends classes of uvicorn that are not documented, so `pyproject.toml` pins uvicorn to the
+tested releases, and `tests/node/test_uvicorn_range.py` checks the names that are used.
+`tests/node/test_frontend.py` compares whole responses with plain ASGI.
 """
 
 from __future__ import annotations
@@ -28,52 +28,51 @@ from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
 from dandelion.frontend.admission import Peer, Wait, reset
-from dandelion.frontend.asgi import TASK, WHOLE_REPLY, Message, Receive, Scope, Send
+from dandelion.frontend.asgi import TASK, WHOLE_RESPONSE, Message, Receive, Scope, Send
 from dandelion.frontend.cycle import Cycle, finish
 from dandelion.frontend.problem import (
     Crowded,
     HeadTooLong,
     Stalled,
-    closing_answer,
-    problem_reply,
+    closing_response,
+    problem_response,
 )
 
 HEAD_LIMIT_BYTES = 64 * 1024
-"""So long a head may be; see `Protocol`."""
+"""Longest head of a request, see `Protocol`."""
 LINGER_BYTES = 1024 * 1024 * 1024
-"""So much of what a client sends after its last reply is thrown away before it is cut off."""
+"""How much input of a lingering connection is discarded before it is reset."""
 _PIECE_BYTES = 64 * 1024
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request on a surplus connection."""
-    reply = problem_reply(Crowded(scope["state"]["connections"]))
-    await reply.send(send, scope["extensions"])
+    """Handle a request on a surplus connection."""
+    response = problem_response(Crowded(scope["state"]["connections"]))
+    await response.send(send, scope["extensions"])
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with `Cycle` for its cycles, begun without a task.
+    """uvicorn's HTTP protocol with `Cycle` for its cycles, which start without a task.
 
-    A cycle is begun when everything that came with its head has been parsed. If that is all of the
-    request, its first step is taken at once: a request for a function that answers at once is then
-    over, and only one that waits for something becomes a task. A first step is never taken inside
-    another request's: not in its task, and not deeper in its stack.
+    A cycle starts when all input that arrived with its head is parsed. If the request is complete
+    by then, its first step runs at once. Most requests complete in this step; the others continue
+    in a task. The first step of a request never runs inside the step of another request.
 
-    Heads are bounded: uvicorn and httptools are not, and put long ones together in quadratic time.
-    What comes is parsed in pieces, and all pieces at whose end a head is incomplete count, so that
-    up to one piece more than the limit is held.
+    The length of a head is limited, since uvicorn and httptools assemble long heads in quadratic
+    time. Input is parsed in pieces. All pieces that end within a head count, so up to one piece
+    more than the limit is held.
 
-    What belongs to a request is let go when it is answered, while it is in the caches, and not when
-    the next one comes: with thousands of connections the next one of each is far away.
+    The data of a request is freed when it is complete, not when the next request arrives. With
+    thousands of connections that is much later.
 
-    On a surplus connection, see `ConnectionTable`, one request is answered: how the node is, or
+    A surplus connection (`ConnectionTable`) gets one response: the health of the node, or the error
     that there are too many connections.
 
     Args:
-        newcomer: whose place in its table this connection takes.
+        newcomer: its place in the table is taken by this connection.
     """
 
-    # Dictionaries of attributes share their keys up to thirty of them; uvicorn has as many.
+    # CPython shares the keys of attribute dictionaries up to thirty; uvicorn has as many.
     __slots__ = (
         "_answered",
         "_beginning",
@@ -108,7 +107,7 @@ class Protocol(HttpToolsProtocol):
         self._answered = False
         self._surplus = newcomer.surplus
         self.lingers = False
-        # Of the table:
+        # Used by the table:
         self.address = newcomer.address
         self.wait: Wait | None = None
         self.since = 0.0
@@ -125,18 +124,18 @@ class Protocol(HttpToolsProtocol):
             self._newcomer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Leave the table."""
         self._table.forget(self)
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]  # it refers to this, and is not needed
+        self.cycle = None  # type: ignore[assignment]  # breaks the reference cycle
 
     def pause_writing(self) -> None:
-        """Wait for the client to read."""
+        """Wait until the client reads."""
         super().pause_writing()
         self._update_wait()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue."""
         super().resume_writing()
         self._update_wait()
 
@@ -150,9 +149,9 @@ class Protocol(HttpToolsProtocol):
         if self.lingers:
             return Wait.LINGER
         if self.transport.is_closing():
-            return Wait.REPLY if self.transport.get_write_buffer_size() else None
+            return Wait.RESPONSE if self.transport.get_write_buffer_size() else None
         if self.flow.write_paused:
-            return Wait.REPLY
+            return Wait.RESPONSE
         if self._in_body:
             return Wait.BODY
         if self.cycle is not None and not self.cycle.response_complete:
@@ -162,17 +161,17 @@ class Protocol(HttpToolsProtocol):
     # --- for the table --------------------------------------------------------------------------
 
     def moved(self) -> int:
-        """Count what came, or what the client has read of a reply."""
-        if self.wait is Wait.REPLY:
+        """Return the number of bytes received, or read by the client while it reads a response."""
+        if self.wait is Wait.RESPONSE:
             return -self.transport.get_write_buffer_size()
         return self._received_bytes
 
     def blocked(self) -> bool:
-        """Tell whether the application does not read the body."""
+        """Return whether the application does not read the body."""
         return self.wait is Wait.BODY and self.flow.read_paused
 
     def expire(self) -> None:
-        """Say what did not come, if the client can still read that, and end the connection."""
+        """Close the connection, with an error response if the client can read it."""
         limits = self._table.limits
         if self.lingers or self.transport.is_closing() or self.flow.write_paused:
             self.abort()
@@ -184,9 +183,9 @@ class Protocol(HttpToolsProtocol):
             self.close()
 
     def abort(self) -> None:
-        """End the connection at once, and drop what is not yet sent, also in the kernel."""
+        """Close the connection at once; drop unsent data, also in the kernel."""
         if self._waits_for() is Wait.IDLE and not self.transport.get_write_buffer_size():
-            self.transport.close()  # its client has done no harm, and may not have read its reply
+            self.transport.close()  # the client may not have read its response
             return
         kernel = self.transport.get_extra_info("socket")
         if kernel is not None:
@@ -194,7 +193,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def close(self, *, linger: bool = False) -> None:
-        """End the connection when everything is written, and perhaps read on until then."""
+        """Close the connection when everything is written; with `linger`, discard further input."""
         if linger and not self.transport.is_closing():
             self.lingers = True
             self._received_bytes = 0
@@ -205,7 +204,7 @@ class Protocol(HttpToolsProtocol):
         self._update_wait()
 
     def _fail(self, error: DandelionError) -> None:
-        """End the connection with a problem, in place of the reply that has not begun."""
+        """Close the connection with a problem document if no response has started."""
         cycle = self.cycle
         started = False
         if cycle is not None and not cycle.response_complete:
@@ -214,13 +213,13 @@ class Protocol(HttpToolsProtocol):
             cycle.waiting_for_100_continue = False
             cycle.message_event.set()
         if not (started or self.transport.is_closing() or self.lingers):
-            self.transport.write(closing_answer(error))
+            self.transport.write(closing_response(error))
         self.close(linger=not started)
 
-    # --- what comes -----------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, then begin the requests that were in it."""
+        """Parse the input and start its requests."""
         self._received_bytes += len(data)
         if self.lingers:
             if self._received_bytes > LINGER_BYTES:
@@ -247,30 +246,30 @@ class Protocol(HttpToolsProtocol):
             self._fail(HeadTooLong(HEAD_LIMIT_BYTES))
 
     def send_400_response(self, msg: str) -> None:
-        """Say that this is no request."""
-        self._fail(InvalidInput("request", "it is not valid HTTP/1.1"))
+        """Respond that this is not a request."""
+        self._fail(InvalidInput("request", "not valid HTTP/1.1"))
 
     def on_message_begin(self) -> None:
-        """Hear of the first byte of a head, from the parser."""
+        """Called by the parser at the first byte of a head."""
         self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Hear of the end of a head, from the parser."""
+        """Called by the parser at the end of a head."""
         self._in_head = False
         self._in_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Hear of the end of a request, from the parser."""
+        """Called by the parser at the end of a request."""
         self._in_body = False
         super().on_message_complete()
-        self.cycle.more_body = False  # also if it is answered already
+        self.cycle.more_body = False  # also if the response is complete
 
     # --- requests -------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it."""
+        """Start the next request, or wait for it."""
         self.server_state.total_requests += 1
         self._answered = self._served = True
         if not (self.transport.is_closing() or self.lingers):
@@ -279,20 +278,20 @@ class Protocol(HttpToolsProtocol):
                 self._start_asgi_task(*self.pipeline.pop())
         if not self._beginning:
             self._update_wait()
-            self._let_go()
+            self._free_request()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Cycle
         cycle.protocol = self  # type: ignore[attr-defined]  # it is a `Cycle` now
         scope: Message = cycle.scope  # type: ignore[assignment]  # uvicorn's type has no extensions
-        scope["extensions"] = {WHOLE_REPLY: {}}
+        scope["extensions"] = {WHOLE_RESPONSE: {}}
         if self._surplus:
             cycle.keep_alive = False
             if scope["path"] not in OPEN_PATHS:
                 scope["state"]["connections"] = self._table.limits.connections
                 app = _crowded
         self._begun.append((cycle, app))
-        if not self._beginning:  # the request before it is over only now, in a task of its own
+        if not self._beginning:  # called from the task of the previous request
             self._beginning = True
             self.loop.call_soon(self._begin)
 
@@ -305,24 +304,24 @@ class Protocol(HttpToolsProtocol):
         finally:
             self._beginning = False
             self._update_wait()
-            self._let_go()
+            self._free_request()
 
-    def _let_go(self) -> None:
-        """Keep nothing of a request that is over."""
+    def _free_request(self) -> None:
+        """Free the data of a complete request."""
         cycle = self.cycle
         if cycle is None or self._in_head or self._in_body or not cycle.response_complete:
             return
-        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # as at first
+        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # the initial state
 
     def _first_step(self, cycle: RequestResponseCycle, app: Any) -> None:
         running = cycle.run_asgi(app)
-        if not cycle.more_body:  # without its body a request waits at once
+        if not cycle.more_body:  # without its body a request would wait at once
             try:
                 running = finish(running, running.send(None))
             except StopIteration:
                 return
         rest = self.loop.create_task(running)
-        scope: Any = cycle.scope  # uvicorn's type has no room for extensions of ours
+        scope: Any = cycle.scope  # uvicorn's type has no extensions
         scope[TASK] = rest
         rest.add_done_callback(self.tasks.discard)
         self.tasks.add(rest)

@@ -1,4 +1,4 @@
-"""What the routes of the catalogue answer, as records that both sides share."""
+"""Records of the routes of the catalogue, for server and client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
 
 TEXT_TYPE = "text/vnd.dandelion"
-"""One text of the composition language. Not ``text/plain``: any web page can send that unasked."""
+"""Text in the composition language. Any web page can send ``text/plain`` without a preflight."""
 REGISTER_TYPES = ("application/json", "application/msgpack", TEXT_TYPE)
 """Media types in which a registration document can be sent."""
 
@@ -24,8 +24,8 @@ Plain: TypeAlias = dict[str, Any]
 """A record as msgspec makes it for JSON."""
 
 
-class RegisterReply(msgspec.Struct, frozen=True):
-    """What came of a registration."""
+class RegisterResponse(msgspec.Struct, frozen=True):
+    """The result of a registration."""
 
     registered: tuple[Registered, ...]
 
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         inputs, outputs: names of its sets.
         formats: formats of a function's code objects.
         static: input sets of a function that are fixed.
-        uses: what a composition applies.
+        uses: functions and compositions that a composition applies.
         size_bytes: length of a library.
     """
 
@@ -62,8 +62,8 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
         name, version: of the record that is described.
         versions: all registered versions, ascending.
         record: the record itself.
-        inputs: sets that a caller gives, with dtype and shape.
-        outputs: sets that come back.
+        inputs: input sets of an invocation, with dtype and shape.
+        outputs: output sets.
         static: names of input sets that are fixed at registration.
     """
 
@@ -78,7 +78,7 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineEntry(msgspec.Struct, frozen=True):
-    """One engine of a node, or a backend that does not work there."""
+    """One engine of a node, or an unavailable backend."""
 
     name: str
     backend: str
@@ -110,7 +110,7 @@ def encode_document(document: RegistrationDocument) -> bytes:
 
 
 def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
-    """Read what is to be registered; `TEXT_TYPE` is one text of the composition language.
+    """Read a registration document. A body of `TEXT_TYPE` is text in the composition language.
 
     Raises:
         InvalidInput: the body is not of that media type, or a field does not fit; `where` is its

@@ -1,8 +1,8 @@
-"""The HTTP server: uvicorn with uvloop and httptools around the application.
+"""The HTTP server: uvicorn with uvloop and httptools.
 
-`serve` runs on the caller's loop until a signal, then drains: no new connections, and the requests
-that are under way end, at most for `drain_s`. `BackgroundServer` does the same in a thread, for
-notebooks, tests and programs that only want a port.
+`serve` runs on the caller's event loop until a signal. Then it drains: it accepts no connections,
+and running requests have `drain_s` to complete. `BackgroundServer` does the same in a thread, for
+notebooks, tests and other programs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, raise_limit
 from dandelion.frontend.protocol import Protocol
-from dandelion.node import Node, Settings
+from dandelion.frontend.service import Service
+from dandelion.settings import Settings
 
 log = logging.getLogger("dandelion.frontend")
 
 DRAIN_S = 10
 BACKLOG = 65535
-"""As many as the kernel lets wait to be accepted."""
+"""The kernel reduces it to its own limit."""
 
 OnReady = Callable[[str, int], None]
-"""Called with the host and the port once the server takes connections."""
+"""Called with host and port when the server accepts connections."""
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but the caller decides about signals and hears when the port is open."""
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers, with our acceptors."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class _Server(uvicorn.Server):
             state = self.lifespan.state
             return Protocol(self.config, self.server_state, state, newcomer=newcomer)
 
-        # uvicorn closes its servers, and waits for that, which is all that an acceptor has to know
+        # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
             Acceptor(loop, listener, self._table, protocol)  # type: ignore[misc]
             for listener in sockets or ()
@@ -85,16 +86,16 @@ class _Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
-            self._app.close()
+            await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
 
     def stop(self) -> None:
-        """Drain and stop; the second time, do not wait."""
+        """Drain and stop; if called again, stop at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 async def serve(
-    node: Node,
+    node: Service,
     host: str,
     port: int,
     ready_callback: OnReady | None = None,
@@ -103,14 +104,14 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal does not wait. Call it in the main thread.
+    A second signal stops it at once. Call it in the main thread.
 
     Args:
-        node: a started node, best on the same loop; it is not closed here.
+        node: a started node, preferably on the same loop; it is not closed here.
         host: address to bind.
         port: TCP port; 0 takes a free one.
-        ready_callback: hears the address once connections are taken.
-        drain_s: how long requests under way may take after the signal, in seconds.
+        ready_callback: is called with host and port when the server accepts connections.
+        drain_s: how long running requests may take after the signal, in seconds.
 
     Raises:
         InvalidInput: the address cannot be bound.
@@ -118,7 +119,7 @@ async def serve(
     raise_limit(node.settings.max_connections)
     bound = bind(host, port)
     try:
-        server = _server(node, host, bound, ready_callback, drain_s)
+        server = make_server(node, host, bound, ready_callback, drain_s)
     except BaseException:
         bound.close()
         raise
@@ -136,26 +137,26 @@ async def serve(
 
 
 class BackgroundServer:
-    """Serves a node from a thread with an event loop of its own; use it with ``with``.
+    """Serves a node in a thread with its own event loop. Use it as a context manager.
 
     Args:
         node: a started node; it is not closed here.
         host: address to bind.
         port: TCP port; 0 takes a free one.
-        drain_s: how long requests under way may take when it is closed, in seconds.
+        drain_s: how long running requests may take when it is closed, in seconds.
 
     Attributes:
-        url: where it listens.
+        url: of the server.
     """
 
     def __init__(
-        self, node: Node, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
+        self, node: Service, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
     ) -> None:
         self._socket = bind(host, port)
         self.url = url_of(*self._socket.getsockname()[:2])
         ready = threading.Event()
         try:
-            self._server = _server(
+            self._server = make_server(
                 node, host, self._socket, lambda _host, _port: ready.set(), drain_s
             )
         except BaseException:
@@ -169,7 +170,7 @@ class BackgroundServer:
         uvloop.run(self._server.serve([self._socket]))
 
     def close(self) -> None:
-        """Drain, stop and wait for the end of the thread. May be called twice."""
+        """Drain, stop and join the thread. May be called twice."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -190,7 +191,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Open the listening socket.
 
     Raises:
-        InvalidInput: the address is not one of this machine, is taken, or may not be used.
+        InvalidInput: the address does not belong to this machine, is in use or not permitted.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -210,13 +211,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Write an address as a URL."""
+    """Return the URL of an address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _server(
-    node: Node, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
-) -> _Server:
+def make_server(
+    node: Service, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
+) -> Server:
+    """Make the server of one listening socket; `name` is what it was asked to listen on."""
     host, port = bound.getsockname()[:2]
     table = ConnectionTable(_limits(node.settings))
     app = App(node, (name, host))
@@ -238,7 +240,7 @@ def _server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return _Server(app, config, table, ready)
+    return Server(app, config, table, ready)
 
 
 def _limits(settings: Settings) -> Limits:

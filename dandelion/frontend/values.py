@@ -1,6 +1,6 @@
-"""Sets as plain values: what JSON and MessagePack bodies say, and how it becomes items.
+"""Conversion of plain values from JSON and MessagePack bodies to sets.
 
-The long form of a set is a list of objects; everything else is a shorthand for it::
+The long form of a set is a list of objects. Other forms are shorthands::
 
     {"sets": {"image": [{"name": "a.png", "key": 7, "data": ...}, ...]}}
 
@@ -15,9 +15,9 @@ list of the above           one for each element, named ``"0"``, ``"1"``, ... by
 =========================== ================================================================
 
 An object has exactly one of ``data`` (base64 in JSON, binary in MessagePack), ``text`` (UTF-8) and
-``numbers``; ``name`` and ``key`` are optional. ``dtype`` and ``shape`` say what array ``data`` or
-``numbers`` are; one that is not as declared is refused. Numbers without a dtype become those of the
-declared one if that loses nothing but precision.
+``numbers``. ``name`` and ``key`` are optional. ``dtype`` and ``shape`` are the type of an array in
+``data`` or ``numbers``; an array that differs from its declaration is refused. Numbers without a
+dtype are converted to the declared one if only precision is lost.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
                 where, "the set declares no dtype for numbers", "give text, or data, or a dtype"
             )
         return Item(name, 0, _cast(where, _array(where, value), declared_dtype(spec.dtype)))
-    raise InvalidInput(where, f"{_kind(value)} is no item", "give a string, or an object with data")
+    raise InvalidInput(
+        where, f"{_kind(value)} is not an item", "give a string, or an object with data"
+    )
 
 
 def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec | None) -> Item:
@@ -101,7 +103,7 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
     given = [c for c in _CONTENTS if value.get(c) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        raise InvalidInput(where, f"exactly one of data, text, numbers is needed, there is {found}")
+        raise InvalidInput(where, f"give exactly one of data, text and numbers; found {found}")
     name = _typed(f"{where}.name", value.get("name"), str, "a string", name)
     key = _typed(f"{where}.key", value.get("key"), int, "an integer", 0)
     dtype = _typed(f"{where}.dtype", value.get("dtype"), str, "a string", None)
@@ -113,7 +115,7 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
     where = f"{where}.{kind}"
     if kind == "text":
         if dtype is not None or shape is not None:
-            raise InvalidInput(where, "text is no array, it has neither dtype nor shape")
+            raise InvalidInput(where, "text is not an array and has no dtype or shape")
         text: str = _typed(where, content, str, "a string", "")
         return Item(name, key, text.encode())
     if kind == "numbers":
@@ -127,10 +129,10 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
 def item_type(
     where: str, dtype: str | None, shape: object, size_bytes: int, spec: SetSpec | None
 ) -> tuple[str | None, Shape | None]:
-    """Check the type that was sent with an item; a shape alone is one of the declared dtype.
+    """Check the type that was sent with an item. A shape without dtype has the declared dtype.
 
     Raises:
-        InvalidInput: there is no such type, or the data is of another size.
+        InvalidInput: the type is unknown, or the data has another size.
     """
     if dtype is None and shape is not None and spec is not None and spec.dtype is not None:
         dtype = name_of(declared_dtype(spec.dtype))
@@ -140,7 +142,7 @@ def item_type(
 def _numbers(
     where: str, item: Item, value: Plain, dtype: str | None, shape: Plain, spec: SetSpec | None
 ) -> Item:
-    """Make an item of a number or nested lists of numbers, row-major."""
+    """Make an item from a number or from nested lists of numbers, row-major."""
     declared = spec.dtype if spec is not None else None
     array = _array(where, value)
     if dtype is not None:
@@ -159,7 +161,7 @@ def _array(where: str, value: Plain) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
-        raise InvalidInput(where, f"this is no array: {error}") from None
+        raise InvalidInput(where, f"not an array: {error}") from None
     if not array.size:
         array = array.astype(np.uint8)
     if array.dtype.kind not in "biuf":
@@ -179,7 +181,7 @@ def _cast(where: str, array: Array, target: np.dtype[Any]) -> Bytes:
 
 
 def _misfits(array: Array, target: np.dtype[Any]) -> Array:
-    """Mark the elements that would lose more than precision."""
+    """Mark the elements whose conversion loses more than precision."""
     if target.kind in "fc":
         with np.errstate(all="ignore"):
             overflown: Array = np.isfinite(array) & ~np.isfinite(array.astype(target))
@@ -199,11 +201,11 @@ def _base64(where: str, text: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidInput(where, f"this is no base64: {error}", "for text, use 'text'") from None
+        raise InvalidInput(where, f"not valid base64: {error}", "for text, use 'text'") from None
 
 
 def check_fields(where: str, value: Mapping[Plain, Plain], known: Iterable[str]) -> None:
-    """Refuse fields that are not known.
+    """Refuse unknown fields.
 
     Raises:
         InvalidInput: with the nearest known field.
@@ -213,7 +215,7 @@ def check_fields(where: str, value: Mapping[Plain, Plain], known: Iterable[str])
         if field not in known:
             name = str(field)
             hint = did_you_mean(name, known) or f"fields are {', '.join(known)}"
-            raise InvalidInput(f"{where}.{clipped(name)}", "there is no such field", hint)
+            raise InvalidInput(f"{where}.{clipped(name)}", "no such field", hint)
 
 
 def _typed(where: str, value: Plain, cls: type, wanted: str, default: Plain) -> Plain:

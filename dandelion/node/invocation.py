@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from dandelion.data import Sets
 from dandelion.errors import InternalError
@@ -11,8 +12,7 @@ from dandelion.node.traces import Trace
 from dandelion.scheduler import InvocationState
 
 
-@dataclass(frozen=True, slots=True)
-class InvocationResult:
+class InvocationResult(msgspec.Struct, frozen=True, eq=False):
     """What came of an invocation.
 
     Attributes:
@@ -41,6 +41,11 @@ class Invocation(InvocationState, eq=False, kw_only=True):
     trace: Trace
     on_end: Callable[[], None] = _nothing
 
+    def notify(self) -> None:
+        """Call `on_end`, and keep it no longer: it may refer to this, with inputs and outputs."""
+        on_end, self.on_end = self.on_end, _nothing
+        on_end()
+
     def result(self) -> InvocationResult:
         """Give the result, once.
 
@@ -55,9 +60,8 @@ class Invocation(InvocationState, eq=False, kw_only=True):
                 raise error
             finally:
                 del error
-        if self.outputs is None:
+        outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
+        if outputs is None:
             raise InternalError("an invocation ended without a result")
         names = self.walk.plan.output_names
-        return InvocationResult(
-            self.id, Sets(dict(zip(names, self.outputs, strict=True))), self.trace
-        )
+        return InvocationResult(self.id, Sets(dict(zip(names, outputs, strict=True))), self.trace)

@@ -78,10 +78,15 @@ class Library:
         return plan
 
     def known(self, name: str, version: int | None = None) -> CompositionPlan | None:
-        """Give a plan that is compiled already and current; nothing here takes long."""
-        if self._generation != self.catalog.generation:
-            return None
-        return self._plans.get((name, version))
+        """Give a plan if that takes microseconds: it is compiled, or that of a function."""
+        if self._generation == self.catalog.generation:
+            plan = self._plans.get((name, version))
+            if plan is not None:
+                return plan
+        is_function = name in self.platform or isinstance(
+            self.catalog.find_callable(name, version), FunctionSpec
+        )
+        return self.plan(name, version) if is_function else None
 
     def _plan(
         self, record: CompositionRecord, made: dict[str, CompositionPlan] | None = None

@@ -14,22 +14,20 @@ from __future__ import annotations
 import asyncio
 import atexit
 import enum
-import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dandelion.catalog import Catalog, CompositionRecord, Record, kind_of, open_catalog
+from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
@@ -42,18 +40,19 @@ from dandelion.errors import BackendUnavailable, Cancelled, DandelionError, Inva
 from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
-from dandelion.namespaces import DEFAULT_TENANT, Namespace, check_tenant
+from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.cache import ResultCache
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
-from dandelion.node.inputs import InputSets, InputStager, positional
+from dandelion.node.inputs import InputStager, positional
 from dandelion.node.invocation import Invocation, InvocationResult
+from dandelion.node.invoker import Invoker
 from dandelion.node.jobs import Jobs
-from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
 from dandelion.node.runtime import Runtime
+from dandelion.node.spaces import Spaces, quota_of
 from dandelion.node.starting import (
     Backend,
     EngineStarter,
@@ -62,8 +61,8 @@ from dandelion.node.starting import (
     load_checkers,
     targets,
 )
-from dandelion.node.traces import Trace, TraceStore
-from dandelion.registration import Registrar, Target, blobs_of
+from dandelion.node.traces import TraceStore
+from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings, TenantSettings
@@ -81,16 +80,6 @@ class NodeState(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """What belongs to one tenant."""
-
-    tenant: Tenant
-    catalog: Catalog
-    library: Library
-    registrar: Registrar
-
-
 class Node:
     """Registers and invokes. Safe to use from any thread.
 
@@ -106,8 +95,7 @@ class Node:
 
     def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
         self.settings = settings = settings or Settings()
-        self._partitioning = _partitioning(settings.partitioning)
-        self._caps = settings.caps
+        partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
         policy = policy_of(settings.policy)
         for name in settings.tenants:
@@ -118,8 +106,9 @@ class Node:
         self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
         self._checkers = load_checkers(self._backends)
-        self._platform = {f.name: f for b in self._backends for f in b.driver.platform_functions}
-        self._spaces: dict[str, _Space] = {}
+        self._platform = platform = {
+            f.name: f for b in self._backends for f in b.driver.platform_functions
+        }
         in_arena = frozenset[str]().union(
             *(b.driver.formats for b in self._backends if b.driver.hosting is Hosting.PROCESS)
         )
@@ -128,25 +117,33 @@ class Node:
         self._traces = TraceStore(settings.keep_traces)
         self._recorder = Recorder(self._traces)
         store = FunctionStore(
-            lambda tenant: self._space(tenant).catalog, self._arena, self._transfers, in_arena
+            lambda tenant: self._spaces.of(tenant).catalog, self._arena, self._transfers, in_arena
         )
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
         scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
         jobs = Jobs(store, self._cache, self._pool, lambda event: self._runtime.post(event))
-        self._runtime = Runtime(scheduler, jobs, self._recorder, settings.spins_us[0])
+        self._runtime = Runtime(
+            scheduler, jobs, self._recorder, settings.spins_us[0], self._arena.recycle_some
+        )
         self._runtime.ended = _ended
         self._runtime.changed = self._notify
         self._around = Surroundings(self._runtime, store, self._arena, self._transfers, self._pool)
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
-        self._stager = InputStager(in_arena, self._arena, self._transfers)
+        self._spaces = Spaces(self._all, platform, self._checkers, self._targets, caps)
+        self._invoker = Invoker(
+            self._spaces,
+            self._loop,
+            self._runtime,
+            InputStager(in_arena, self._arena, self._transfers),
+            partitioning,
+            settings.default_deadline_s,
+        )
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
         self._state = NodeState.NEW
-        self._ids = itertools.count(1)
-        self._prefix = os.urandom(6).hex()
-        self.catalog = self._space(DEFAULT_TENANT).catalog
+        self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -162,10 +159,11 @@ class Node:
             atexit.register(self.close)
         self._loop.call(self._start_engines)
         self._state = NodeState.RUNNING
+        self._invoker.running = True
 
     def _start_engines(self) -> None:
         for name, given in self.settings.tenants.items():
-            self._set_tenant(name, _quota(given), given.weight)
+            self._set_tenant(name, quota_of(given), given.weight)
         for backend in self._backends:
             try:
                 self._starter.start(backend)
@@ -185,6 +183,7 @@ class Node:
             if self._state is NodeState.CLOSED:
                 return
             was, self._state = self._state, NodeState.CLOSED
+            self._invoker.running = False
             atexit.unregister(self.close)
             if was is NodeState.RUNNING:
                 self._loop.call(self._runtime.shut)
@@ -239,12 +238,16 @@ class Node:
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def alive(self) -> bool:
+        """Whether the event loop runs; it is asked there, so it does."""
+        return True
+
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
-        return self._state is NodeState.RUNNING and all(
-            executor.engine.phase is not EnginePhase.STARTING
-            for executor in list(self._runtime.executors.values())
-        )
+        if self._state is not NodeState.RUNNING or self._runtime.starting:
+            return False
+        executors = list(self._runtime.executors.values())
+        return all(executor.engine.phase is not EnginePhase.STARTING for executor in executors)
 
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
         """Wait until `ready`. False if that takes longer than the timeout."""
@@ -260,24 +263,12 @@ class Node:
             InvalidInput: the name cannot be one.
         """
         check_tenant(name)
-        self._loop.call(partial(self._set_tenant, name, _quota(settings), settings.weight))
+        self._loop.call(partial(self._set_tenant, name, quota_of(settings), settings.weight))
 
     def _set_tenant(self, name: str, quota: Quota, weight: float) -> None:
-        tenant = self._space(name).tenant
+        tenant = self._spaces.of(name).tenant
         tenant.quota, tenant.weight = quota, weight
         self._runtime.tenant_changed(tenant)
-
-    def _space(self, tenant: str) -> _Space:
-        space = self._spaces.get(tenant)
-        if space is None:
-            catalog = Namespace(self._all, tenant)
-            library = Library(catalog, self._platform, self._caps)
-            registrar = Registrar(
-                catalog, self._platform, self._checkers, self._targets, self._caps
-            )
-            space = _Space(Tenant(tenant), catalog, library, registrar)
-            space = self._spaces.setdefault(tenant, space)
-        return space
 
     # --- the catalogue --------------------------------------------------------------------------
 
@@ -308,7 +299,7 @@ class Node:
         """
         document = collect(things, functions, libraries)
         blobs = blobs_of(document)
-        space = self._space(tenant)
+        space = self._spaces.of(tenant)
         with self._registering:
             self._refuse_if_closed()
             draft = space.registrar.draft(document, blobs)
@@ -331,11 +322,11 @@ class Node:
 
     def records(self, tenant: str = DEFAULT_TENANT) -> list[Record]:
         """All registered records in their newest versions, and the platform's functions."""
-        return [*self._platform.values(), *self._space(tenant).catalog.records()]
+        return [*self._platform.values(), *self._spaces.of(tenant).catalog.records()]
 
     def versions(self, kind: type[Record], name: str, tenant: str = DEFAULT_TENANT) -> list[int]:
         """Versions of a name, ascending."""
-        return self._space(tenant).catalog.versions(kind, name)
+        return self._spaces.of(tenant).catalog.versions(kind, name)
 
     def describe(
         self, name: str, version: int | None = None, tenant: str = DEFAULT_TENANT
@@ -345,7 +336,7 @@ class Node:
         Raises:
             Unknown: with the nearest name.
         """
-        return self._space(tenant).library.find(name, version)
+        return self._spaces.of(tenant).library.find(name, version)
 
     def signature(
         self, name: str, version: int | None = None, tenant: str = DEFAULT_TENANT
@@ -355,7 +346,7 @@ class Node:
         Raises:
             Unknown: with the nearest name.
         """
-        library = self._space(tenant).library
+        library = self._spaces.of(tenant).library
         found = library.find(name, version)
         plan = library.plan(name, version)
         static = tuple(found.static) if isinstance(found, FunctionSpec) else ()
@@ -375,7 +366,7 @@ class Node:
         Raises:
             Unknown, Conflict: there is no such thing, or a composition uses it.
         """
-        space = self._space(tenant)
+        space = self._spaces.of(tenant)
         with self._registering:  # or a composition may be registered that uses it meanwhile
             removed = space.catalog.remove(kind, name, version)
         if kind is FunctionSpec and self._state is NodeState.RUNNING:
@@ -417,10 +408,9 @@ class Node:
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
         """
-        plan = self._space(tenant).library.plan(name, version)
-        return self.invoke_sets(
-            name, _converted(plan, sets), version=version, deadline_s=deadline_s, tenant=tenant
-        ).sets
+        plan = self._spaces.of(tenant).library.plan(name, version)
+        inputs = positional(plan, _converted(plan, sets))
+        return self._invoker.call(plan, inputs, deadline_s, tenant).sets
 
     async def invoke_async(
         self,
@@ -433,11 +423,9 @@ class Node:
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
-        plan = self._space(tenant).library.known(name, version)
-        if plan is None:
-            plan = await self._plan(name, version, tenant)
+        plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, _converted(plan, sets))
-        return (await self._invoke_plan(plan, inputs, deadline_s, tenant)).sets
+        return (await self._invoker.await_result(plan, inputs, deadline_s, tenant)).sets
 
     def invoke_sets(
         self,
@@ -449,39 +437,8 @@ class Node:
         tenant: str = DEFAULT_TENANT,
     ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
-        plan = self._space(tenant).library.plan(name, version)
-        inputs = positional(plan, sets)
-        if self._loop.is_current:
-            return self._invoke_here(plan, inputs, deadline_s, tenant)
-        inputs, staged_bytes = self._stager.stage(plan, inputs)
-        try:
-            invocation = self._made(plan, inputs, deadline_s, tenant)
-            del inputs
-            lock = threading.Lock()
-            lock.acquire()
-            invocation.on_end = lock.release
-            self._runtime.post(partial(self._begin, invocation))
-            try:
-                lock.acquire()
-            except BaseException:  # a signal, such as Ctrl-C: the caller leaves
-                error = Cancelled("its caller was interrupted")
-                self._runtime.post(partial(self._runtime.cancel, invocation, error))
-                raise
-        finally:
-            self._stager.release(staged_bytes)
-        return invocation.result()
-
-    def _invoke_here(
-        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
-    ) -> InvocationResult:
-        """Invoke on the loop's own thread, which works until the result is there."""
-        invocation = self._made(plan, inputs, deadline_s, tenant)
-        self._runtime.submit(invocation)
-        if not invocation.ended:
-            self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)
-        if not invocation.ended:
-            self._runtime.wait(lambda: invocation.ended, 0.0)
-        return invocation.result()
+        plan = self._spaces.of(tenant).library.plan(name, version)
+        return self._invoker.call(plan, positional(plan, sets), deadline_s, tenant)
 
     async def invoke_sets_async(
         self,
@@ -497,45 +454,9 @@ class Node:
 
         `on_wait` is called if the result is not there at once, before this waits for it.
         """
-        plan = self._space(tenant).library.known(name, version)
-        if plan is None:
-            plan = await self._plan(name, version, tenant)
-        return await self._invoke_plan(plan, positional(plan, sets), deadline_s, tenant, on_wait)
-
-    async def _invoke_plan(
-        self,
-        plan: CompositionPlan,
-        inputs: InputSets,
-        deadline_s: float | None,
-        tenant: str,
-        on_wait: Callable[[], None] | None = None,
-    ) -> InvocationResult:
-        invocation = self._made(plan, inputs, deadline_s, tenant)
-        del inputs
-        here = self._loop.is_current
-        if here:
-            self._runtime.submit(invocation)
-            if invocation.ended:
-                return invocation.result()
-        loop = asyncio.get_running_loop()
-        finished: asyncio.Future[None] = loop.create_future()
-        if here:
-            invocation.on_end = partial(_resolve, finished)
-        else:
-            invocation.on_end = partial(_resolve_on, loop, finished)
-            self._runtime.post(partial(self._begin, invocation))
-        if on_wait is not None:
-            on_wait()
-        try:
-            await finished
-        except asyncio.CancelledError:
-            cancel = partial(self._runtime.cancel, invocation, Cancelled("its caller left"))
-            if here:
-                cancel()
-            else:
-                self._runtime.post(cancel)
-            raise
-        return invocation.result()
+        plan = await self._invoker.plan(name, version, tenant)
+        inputs = positional(plan, sets)
+        return await self._invoker.await_result(plan, inputs, deadline_s, tenant, on_wait)
 
     def submit(
         self,
@@ -556,50 +477,11 @@ class Node:
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
         """
-        plan = self._space(tenant).library.plan(name, version)
-        invocation = self._made(plan, positional(plan, sets), deadline_s, tenant)
-        invocation.on_end = partial(ended, invocation)
-        self._runtime.submit(invocation)
-        return invocation
+        return self._invoker.submit(name, sets, version, deadline_s, tenant, ended)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `submit` began, on the node's own loop only."""
         self._runtime.cancel(invocation, error)
-
-    async def _plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
-        """Compile a plan, or look for the nearest name: both take long."""
-        return await asyncio.to_thread(self._space(tenant).library.plan, name, version)
-
-    def _made(
-        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
-    ) -> Invocation:
-        if self._state is not NodeState.RUNNING:
-            raise Cancelled("the node is not running")
-        if deadline_s is None:
-            deadline_s = self.settings.default_deadline_s
-        elif not 0 < deadline_s < 1e9:
-            raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
-        number = f"{self._prefix}-{next(self._ids):x}"
-        now_ns = time.monotonic_ns()
-        return Invocation(
-            number,
-            self._spaces[tenant].tenant,
-            Walk(plan, self._partitioning, slice_=SLICE),
-            inputs,
-            now_ns + int(deadline_s * 1e9),
-            deadline_s,
-            sum([s.size_bytes for s in inputs if s is not None]),
-            trace=Trace(number, plan.name, now_ns),
-        )
-
-    def _begin(self, invocation: Invocation) -> None:
-        """Submit an invocation whose caller waits elsewhere; on the loop."""
-        try:
-            self._runtime.submit(invocation)
-        except DandelionError as error:
-            invocation.error = error.with_traceback(None)
-            invocation.ended = True
-            invocation.on_end()
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -611,10 +493,24 @@ class Node:
         """
         return self._arena.acquire(size_bytes)
 
+    async def acquire_async(self, size_bytes: int) -> Context:
+        """Give a context as `acquire` does; a node in another process has to be waited for."""
+        return self._arena.acquire(size_bytes)
+
     @property
     def arena(self) -> ArenaMap:
         """The arena, for processes that are trusted with it."""
         return self._arena.map
+
+    @property
+    def arena_descriptors(self) -> tuple[int, ...]:
+        """Descriptors that such processes inherit beside the arena's: none."""
+        return ()
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every change of the catalogue."""
+        return self.catalog.generation
 
     def trace(self, invocation: str) -> bytes | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
@@ -665,19 +561,12 @@ class Node:
 
 def _ended(invocation: InvocationState) -> None:
     assert isinstance(invocation, Invocation), "the node makes them"
-    invocation.on_end()
+    invocation.notify()
 
 
 def _converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:
     specs = {s.name: s for s in plan.inputs}
     return {n: item_set(n, value, specs.get(n)) for n, value in sets.items()}
-
-
-def _quota(settings: TenantSettings) -> Quota:
-    given = {
-        name: value for name in Quota._fields if (value := getattr(settings, name)) is not None
-    }
-    return Quota(**given)
 
 
 def _partitioning(text: str) -> Partitioning:
@@ -694,12 +583,3 @@ def _closed(close: Callable[[], None]) -> None:
         close()
     except Exception as error:
         to_dandelion_error(error, "closing")
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _resolve_on(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    loop.call_soon_threadsafe(_resolve, future)

@@ -75,15 +75,15 @@ class Recorder:
         if engine is None or not isinstance(invocation, Invocation):
             return
         started_ns = call.started_ns or call.sent_ns
-        waited = call.sent_ns - call.queued_ns
+        ended_ns = call.ended_ns
         invocation.trace.add(
             CallRecord(
                 call.run.application.id,
                 call.run.number,
                 engine.name,
-                call.queued_ns if waited else 0,
+                call.queued_ns if call.sent_ns > call.queued_ns else 0,
                 started_ns,
-                max(call.ended_ns, started_ns),
+                ended_ns if ended_ns > started_ns else started_ns,
                 call.stages,
             )
         )
@@ -109,4 +109,7 @@ class Recorder:
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
-            log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, error)
+            text = str(
+                error
+            )  # a record may be kept, and with the error what its traceback refers to
+            log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from dandelion.driver import InstanceSets
-from dandelion.errors import DandelionError, EngineDied
+from dandelion.errors import DandelionError, DeadlineExceeded, EngineDied
 from dandelion.executors import Executor, StartedEngine, to_dandelion_error
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
@@ -54,6 +54,8 @@ TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
+LOOKS = 16
+"""How often the loop looks for answers, without sleeping, before its other work has its turn."""
 LATE_S = 0.1
 """How often engines are asked for calls that are late."""
 
@@ -68,23 +70,32 @@ class Runtime:
         jobs: carries out what the scheduler wants done outside of engines.
         observer: sees what happens.
         spin_us: how long the loop looks for answers of engine processes before it sleeps.
+        meanwhile: something short to be done when calls were sent to engine processes.
 
     Attributes:
         executors: by id of the engine.
         ended: called with each invocation that ended.
+        starting: preparations for further engines that are under way.
         longest_turn_ns: of all turns.
     """
 
     def __init__(
-        self, scheduler: Scheduler, jobs: Jobs, observer: Observer, spin_us: int = 0
+        self,
+        scheduler: Scheduler,
+        jobs: Jobs,
+        observer: Observer,
+        spin_us: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
         self.executors: dict[int, Executor] = {}
         self.ended: Callable[[InvocationState], None] = lambda invocation: None
         self.changed: Callable[[], None] = lambda: None
+        self.starting = 0
         self.longest_turn_ns = 0
         self._jobs = jobs
         self._observer = observer
+        self._meanwhile = meanwhile
         self._spin_ns = 1000 * spin_us
         self._spin_until_ns = 0
         self._posted: deque[Callable[[], None]] = deque()
@@ -193,30 +204,33 @@ class Runtime:
 
     def _spin(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""
-        if self._loop is None:
-            return
-        if self._look_for_answers(0):
-            self.work()
-        now_ns = time.monotonic_ns()
-        if now_ns < self._spin_until_ns:
+        for _ in range(LOOKS):
+            if self._loop is None:
+                return
+            if self._look_for_answers(0):
+                self.work()
+                break
+        if self._loop is not None and time.monotonic_ns() < self._spin_until_ns:
             self._loop.call_soon(self._spin)
         else:
             self._spin_until_ns = 0
 
     def wait(self, ended: Callable[[], bool], limit_s: float) -> None:
         """Work until something is so; for a blocking call on the loop's own thread."""
-        end_s = time.monotonic() + limit_s
-        self.work()
-        while not ended() and (left_s := end_s - time.monotonic()) > 0:
-            self._look_for_answers(left_s)
-            self.work()
+        end_ns = time.monotonic_ns() + int(limit_s * 1e9)
+        finished = self.work()
+        while not ended() and (now_ns := time.monotonic_ns()) < end_ns:
+            due_ns = min(end_ns, self.scheduler.next_tick_ns or end_ns)
+            self._look_for_answers(max(0, due_ns - now_ns) / 1e9 if finished else 0.0)
+            self.scheduler.tick(time.monotonic_ns())  # the loop's timers do not run meanwhile
+            finished = self.work()
 
     # --- work -----------------------------------------------------------------------------------
 
-    def work(self) -> None:
-        """Raise events and carry out actions until there are none, or a turn is over."""
+    def work(self) -> bool:
+        """Raise events and carry out actions. False if a turn is over before there are none."""
         if self._working:
-            return
+            return True
         self._working = True
         started_ns = time.monotonic_ns()
         try:
@@ -230,6 +244,7 @@ class Runtime:
         if not finished:
             self._continue_soon()
         self._set_timer()
+        return finished
 
     def _continue(self) -> None:
         self._continues = False
@@ -283,6 +298,7 @@ class Runtime:
         sent_to, self._sent_to = self._sent_to, {}
         for executor in sent_to:
             executor.flush()
+        self._meanwhile()
         if self._spin_ns and self._loop is not None:
             begins = not self._spin_until_ns
             self._spin_until_ns = time.monotonic_ns() + self._spin_ns
@@ -324,6 +340,10 @@ class Runtime:
         """End an invocation before its time."""
         self.scheduler.cancelled(invocation, error, time.monotonic_ns())
         self.work()
+
+    def expire(self, invocation: InvocationState) -> None:
+        """End an invocation whose deadline has passed."""
+        self.cancel(invocation, DeadlineExceeded(invocation.deadline_s))
 
     def tenant_changed(self, tenant: Tenant) -> None:
         """A tenant is new, or has another quota or weight."""

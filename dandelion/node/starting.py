@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from dandelion.driver import (
     AsyncEngine,
@@ -34,6 +35,7 @@ from dandelion.executors import (
     StartedEngine,
     Surroundings,
     ThreadExecutor,
+    to_dandelion_error,
 )
 from dandelion.executors.coroutines import PLACES
 from dandelion.node.runtime import Runtime
@@ -247,7 +249,25 @@ class EngineStarter:
         name = backend.names[0]
         driver = load_driver(name)
         driver.configure(self._settings.options.get(name, {}))
-        sharing = driver.sharing().share(resource)
+
+        def share() -> None:
+            sharing: Sharing | None = None
+            try:
+                sharing = driver.sharing().share(resource)
+            except Exception as error:  # the sequential engine takes all calls then
+                to_dandelion_error(error, f"sharing {name}:{resource}")
+            self._runtime.post(partial(self._add_workers, backend, resource, count, sharing))
+
+        self._runtime.starting += 1
+        self._around.pool.submit(share)
+
+    def _add_workers(
+        self, backend: Backend, resource: str, count: int, sharing: Sharing | None
+    ) -> None:
+        name = backend.names[0]
+        self._runtime.starting -= 1
+        if sharing is None:
+            return
         self.sharings.append(sharing)
         for number in range(count):
             info = StartedEngine("", name, resource)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import ContextFull, DandelionError, DeviceFull, NoEngine
+from dandelion.errors import ContextFull, DandelionError, DeviceFull, EngineDied, NoEngine
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
 from dandelion.scheduler.lines import Lines
@@ -30,7 +30,7 @@ from dandelion.scheduler.records import (
     Tenant,
 )
 from dandelion.scheduler.residency import Residency
-from dandelion.scheduler.retries import blamed, may_run_again
+from dandelion.scheduler.retries import ATTEMPTS, blamed, may_run_again
 
 Sizes = Callable[[Flow], tuple[int, int]]
 """Tells the bytes of a function's code and constants in the node's memory, and the part of them
@@ -178,7 +178,8 @@ class Calls:
             begun: its engine may have begun with it.
         """
         if call.phase is Phase.PLANNING:
-            self._fail(call, error, now_ns)
+            self._unplanned(call, error, begun, now_ns)
+            return
         if call.phase is not Phase.SENT:
             return
         engine = self._off(call, now_ns)
@@ -216,6 +217,14 @@ class Calls:
                 return
         self._queue(call, now_ns)
 
+    def _unplanned(self, call: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
+        """A call could not be planned: have another engine plan it if this one died."""
+        if isinstance(error, EngineDied) and (not begun or call.attempt < ATTEMPTS):
+            call.attempt += begun
+            self._plan(call, now_ns)
+        else:
+            self._fail(call, blamed(call, error), now_ns)
+
     def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
         """Send a call, or have it wait for an engine."""
         lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
@@ -228,7 +237,8 @@ class Calls:
         if not flow.queues:
             self._policy.waits(flow)
         call.phase = Phase.QUEUED
-        call.queued_ns = call.queued_ns or now_ns
+        if not call.queued_ns:
+            call.queued_ns = now_ns
         if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:
             engine = best_free(lane, flow)
             if engine is not None:
@@ -277,7 +287,9 @@ class Calls:
         assert engine is not None, "it was sent"
         del engine.sent[call.id]
         call.flow.tenant.calls -= 1
-        duration_ns = max(0, now_ns - (call.started_ns or call.sent_ns))
+        duration_ns = now_ns - (call.started_ns or call.sent_ns)
+        if duration_ns < 0:  # it was lost before it was known to have started
+            duration_ns = 0
         engine.measured(duration_ns)
         call.flow.measured(duration_ns)
         self._policy.ended(call, duration_ns)

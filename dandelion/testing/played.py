@@ -6,14 +6,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from dandelion.data import Bytes, Item, ItemSet
-from dandelion.driver import Capacity
+from dandelion.driver import Capacity, Demand
 from dandelion.engine_process.messages import (
     Begun,
     Done,
@@ -21,7 +21,10 @@ from dandelion.engine_process.messages import (
     Failed,
     Load,
     Open,
+    Plan,
+    Planned,
     Ready,
+    Request,
     Run,
     WireItem,
     WireSet,
@@ -65,6 +68,8 @@ class Played:
         options: of the backends.
         role: ``sequential`` or ``worker``, or empty.
         order: how the node wanted the engine to be opened, once `opened` has returned.
+        demand: what a call of a function (its name) with these inputs needs; None has no planner.
+        reads: the integers in the inputs that this depends on; see `Planned`.
     """
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
@@ -75,6 +80,8 @@ class Played:
         self.options = msgspec.json.decode(options, type=dict[str, dict[str, str]])
         self.role = next((o["role"] for o in self.options.values() if "role" in o), "")
         self.order = Open()
+        self.demand: Callable[[str, tuple[ItemSet | None, ...]], Demand] | None = None
+        self.reads: tuple[tuple[int, int], ...] = ()
         self._arena = ArenaMap(int(arena_fd), int(arena_bytes))
         self._folder = folder
         self._functions: dict[str, Load] = {}
@@ -99,7 +106,7 @@ class Played:
         backend: str = "",
         resources: tuple[str, ...] = (),
     ) -> None:
-        """Say that the engine is up.
+        """Say that the engine is up; it answers `Plan` if `demand` is set.
 
         Args:
             capacity: of the engine.
@@ -118,6 +125,7 @@ class Played:
                 capacity,
                 workers if alone else 0,
                 standby and alone,
+                self.demand is not None,
             )
         )
 
@@ -129,20 +137,43 @@ class Played:
 
     # calls
 
+    def request(self) -> Request:
+        """Wait for the next request of any kind; functions that are loaded are kept.
+
+        Raises:
+            Ended: there will be none.
+        """
+        request = self.node.receive()
+        assert request is not None, "it waits without a limit"
+        if isinstance(request, Load):
+            self._functions[request.identity] = request
+        return request
+
     def call(self) -> PlayedCall:
-        """Wait for the next call; functions that are loaded meanwhile are kept.
+        """Wait for the next call; what comes before it is answered with `demand`.
 
         Raises:
             Ended: there will be none.
         """
         while True:
-            request = self.node.receive()
-            if isinstance(request, Load):
-                self._functions[request.identity] = request
+            request = self.request()
+            if isinstance(request, Plan):
+                self.planned(request)
             elif isinstance(request, Run):
                 loaded = self._functions[request.identity]
-                inputs = tuple(None if wire is None else self._set(wire) for wire in request.inputs)
+                inputs = self.inputs(request)
                 return PlayedCall(request, loaded.spec.name, self._bytes(loaded.main), inputs)
+
+    def inputs(self, request: Plan | Run) -> tuple[ItemSet | None, ...]:
+        """Give the inputs of a request."""
+        return tuple(None if wire is None else self._set(wire) for wire in request.inputs)
+
+    def planned(self, request: Plan) -> None:
+        """Answer what a call needs."""
+        assert self.demand is not None, "the node was told that there is no planner"
+        name = self._functions[request.identity].spec.name
+        demand = self.demand(name, self.inputs(request))
+        self.node.send(Planned(request.call, demand, self.reads))
 
     def calls(self) -> Iterator[PlayedCall]:
         """Give calls as they come, until the node leaves."""

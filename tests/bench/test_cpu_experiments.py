@@ -14,23 +14,24 @@ from typing import Any
 
 import msgspec
 import pytest
-from dandelion.bench.columns import row
 from dandelion.bench.experiment import Bench, all_experiments
 from dandelion.bench.experiments import (
     cold_start,
     data_path,
     dispatcher,
-    frontend,
+    http_calls,
+    http_stress,
     language,
     memory,
-    overload,
     sandboxes,
     zeroing,
 )
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import Load
-from dandelion.bench.records import Found, Panel, Row, Skip
-from dandelion.bench.systems import footprint, orders, peers_dispatch
+from dandelion.bench.load import LoadResult
+from dandelion.bench.processes import run_program
+from dandelion.bench.records import Findings, Panel, Skip
+from dandelion.bench.samples import Samples, row
+from dandelion.bench.systems import footprint, steps
+from dandelion.bench.systems import zeroing as zeroing_program
 from dandelion.bench.systems.echoes import FORMATS, GPU, NATIVE, NULL, PYTHON, WASM, echo
 from dandelion.bench.timing import in_turns
 
@@ -39,14 +40,14 @@ from dandelion.node import Node, Settings
 from tests.fake_driver import build
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (data_path, dispatcher, frontend, language, sandboxes, zeroing)
+MODULES = (data_path, dispatcher, http_calls, language, sandboxes, zeroing)
 KINDS = (NULL, PYTHON, NATIVE, WASM, GPU)
 
 
-def briefly(actions: Any, *, count: int, **others: Any) -> dict[str, Histogram]:
+def briefly(actions: Any, *, count: int, **others: Any) -> dict[str, Samples]:
     """Time so little that a test takes no time."""
     others |= {"warm_up": 1, "block": 1, "seconds": None}
-    found: dict[str, Histogram] = in_turns(actions, count=min(count, 3), **others)
+    found: dict[str, Samples] = in_turns(actions, count=min(count, 3), **others)
     return found
 
 
@@ -58,10 +59,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(quick=True, backend="opencl")
 
 
-def histogram(*values: float) -> Histogram:
-    made = Histogram()
-    made.record_all(values)
-    return made
+def samples(*values_us: float) -> Samples:
+    return Samples.of_us(values_us)
 
 
 def p50(panel: Panel, system: str, x: float | str) -> float:
@@ -120,17 +119,17 @@ def test_an_application_costs_more_than_a_bare_call(brief: Bench) -> None:
 
 
 def test_rows_of_many_applications_are_about_one() -> None:
-    made = row("a", "b", histogram(50.0, 50.0), per=100)
+    made = row("a", "b", samples(50.0, 50.0), per=100)
     assert made.values["p50"] == pytest.approx(0.5, rel=1e-3)
     assert made.count == 2
 
 
 def test_peers_that_are_missing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_dispatch, "_installed", lambda name: name == "ray")
+    monkeypatch.setattr(steps, "_installed", lambda name: name == "ray")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib, "import_module", partial(_missing, importlib.import_module))
     skips: list[Skip] = []
-    with peers_dispatch.peers(False, skips) as found:
+    with steps.step_runners(False, skips) as found:
         assert found == []
     assert [s.what for s in skips] == ["Dask", "Ray", "Triton"]
     assert "pip install dask" in skips[0].reason
@@ -144,7 +143,7 @@ def _missing(load: Callable[[str], object], name: str) -> object:
 
 
 def test_a_no_op_is_held_against_raw_asgi(brief: Bench) -> None:
-    found = frontend.http_noop(brief)
+    found = http_calls.http_noop(brief)
     rows = {r.system: r for r in found.panels[0].rows}
     assert rows["raw ASGI"].values["ratio"] == pytest.approx(1.0)
     ratio = rows["dandelion null"].values["ratio"]
@@ -152,32 +151,20 @@ def test_a_no_op_is_held_against_raw_asgi(brief: Bench) -> None:
     assert found.budgets[0].measured == f"{ratio:.2f}x"
 
 
-@pytest.mark.parametrize(
-    ("achieved", "p99_us", "goes_on"),
-    [(99.0, 900.0, True), (90.0, 900.0, False), (99.0, 60_000.0, False), (0.0, 0.0, False)],
-)
-def test_a_server_that_can_no_more_is_asked_for_no_more(
-    achieved: float, p99_us: float, goes_on: bool
-) -> None:
-    latency = histogram(*([p99_us] * 9 if achieved else [])).as_record()
-    load = Load(100.0, achieved, latency, latency, {}, 0.0, 1.0, False)
-    assert frontend.keeps_up(load) == goes_on
-
-
-def test_a_storm_is_judged_by_its_share_of_the_peak(
+def test_an_overload_is_judged_by_its_share_of_the_peak(
     brief: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def storm(
+    def overload(
         port: int, request: object, *, callers: int, seconds: float, warm_up_s: float
-    ) -> Load:
+    ) -> LoadResult:
         assert callers in (1, 16, 160)
-        latency = histogram(1000.0).as_record()
+        latency = samples(1000.0)
         achieved = {1: 500.0, 16: 1000.0, 160: 850.0}[callers]
         errors = {"status 429": 60} if callers == 160 else {}
-        return Load(achieved, achieved, latency, latency, errors, 0.0, seconds, False)
+        return LoadResult(achieved, achieved, latency, latency, errors, 0.0, seconds, False)
 
-    monkeypatch.setattr(overload, "closed_loop", storm)
-    found = overload.http_overload(brief)
+    monkeypatch.setattr(http_stress, "closed_loop", overload)
+    found = http_stress.http_overload(brief)
     rows = {r.x: r.values for r in found.panels[0].rows if r.system == "dandelion null"}
     assert {x: values["share"] for x, values in rows.items()} == {1: 0.5, 16: 1.0, 160: 0.85}
     assert rows[160]["refused"] == 60 / 0.6
@@ -221,8 +208,8 @@ def test_an_edge_that_brings_other_bytes_is_no_edge() -> None:
 def test_without_a_device_its_edges_are_skipped() -> None:
     skips: list[Skip] = []
     with ExitStack() as stack:
-        place = data_path.Place(Bench(quick=True), stack, skips)
-        names = [e.name for e in place.edges(b"x")]
+        nodes = data_path.EdgeNodes(Bench(quick=True), stack, skips)
+        names = [e.name for e in nodes.edges(b"x")]
     assert not any("engine process" in name for name in names)
     assert any("--backend" in s.reason for s in skips)
 
@@ -243,7 +230,7 @@ def test_the_stages_of_a_first_call_add_up() -> None:
 
 
 def test_a_panel_of_first_calls_shows_the_median_one() -> None:
-    calls = [cold_start.Timed(t, {"run": t - 1, "rest": 1.0}) for t in (5.0, 90.0, 7.0)]
+    calls = [cold_start.ColdCall(t, {"run": t - 1, "rest": 1.0}) for t in (5.0, 90.0, 7.0)]
     panel = cold_start.panel_of("key", "system", {"hot": calls})
     (shown,) = panel.rows
     assert (shown.values["p50"], shown.values["run"], shown.values["rest"]) == (7.0, 6.0, 1.0)
@@ -252,27 +239,29 @@ def test_a_panel_of_first_calls_shows_the_median_one() -> None:
 
 def test_a_cold_call_is_judged_by_its_median() -> None:
     for total_ms, passes in ((9.9, True), (10.1, False)):
-        call = cold_start.Timed(total_ms * 1e3, {"plan": total_ms * 1e3})
+        call = cold_start.ColdCall(total_ms * 1e3, {"plan": total_ms * 1e3})
         panel = cold_start.panel_of("key", "system", {cold_start.RESTART: [call]})
-        judged = cold_start._budget(panel)
+        judged = cold_start.budget_of(panel)
         assert judged.passes == passes
         assert ("plan" in judged.why) != passes
 
 
 def test_rates_are_held_against_memset() -> None:
-    timed = {zeroing.BARE: histogram(10.0), zeroing.ARENA: histogram(12.5)}
+    timed = {zeroing.BARE: samples(10.0), zeroing.ARENA: samples(12.5)}
     rows = zeroing.rate_rows(1 << 20, timed, zeroing.BARE)
     assert rows[1].values["ratio"] == pytest.approx(0.8, rel=1e-3)
     assert rows[1].values["rate"] == pytest.approx((1 << 20) / 12.5e-6, rel=1e-3)
-    assert not zeroing._kept("it", zeroing.ARENA, rows).passes
-    timed[zeroing.ARENA] = histogram(10.5)
-    assert zeroing._kept("it", zeroing.ARENA, zeroing.rate_rows(8, timed, zeroing.BARE)).passes
+    assert not zeroing.rate_budget("it", zeroing.ARENA, rows).passes
+    timed[zeroing.ARENA] = samples(10.5)
+    assert zeroing.rate_budget(
+        "it", zeroing.ARENA, zeroing.rate_rows(8, timed, zeroing.BARE)
+    ).passes
 
 
 def test_owners_that_pay_for_zeroing_are_noticed() -> None:
-    small = row(zeroing.KEPT_CLEAN, 1.0, histogram(2.0))
-    assert zeroing._off_the_path([small, row(zeroing.KEPT_CLEAN, 2.0, histogram(3.0))]).passes
-    assert not zeroing._off_the_path([small, row(zeroing.KEPT_CLEAN, 2.0, histogram(9.0))]).passes
+    small = row(zeroing.BACKGROUND, 1.0, samples(2.0))
+    assert zeroing.owner_budget([small, row(zeroing.BACKGROUND, 2.0, samples(3.0))]).passes
+    assert not zeroing.owner_budget([small, row(zeroing.BACKGROUND, 2.0, samples(9.0))]).passes
 
 
 def test_memory_of_contexts_and_devices_is_zeroed(brief: Bench) -> None:
@@ -313,15 +302,15 @@ def test_memory_of_cuda_is_zeroed_over_a_fake_driver(
 
 
 def test_a_device_that_is_missing_is_skipped() -> None:
-    order = zeroing.device.ZeroOrder("hip", (4096,), (4096,), 1, 0.1)
+    order = zeroing_program.ZeroOrder("hip", (4096,), (4096,), 1, 0.1)
     with pytest.raises(DandelionError):
-        zeroing.device.ask(order)
+        zeroing_program.ask(order)
 
 
 def test_a_program_that_ends_without_an_answer_says_why() -> None:
-    order = zeroing.device.ZeroOrder("opencl", (), (), 1, 0.1)
+    order = zeroing_program.ZeroOrder("opencl", (), (), 1, 0.1)
     with pytest.raises(BackendUnavailable, match="no_such_program"):
-        orders.ask("dandelion.no_such_program", order, zeroing.device.ZeroSeen, 60.0)
+        run_program("dandelion.no_such_program", order, zeroing_program.ZeroReport, 60.0)
 
 
 def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
@@ -329,13 +318,16 @@ def test_sandboxes_are_called_in_all_ways(brief: Bench) -> None:
     ways = {r.x for r in found.panels[0].rows if r.system == "dandelion native"}
     assert {"the first", "in bursts", "steady", "back to back", "paced"} <= ways
     assert {"two callers", "none waiting"} <= ways
-    kept = {(r.system, r.x) for r in found.panels[1].rows}
-    assert {("dandelion native", "waiting sandbox"), ("dandelion process", "zygote")} <= kept
+    memories = {(r.system, r.x) for r in found.panels[1].rows}
+    assert {
+        ("dandelion native", "waiting sandbox"),
+        ("dandelion process", "zygote"),
+    } <= memories
     assert len(found.budgets) == 12
 
 
 def test_sandboxes_are_judged_by_their_medians() -> None:
-    slow, fast = histogram(251.0), histogram(249.0)
+    slow, fast = samples(251.0), samples(249.0)
     rows = [row("dandelion native", sandboxes.PACED, slow)]
     rows += [row("dandelion native", sandboxes.BACK_TO_BACK, fast)]
     rows += [row("dandelion null", x, fast) for x in (sandboxes.PACED, sandboxes.BACK_TO_BACK)]
@@ -351,16 +343,16 @@ def test_rounds_give_back_what_they_took() -> None:
     assert found.failures == 3 + 4 + 4
     assert found.before is not None
     assert found.after is not None
-    assert memory.held(found.before, found.after) == []
+    assert memory.leaks(found.before, found.after) == []
     assert found.after.contexts == found.after.arena_bytes == 0
     rows = memory.idle_rows(NULL, 20, found)
     assert [r.x for r in rows] == ["node", "idle function"]
 
 
-def state(**changes: int) -> footprint.State:
+def state(**changes: int) -> footprint.NodeState:
     usual = {"node_bytes": 1 << 20, "children_bytes": 0, "arena_bytes": 0, "contexts": 0,
              "files": 9, "threads": 3, "children": 0, "device_bytes": 1 << 20}  # fmt: skip
-    return footprint.State(**(usual | changes))
+    return footprint.NodeState(**(usual | changes))
 
 
 @pytest.mark.parametrize(
@@ -378,13 +370,13 @@ def state(**changes: int) -> footprint.State:
 )
 def test_what_grows_is_noticed(changes: dict[str, int], passes: bool) -> None:
     found = footprint.Footprint(before=state(), after=state(**changes))
-    made: Row = memory.growth_row(NULL, 10, found)
-    judged = memory.budget([made])
+    made = memory.growth_row(NULL, 10, found)
+    judged = memory.budget_of([made])
     assert judged.passes == passes
     assert bool(judged.why) != passes
 
 
-def test_what_is_found_can_be_kept() -> None:
-    panel = cold_start.panel_of("key", "s", {"hot": [cold_start.Timed(1.0, {"rest": 1.0})]})
-    found = Found((panel,))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Found) == found
+def test_what_is_found_can_be_saved() -> None:
+    panel = cold_start.panel_of("key", "s", {"hot": [cold_start.ColdCall(1.0, {"rest": 1.0})]})
+    found = Findings((panel,))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Findings) == found

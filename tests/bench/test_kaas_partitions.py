@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from dandelion.bench.systems import kaas_graphs, names, partitions
-from dandelion.bench.systems.kaas_shapes import RESNET50, Scale, Tuned, tuned
-from dandelion.bench.systems.partitions import Exclusive, TenantProcess, TimeSliced, Turns
-from dandelion.bench.systems.tenant_process import Start
+from dandelion.bench.systems import kaas_graphs, names, tenants
+from dandelion.bench.systems.kaas_shapes import RESNET50, Scale, TunedShape, tuned
+from dandelion.bench.systems.tenant_process import TenantProcess, TenantStart
+from dandelion.bench.systems.tenants import Exclusive, FifoLock, TimeSliced
 
 from dandelion.errors import BackendUnavailable, EngineDied, TimedOut
+from tests.bench.kaas_oracle import expected
 from tests.fake_driver import build
 
 pytest.importorskip("pyopencl")
@@ -24,12 +25,12 @@ BODY = kaas_graphs.body(GIVEN.shape, 1)
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def reply(tenant: int, given: Tuned = GIVEN) -> bytes:
-    return kaas_graphs.expected(given, tenant, BODY)
+def reply(tenant: int, given: TunedShape = GIVEN) -> bytes:
+    return expected(given, tenant, BODY)
 
 
 def test_a_process_answers_with_its_tenants_constants_and_times_others() -> None:
-    with TenantProcess(Start("opencl", GIVEN, 2)) as process:
+    with TenantProcess(TenantStart("opencl", GIVEN, 2)) as process:
         assert process.run(BODY) == reply(2)
         ready = process.wait()
         assert set(ready.stages_us) == {"start", "device", "load"}
@@ -40,7 +41,7 @@ def test_a_process_answers_with_its_tenants_constants_and_times_others() -> None
 
 
 def test_a_process_that_ended_is_an_error() -> None:
-    with TenantProcess(Start("opencl", GIVEN)) as process:
+    with TenantProcess(TenantStart("opencl", GIVEN)) as process:
         process.wait()
         process.close()
         with pytest.raises((EngineDied, ValueError)):
@@ -48,7 +49,10 @@ def test_a_process_that_ended_is_an_error() -> None:
 
 
 def test_a_request_that_makes_no_sense_is_an_error() -> None:
-    with TenantProcess(Start("opencl")) as process, pytest.raises(EngineDied, match="no sense"):
+    with (
+        TenantProcess(TenantStart("opencl")) as process,
+        pytest.raises(EngineDied, match="no shape"),
+    ):
         process.run(BODY)
 
 
@@ -58,7 +62,7 @@ def test_a_backend_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch)
     fails = "import sys; sys.modules['pyopencl'] = None; "
     program = ("-c", f"{fails}from dandelion.bench.systems import tenant_process as t; t.main()")
     with (
-        TenantProcess(Start("opencl", GIVEN), program=program) as process,
+        TenantProcess(TenantStart("opencl", GIVEN), program=program) as process,
         pytest.raises(BackendUnavailable, match="pyopencl"),
     ):
         process.wait()
@@ -92,11 +96,9 @@ def test_time_sliced_processes_are_all_alive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tenants", "percent"), [(1, "100"), (2, "50"), (3, "38"), (4, "25"), (8, "13"), (16, "13")]
+    ("count", "percent"), [(1, "100"), (2, "50"), (3, "38"), (4, "25"), (8, "13"), (16, "13")]
 )
-def test_partitions_have_eighths(
-    monkeypatch: pytest.MonkeyPatch, tenants: int, percent: str
-) -> None:
+def test_partitions_have_eighths(monkeypatch: pytest.MonkeyPatch, count: int, percent: str) -> None:
     closed: list[str] = []
 
     class Daemon:
@@ -106,7 +108,7 @@ def test_partitions_have_eighths(
             closed.append("daemon")
 
     class Process:
-        def __init__(self, start: Start, environment: dict[str, str]) -> None:
+        def __init__(self, start: TenantStart, environment: dict[str, str]) -> None:
             assert environment == {
                 "CUDA_MPS_PIPE_DIRECTORY": "/pipe",
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent,
@@ -121,19 +123,19 @@ def test_partitions_have_eighths(
         def __exit__(self, *_: object) -> None:
             closed.append("process")
 
-    monkeypatch.setattr(partitions, "MpsDaemon", Daemon)
-    monkeypatch.setattr(partitions, "TenantProcess", Process)
-    with partitions.mps_partitions("cuda", GIVEN, tenants) as system:
+    monkeypatch.setattr(tenants, "MpsDaemon", Daemon)
+    monkeypatch.setattr(tenants, "TenantProcess", Process)
+    with tenants.mps_partitions("cuda", GIVEN, count) as system:
         assert system.name == names.MPS
-    assert closed == ["process"] * tenants + ["daemon"]
+    assert closed == ["process"] * count + ["daemon"]
 
 
 def test_partitions_need_an_nvidia_device() -> None:
-    assert "opencl" in partitions.mps_missing("opencl")
+    assert "opencl" in tenants.mps_missing("opencl")
 
 
 def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
-    turns = Turns()
+    turns = FifoLock()
     order: list[int] = []
 
     def take(number: int) -> None:
@@ -145,7 +147,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
         for number, thread in enumerate(threads):
             thread.start()
             end = time.monotonic() + 10
-            while len(turns._line) < number + 2:
+            while len(turns._queue) < number + 2:
                 assert time.monotonic() < end
                 time.sleep(0.001)
     for thread in threads:
@@ -168,8 +170,8 @@ def test_a_process_on_cuda(tmp_path: Path, graph: bool) -> None:
         "tenant_process.main()\n"
     )
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    start = Start("cuda", GIVEN, 1, graph)
+    start = TenantStart("cuda", GIVEN, 1, graph)
     with TenantProcess(start, environment, ("-c", text)) as process:
         assert process.wait().graphs
         assert [process.run(BODY), process.run(BODY)] == [reply(1)] * 2
-        assert len(process.timed(GIVEN, 2, graph=graph)) == 2
+        assert len(process.timed(GIVEN, 2)) == 2

@@ -9,8 +9,9 @@ import pytest
 from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import make_program, plan_call
 from dandelion.bench.experiment import Bench
-from dandelion.bench.systems import kaas_graphs, kaas_runs
+from dandelion.bench.systems import kaas_graphs, kaas_lineup
 from dandelion.bench.systems.bare import bare_device
+from dandelion.bench.systems.engines import function_of
 from dandelion.bench.systems.kaas_shapes import (
     BERT,
     CGEMM,
@@ -20,15 +21,14 @@ from dandelion.bench.systems.kaas_shapes import (
     SHAPES,
     Scale,
     Shape,
-    Tuned,
+    TunedShape,
     calibrated,
     tuned,
 )
-from dandelion.bench.systems.tenants import Dandelion
+from dandelion.bench.systems.tenants import SharedNode
 
 from dandelion.data import Item
-from dandelion.documents import set_spec
-from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
+from tests.bench.kaas_oracle import expected
 
 pytest.importorskip("pyopencl")
 
@@ -36,7 +36,7 @@ SMALL = Scale(10, 10.0, 4096.0, 64.0)
 UNITS = 132
 
 
-def small(shape: Shape, rounds: int = 3) -> Tuned:
+def small(shape: Shape, rounds: int = 3) -> TunedShape:
     return tuned(SMALL.of(shape), 3, rounds, threads=16)
 
 
@@ -70,18 +70,7 @@ def test_a_shape_has_the_papers_sizes(
 def test_the_blueprint_has_the_launches_of_the_bare_loop(shape: Shape) -> None:
     given = tuned(Scale(constants=1e6).of(shape), UNITS)
     document = kaas_graphs.function(given, 0)
-    code = document.code[0]
-    main = code.main.bytes()  # type: ignore[union-attr]  # as `gpu_function` makes it
-    files = {name: content.bytes() for name, content in code.files.items()}  # type: ignore[union-attr]
-    static = {
-        name: tuple(StaticItem(n, digest_of(c.bytes())) for n, c in items.items())  # type: ignore[union-attr]
-        for name, items in document.static.items()
-    }
-    inputs, outputs = (tuple(map(set_spec, s)) for s in (document.inputs, document.outputs))
-    digests = {name: digest_of(data) for name, data in files.items()}
-    made = CodeObject("blueprint", digest_of(main), digests)
-    spec = FunctionSpec(document.name, inputs, outputs, static, (made,))
-    program = make_program(Function(spec, made, main, files))
+    program = make_program(function_of(document))
     weights = kaas_graphs.constants(given.shape, 0)
     items = {name: Item(name, 0, data) for name, data in weights.items()}
     items[kaas_graphs.INPUT] = Item("x", 0, kaas_graphs.body(given.shape, 1))
@@ -97,20 +86,20 @@ def test_the_blueprint_has_the_launches_of_the_bare_loop(shape: Shape) -> None:
 def test_a_bare_loop_computes_what_numpy_does(shape: Shape) -> None:
     given = small(shape)
     body = kaas_graphs.body(given.shape, 1)
-    with bare_device("opencl") as device, device.lane(kaas_graphs.work(given, 3)) as lane:
-        first, again = lane.run(body), lane.run(body)
-    assert first == kaas_graphs.expected(given, 3, body)
+    with bare_device("opencl") as device, device.stream(kaas_graphs.work(given, 3)) as stream:
+        first, again = stream.run(body), stream.run(body)
+    assert first == expected(given, 3, body)
     assert again == first
-    assert first != kaas_graphs.expected(given, 3, kaas_graphs.body(given.shape, 2))
+    assert first != expected(given, 3, kaas_graphs.body(given.shape, 2))
 
 
 def test_tenants_have_constants_of_their_own_in_an_engine() -> None:
     given = small(RESNET50)
     body = kaas_graphs.body(given.shape, 1)
-    with Dandelion("opencl", given, 2) as node:
+    with SharedNode("opencl", given, 2) as node:
         replies = [node.call(tenant, body) for tenant in (0, 1, 0)]
         stages = node.stages(1, body)
-    assert replies == [kaas_graphs.expected(given, tenant, body) for tenant in (0, 1, 0)]
+    assert replies == [expected(given, tenant, body) for tenant in (0, 1, 0)]
     assert replies[0] != replies[1]
     parts = sum(us for name, us in stages.items() if name != "total")
     assert {"plan", "copy_in", "kernels", "copy_out", "dispatch"} < stages.keys()
@@ -136,16 +125,16 @@ def test_a_folded_chain_is_the_chain() -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_scaled_shapes_keep_something_of_everything(shape: Shape, quick: bool) -> None:
     bench = Bench(quick=quick, backend="opencl")
-    made = kaas_runs.scaled(bench, shape)
+    made = kaas_lineup.scaled(bench, shape)
     assert 2 <= made.launches <= shape.launches
     assert 1 <= made.kernels <= made.launches
     assert bool(made.constants) == bool(shape.constants)
     assert min(made.temporaries, made.input_bytes, made.output_bytes) > 0
     assert made.target_us < shape.target_us
-    whole = kaas_runs.scaled(Bench(backend="cuda"), shape, limit_bytes=0)
+    whole = kaas_lineup.scaled(Bench(backend="cuda"), shape, limit_bytes=0)
     assert whole == shape
-    limited = kaas_runs.scaled(Bench(backend="cuda"), shape)
-    assert limited.constant_bytes <= 1.001 * kaas_runs.CONSTANT_LIMIT_BYTES
+    limited = kaas_lineup.scaled(Bench(backend="cuda"), shape)
+    assert limited.constant_bytes <= 1.001 * kaas_lineup.CONSTANT_LIMIT_BYTES
     assert limited.launches == shape.launches
 
 
@@ -155,7 +144,7 @@ def test_calibration_finds_the_rounds_of_a_device(target_us: float) -> None:
     given = tuned(msgspec.structs.replace(shape, target_us=target_us), UNITS)
     tried: list[int] = []
 
-    def timed(attempt: Tuned) -> float:
+    def timed(attempt: TunedShape) -> float:
         tried.append(attempt.rounds)
         return max(100.0, 20.0 + 0.25 * attempt.rounds)  # launches alone take 100 us
 

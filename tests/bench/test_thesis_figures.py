@@ -9,14 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import thesis, thesis_batch, thesis_inference, thesis_matmul
-from dandelion.bench.experiments.thesis import Curve, Verdict, claim, overloaded
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import Load
-from dandelion.bench.records import Claim, Look
+from dandelion.bench.experiments import thesis, thesis_inference, thesis_matmul
+from dandelion.bench.experiments.thesis import Curve, claim, overloaded
+from dandelion.bench.load import LoadResult
+from dandelion.bench.records import Claim, Plot
+from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
-from dandelion.bench.systems.bare import Work, example_body, inference_work, matmul_work
-from dandelion.bench.systems.entrants import Entrants, cpu_code, gpu_code, variants
+from dandelion.bench.systems.bare import Workload, example_body, inference_work, matmul_work
+from dandelion.bench.systems.contenders import Lineup, dedicated, gpu_node
+from dandelion.bench.systems.functions import cpu_code, gpu_code, variants
 
 from dandelion.node import Node, Settings
 
@@ -26,12 +27,10 @@ TWO = names.concurrent(2)
 
 def load(
     median_us: float, achieved: float = 100.0, offered: float = 100.0, failed: int = 0
-) -> Load:
-    histogram = Histogram()
-    histogram.record(median_us, round(achieved))
-    record = histogram.as_record()
+) -> LoadResult:
+    record = Samples.of_us([median_us] * round(achieved))
     errors = {"status 503": failed} if failed else {}
-    return Load(offered, achieved, record, record, errors, 0.0, 1.0, False)
+    return LoadResult(offered, achieved, record, record, errors, 0.0, 1.0, False)
 
 
 def curve(system: str, base_us: float, throughput: float, *, over: bool = True) -> Curve:
@@ -65,23 +64,24 @@ def test_a_curve_tells_base_latency_and_throughput() -> None:
 
 
 def test_a_claim_needs_its_figures_and_a_machine_that_can_tell() -> None:
-    says = Verdict("words", (1.0,), True)
-    assert claim("5.1", "x", says).holds is True
-    assert claim("5.1", "x", Verdict("words", (math.nan,), True)).holds is None
-    assert claim("5.1", "x", Verdict("words", (1.0,), True, "no GPU")).holds is None
-    assert thesis.unsure(Bench(backend="opencl"))
-    assert thesis.unsure(Bench(backend="cuda", quick=True))
-    assert not thesis.unsure(GPU, curve("a", 1.0, 2.0))
+    def holds(bench: Bench, value: float, *curves: Curve) -> bool | None:
+        return claim(bench, "5.1", "x", "words", (value,), True, *curves).holds
+
+    assert holds(GPU, 1.0, curve("a", 1.0, 2.0)) is True
+    assert holds(GPU, math.nan) is None
+    assert holds(Bench(backend="opencl"), 1.0) is None
+    assert holds(Bench(backend="cuda", quick=True), 1.0) is None
     late = curve("a", 1.0, 2.0)
     late.points[-1] = (9.0, msgspec.structs.replace(late.points[-1][1], bottleneck=True))
-    assert "client" in thesis.unsure(GPU, late)
+    assert holds(GPU, 1.0, late) is None
+    assert "client" in claim(GPU, "5.1", "x", "words", (1.0,), True, late).measured
 
 
 def test_throughput_is_compared_at_the_limit_only() -> None:
-    curves = [curve("a", 1.0, 900.0), curve("b", 1.0, 450.0)]
-    assert thesis.twice(curves, "a", "b")[1] == 2.0
-    curves[1].over = False
-    assert math.isnan(thesis.twice(curves, "a", "b")[1])
+    one, other = curve("a", 1.0, 900.0), curve("b", 1.0, 450.0)
+    assert thesis.against(one, other)[1] == 2.0
+    other.over = False
+    assert math.isnan(thesis.against(one, other)[1])
 
 
 def matmul(sequential: tuple[float, float], concurrent: tuple[float, float]) -> list[Curve]:
@@ -140,15 +140,15 @@ def test_figures_4_and_5() -> None:
 def test_figures_6_and_7() -> None:
     sizes = zip((1.0, 2.0, 3.0, 10.0), (100.0, 110.0, 130.0, 250.0), strict=True)
     full = [Curve(names.SEQUENTIAL, [(size, load(us)) for size, us in sizes])]
-    assert held(thesis_batch.batch_claims(GPU, full)) == [True, True]
+    assert held(thesis_inference.batch_claims(GPU, full)) == [True, True]
     apart = matmul((300.0, 300.0), (310.0, 525.0))
     together = matmul((600.0, 150.0), (700.0, 175.0))
-    assert held(thesis_batch.full_claims(GPU, {2: apart, 8: together})) == [True, True]
-    assert held(thesis_batch.full_claims(GPU, {2: together, 8: apart})) == [False, False]
+    assert held(thesis_inference.full_claims(GPU, {2: apart, 8: together})) == [True, True]
+    assert held(thesis_inference.full_claims(GPU, {2: together, 8: apart})) == [False, False]
 
 
 @pytest.mark.parametrize("work", [matmul_work(), inference_work(2, 3)], ids=lambda w: w.name)
-def test_cpu_and_gpu_functions_do_the_same_on_raw_bytes(work: Work) -> None:
+def test_cpu_and_gpu_functions_do_the_same_on_raw_bytes(work: Workload) -> None:
     backends = {"opencl": gpu_code, "process": cpu_code}
     replies = []
     for backend, code in backends.items():
@@ -176,8 +176,8 @@ def test_calls_are_hot_or_cold_as_asked() -> None:
         def request(self, work: object) -> object:
             return thesis_matmul.HttpRequest("/hot", b"x")
 
-        def unchecked(self, work: object, body: bytes) -> object:
-            return thesis_matmul.HttpRequest(f"/{getattr(work, 'name', '')}", body)
+        def unchecked(self, name: str, body: bytes) -> object:
+            return thesis_matmul.HttpRequest(f"/{name}", body)
 
     codes = variants(matmul_work(), 12)
     requests = {share: thesis_matmul.mixed(matmul_work(), codes, share) for share in (0, 50, 100)}
@@ -193,20 +193,18 @@ def test_calls_are_hot_or_cold_as_asked() -> None:
 def test_systems_are_asked_in_turns_over_http() -> None:
     bench = Bench(quick=True, backend="opencl")
     work = inference_work(1)
-    with Entrants(bench, [work]) as entrants:
-        entrants.node(1)
-        entrants.dedicated()
-        curves = thesis.raised(bench, entrants.all(), thesis.same(work), (10.0, 20.0), 0.2)
+    with Lineup(bench, [gpu_node(bench, 1, [work]), *dedicated(bench, [work])]) as lineup:
+        curves = thesis.raised(bench, lineup.running, thesis.same(work), (10.0, 20.0), 0.2)
     made = thesis.panel("loads", "Loads", thesis.LOAD, curves)
-    assert made.look is Look.LINES
+    assert made.look is Plot.LINES
     systems = {names.concurrent(1), names.DEDICATED}
     assert {(row.system, row.x) for row in made.rows} == {(s, x) for s in systems for x in (10, 20)}
     assert all(row.values["p50"] > 0 and not row.errors for row in made.rows)
-    assert [skip.what for skip in entrants.skips] == [names.DEDICATED_GRAPH]
+    assert [skip.what for skip in lineup.skips] == [names.DEDICATED_GRAPH]
 
 
 def test_without_any_backend_everything_is_skipped() -> None:
-    found = thesis_batch.batches(Bench(quick=True, backend=""))
+    found = thesis_inference.batches(Bench(quick=True, backend=""))
     assert not found.panels[0].rows
     assert held(found.claims) == [None, None]
     assert {skip.what for skip in found.skips} >= {names.SEQUENTIAL, TWO, names.DEDICATED}

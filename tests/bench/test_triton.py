@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,29 +9,28 @@ import sysconfig
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from urllib.request import Request, urlopen
 
-import msgspec
 import pytest
 from dandelion.bench.experiment import Bench
+from dandelion.bench.http_client import HttpFailed, fetch
 from dandelion.bench.load import HttpRequest, closed_loop
+from dandelion.bench.processes import ServerFailed, ServerProcess
 from dandelion.bench.records import Skip
-from dandelion.bench.systems import names, peers_dispatch
-from dandelion.bench.systems.peers_serving import Entry, entries, running
-from dandelion.bench.systems.plover_chains import network, vector_addition
-from dandelion.bench.systems.servers import ServerFailed, ServerProcess
+from dandelion.bench.systems import names, steps
+from dandelion.bench.systems.contenders import Contender, Lineup, network_contenders
+from dandelion.bench.systems.functions import network, vector_addition
 from dandelion.bench.systems.triton import (
     TritonEnsembles,
     TritonServer,
-    inference,
-    network_logits,
-    outputs,
+    inference_outputs,
+    inference_request,
+    no_op_model,
 )
 from dandelion.bench.systems.triton_install import PROGRAM, VARIABLE, TritonMissing
-from dandelion.bench.systems.triton_models import no_op
 
 from tests.bench.triton_stand_in import FLAW, LONGEST, SHARED, script
 
+QUICK = Bench(quick=True, backend="opencl")
 ABSENT = Skip(names.TRITON, str(TritonMissing(f"no {PROGRAM} on the PATH")))
 
 
@@ -72,11 +70,11 @@ def absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_dispatch, "_installed", lambda name: False)
+    monkeypatch.setattr(steps, "_installed", lambda name: False)
 
 
-def triton() -> Entry:
-    return next(e for e in entries(Bench(backend="opencl"), network()) if e.name == names.TRITON)
+def triton() -> Contender:
+    return next(c for c in network_contenders(QUICK, network()) if c.name == names.TRITON)
 
 
 def lives(pid: int) -> bool:
@@ -87,54 +85,48 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
-def as_sent(port: int, request: HttpRequest) -> Request:
-    """Write the load generator's request for another client."""
-    headers = {"content-type": request.content_type, **dict(request.headers)}
-    return Request(f"http://127.0.0.1:{port}{request.path}", request.body, headers)
-
-
 def steps_run(server: ServerProcess) -> int:
-    with urlopen(f"http://127.0.0.1:{server.port}/v2/models/no_op/stats", timeout=10) as said:
-        return int(json.load(said)["model_stats"][0]["inference_count"])
+    found = fetch(server.port, HttpRequest("/v2/models/no_op/stats", method="GET"))
+    return int(json.loads(found)["model_stats"][0]["inference_count"])
 
 
 @pytest.mark.usefixtures("absent", "no_others")
 def test_without_the_program_it_is_skipped_everywhere() -> None:
     skips: list[Skip] = []
-    with running(triton(), network(), skips) as found:
-        assert found is None
-    with peers_dispatch.peers(False, skips) as others:
+    with Lineup(QUICK, [triton()]) as lineup:
+        assert lineup.running == []
+        assert lineup.skips == [ABSENT]
+    with steps.step_runners(False, skips) as others:
         assert others == []
-    assert [skip for skip in skips if skip.what == names.TRITON] == [ABSENT, ABSENT]
+    assert skips[-1] == ABSENT
     with pytest.raises(TritonMissing, match=PROGRAM):
-        TritonServer([no_op()])
+        TritonServer([no_op_model()])
 
 
 def test_the_network_is_served_and_another_answer_is_wrong(installed: Path) -> None:
-    skips: list[Skip] = []
-    with running(triton(), network(), skips) as found:
-        assert found is not None, skips
-        server, request = found
-        assert lives(server.pid)
+    chain = network()
+    with Lineup(QUICK, [triton()]) as lineup:
+        lineup.check("network", chain.body, chain.expected)
+        (running,) = lineup.running
+        pid = running.server.pid
+        assert lives(pid)
         assert len(list(installed.glob("triton-*/models/network/1/model.py"))) == 1
-        with urlopen(as_sent(server.port, request), timeout=10) as said:
-            right = said.read()
-        expecting = msgspec.structs.replace(request, expect=right)
-        load = closed_loop(server.port, expecting, callers=2, seconds=0.1, warm_up_s=0.0)
+        request = running.checked("network", chain.body, chain.expected)
+        load = closed_loop(running.server.port, request, callers=2, seconds=0.1, warm_up_s=0.0)
         assert load.count > 0
         assert load.errors == {}
-        same = replace(triton(), start=lambda: contextlib.nullcontext(server))
-        with running(same, vector_addition(), skips) as wrong:
-            assert wrong is None
-    assert skips == [Skip(names.TRITON, "it gives a wrong result")]
-    assert not lives(server.pid)
+        running.requests.clear()
+        lineup.check("network", chain.body, vector_addition().expected)
+        assert lineup.running == []
+        assert "wrong result" in lineup.skips[0].reason
+    assert not lives(pid)
     assert list(installed.glob("triton-*")) == []
 
 
 @pytest.mark.usefixtures("no_others")
 def test_ensembles_run_every_step(installed: Path) -> None:
     skips: list[Skip] = []
-    with peers_dispatch.peers(False, skips) as found:
+    with steps.step_runners(False, skips) as found:
         (peer,) = found
         assert isinstance(peer, TritonEnsembles)
         server = peer._server
@@ -142,9 +134,9 @@ def test_ensembles_run_every_step(installed: Path) -> None:
         assert chain is not None
         assert fan is not None
         before = steps_run(server)
-        assert outputs(bytes(chain())) == {"s7": b"x"}
+        assert inference_outputs(bytes(chain())) == {"s7": b"x"}
         assert steps_run(server) == before + 7
-        assert outputs(bytes(fan())) == {f"y{i}": b"x" for i in range(5)}
+        assert inference_outputs(bytes(fan())) == {f"y{i}": b"x" for i in range(5)}
         assert steps_run(server) == before + 12
         assert peer.chain(LONGEST + 1) is None
         assert peer.chain(7) is not None  # described and loaded anew
@@ -167,7 +159,7 @@ def test_one_that_does_not_work_is_skipped(
 ) -> None:
     monkeypatch.setenv(FLAW, flaw)
     skips: list[Skip] = []
-    with peers_dispatch.peers(False, skips) as found:
+    with steps.step_runners(False, skips) as found:
         assert found == []
     assert skips[-1].what == names.TRITON
     assert reason in skips[-1].reason
@@ -177,18 +169,18 @@ def test_one_that_does_not_work_is_skipped(
 def test_only_why_it_ended_is_told(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLAW, "ends")
     with pytest.raises(ServerFailed) as caught:
-        TritonServer([no_op()])
+        TritonServer([no_op_model()])
     assert caught.value.wrote == "creating server: failed to load"
     assert list(installed.glob("triton-*")) == []
 
 
 def test_a_model_that_fails_to_load_is_told(installed: Path) -> None:
-    broken = replace(no_op(), name="broken", program="import a_module_that_is_nowhere")
-    with TritonServer([no_op()]) as server:
+    broken = replace(no_op_model(), name="broken", program="import a_module_that_is_nowhere")
+    with TritonServer([no_op_model()]) as server:
         with pytest.raises(ServerFailed, match="a_module_that_is_nowhere"):
             server.load(broken)
-        with pytest.raises(ValueError, match="404"):
-            network_logits(server.port, inference(broken, b"x"))
+        with pytest.raises(HttpFailed, match="404"):
+            fetch(server.port, inference_request(broken, b"x"))
 
 
 def regions(installed: Path) -> list[Path]:
@@ -199,7 +191,7 @@ def regions(installed: Path) -> list[Path]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_of_it_stays_in_shared_memory(installed: Path, number: signal.Signals) -> None:
-    with TritonServer([no_op()]) as server:
+    with TritonServer([no_op_model()]) as server:
         (region,) = regions(installed)
         os.kill(server.pid, number)
     assert not lives(server.pid)
@@ -211,7 +203,7 @@ def test_a_quick_run_starts_none(
     installed: Path, no_others: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skips: list[Skip] = []
-    with peers_dispatch.peers(True, skips) as found:
+    with steps.step_runners(True, skips) as found:
         assert found == []
     assert "--quick" in skips[-1].reason
 
@@ -227,14 +219,14 @@ def test_one_that_is_never_ready_is_ended(installed: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(TritonServer, "stop", stop_and_tell)
     with pytest.raises(ServerFailed):
-        TritonServer([no_op()], wait_s=0.9)
+        TritonServer([no_op_model()], wait_s=0.9)
     assert ended
     assert not lives(ended[0])
     assert list(installed.glob("triton-*")) == []
 
 
 def test_a_request_is_json_and_then_raw_bytes() -> None:
-    request = inference(no_op(), b"x")
+    request = inference_request(no_op_model(), b"x")
     ((name, length),) = request.headers
     head = json.loads(request.body[: int(length)])
     assert name == "inference-header-content-length"
@@ -254,12 +246,16 @@ def reply(*sizes: object, shapes: list[list[object]] | None = None) -> bytes:
 
 
 def test_outputs_are_cut_from_an_answer() -> None:
-    assert outputs(reply(2, 0, 3) + b"ab{}\xff") == {"y0": b"ab", "y1": b"", "y2": b"{}\xff"}
+    assert inference_outputs(reply(2, 0, 3) + b"ab{}\xff") == {
+        "y0": b"ab",
+        "y1": b"",
+        "y2": b"{}\xff",
+    }
 
 
 def test_an_output_without_its_bytes_is_refused() -> None:
     with pytest.raises(ValueError, match="numpy<2"):
-        outputs(reply(2, 0, shapes=[[2], [4]]) + b"ab")
+        inference_outputs(reply(2, 0, shapes=[[2], [4]]) + b"ab")
 
 
 @pytest.mark.parametrize(
@@ -269,4 +265,4 @@ def test_an_output_without_its_bytes_is_refused() -> None:
 )  # fmt: skip
 def test_an_answer_of_another_form_is_refused(bad: bytes) -> None:
     with pytest.raises(ValueError):
-        outputs(bad)
+        inference_outputs(bad)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from dandelion.bench.records import Skip
-from dandelion.bench.systems import names, peers_dispatch
-from dandelion.bench.systems.peers_serving import running
-from dandelion.bench.systems.plover_chains import network
-from dandelion.bench.systems.triton import TritonEnsembles, TritonServer
+from dandelion.bench.systems import names, steps
+from dandelion.bench.systems.contenders import Lineup
+from dandelion.bench.systems.functions import network
+from dandelion.bench.systems.triton import TritonEnsembles, TritonServer, no_op_model
 from dandelion.bench.systems.triton_install import (
     PROGRAM,
     REMEDY,
@@ -24,9 +24,8 @@ from dandelion.bench.systems.triton_install import (
     find_triton,
     missing_triton,
 )
-from dandelion.bench.systems.triton_models import no_op
 
-from tests.bench.test_triton import triton
+from tests.bench.test_triton import QUICK, triton
 from tests.bench.triton_stand_in import PARTS, script
 
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -117,9 +116,9 @@ def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_network_is_served_from_it(environment: Environment) -> None:
-    skips: list[Skip] = []
-    with running(triton(), network(), skips) as found:
-        assert found is not None, skips
+    with Lineup(QUICK, [triton()]) as lineup:
+        lineup.check("network", network().body, network().expected)
+        assert lineup.skips == []
     assert list(environment.home.parent.glob("triton-*")) == []
 
 
@@ -188,10 +187,10 @@ def test_one_that_lacks_something_is_refused_and_told(
     assert VARIABLE in reason
     assert what in reason
     assert remedy in reason
-    assert triton().missing() == reason
-    monkeypatch.setattr(peers_dispatch, "_installed", lambda name: False)
+    assert triton().missing == reason
+    monkeypatch.setattr(steps, "_installed", lambda name: False)
     skips: list[Skip] = []
-    with peers_dispatch.peers(False, skips) as found:
+    with steps.step_runners(False, skips) as found:
         assert found == []
     assert [s.reason for s in skips if s.what == names.TRITON] == [reason]
 
@@ -212,7 +211,7 @@ def test_the_library_is_found_where_systems_have_it(environment: Environment, pl
     moved = environment.base / place / environment.library.name
     moved.parent.mkdir()
     environment.library.rename(moved)
-    assert find_triton().libraries == (moved,)
+    assert find_triton().library == moved
 
 
 def test_the_library_is_found_though_the_program_is_a_copy(environment: Environment) -> None:
@@ -223,7 +222,7 @@ def test_the_library_is_found_though_the_program_is_a_copy(environment: Environm
     (environment.home / "pyvenv.cfg").write_text(
         f"home = {environment.base}/bin\ninclude-system-site-packages = false\n"
     )
-    assert find_triton().libraries == (environment.library,)
+    assert find_triton().library == environment.library
 
 
 def test_the_home_folder_may_be_abbreviated(
@@ -235,7 +234,7 @@ def test_the_home_folder_may_be_abbreviated(
 
 
 def test_parts_lie_together_while_it_runs(environment: Environment) -> None:
-    with TritonServer([no_op()]):
+    with TritonServer([no_op_model()]):
         (folder,) = environment.home.parent.glob("triton-*")
         (stub,) = folder.rglob(PARTS[0])
         assert {p.name for p in stub.parent.iterdir()} >= set(PARTS)

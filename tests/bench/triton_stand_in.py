@@ -36,11 +36,7 @@ FLAW = "STAND_IN_FLAW"
 LONGEST = 50
 """Steps of an ensemble that it takes, which is fewer than the server does."""
 SHARED = Path("/dev/shm")
-PARTS = (
-    "triton_python_backend_stub",
-    "libtriton_python.so",
-    "triton_python_backend_utils.py",
-)
+PARTS = ("triton_python_backend_stub", "libtriton_python.so", "triton_python_backend_utils.py")
 _GIVEN = {  # options that must have these values
     "model-control-mode": "explicit",
     "http-address": "127.0.0.1",
@@ -192,9 +188,7 @@ def _max_pool2d(x: Array, side: int) -> Array:
 def small_torch() -> Any:
     """Make a module with what the network needs of PyTorch."""
     functional = types.SimpleNamespace(
-        conv2d=_conv2d,
-        max_pool2d=_max_pool2d,
-        linear=lambda x, w, b: Array(x.a @ w.a.T + b.a),
+        conv2d=_conv2d, max_pool2d=_max_pool2d, linear=lambda x, w, b: Array(x.a @ w.a.T + b.a)
     )
     torch: Any = types.ModuleType("torch")
     torch.float32 = np.float32

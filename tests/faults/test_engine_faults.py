@@ -13,6 +13,7 @@ from dandelion.documents import RegistrationDocument, gpu_function
 from dandelion.errors import DeadlineExceeded, Faulted, TimedOut
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
+from tests.played_nodes import memory_of_calls
 
 SOURCE = """#include "dandelion.h"
 KERNEL void spin(GLOBAL u64 *a) {
@@ -97,4 +98,4 @@ def test_a_stray_pointer_ends_its_call_alone(node: Node) -> None:
     with pytest.raises(Faulted, match="stray"):
         node.invoke("stray", a=np.zeros(1, np.uint64))
     assert_works(node)
-    assert node.info().arena.contexts == 0
+    assert memory_of_calls(node) == 0

@@ -1,239 +1,221 @@
 """Engine processes that talk nonsense, read nothing or say nothing: one call pays, none hangs.
 
-The program of the process is replaced by one that greets as it should, and then does as told.
+The processes are played: they greet as they should, and then do as told.
 """
 
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Call, Demand, Hosting
+from dandelion.data import Item, ItemSet
 from dandelion.errors import DandelionError, EngineDied, InternalError, TimedOut
-from dandelion.function import CodeObject, Function, FunctionSpec, Limits
-from dandelion.memory import SharedDomain, Transfers
-from dandelion.node import Node, Settings, processes
-from dandelion.node.remote import RemoteEngine, Sent
-from dandelion.testing import Script, ScriptedDriver
-
-PROGRAM = """#!{python}
-import os, socket, struct, sys, time
-sys.path.insert(0, {root!r})
-from dandelion.engine_process.messages import *
-peer = socket.socket(fileno=int(sys.argv[3]))
-node = request_channel(peer)
-
-def greet(spare=False):
-    node.send(Ready("told", "told:0", ("0",), "as told", standby=spare))
-
-def frame(body):
-    peer.sendall(struct.pack("<I", len(body)) + body)
-
-def run():
-    try:
-        while not isinstance(request := node.receive(), Run):
-            pass
-    except Ended:
-        sys.exit(0)
-    return request
-
-def answer(call):
-    node.send(Done(call, (None,), {{}}))
-
-{told}
-"""
-SILENT = "greet(); time.sleep(60)"
-
-
-def told_driver() -> ScriptedDriver:
-    """A backend whose engine process is replaced."""
-    script = Script(demand=lambda function, inputs: Demand(output_bytes=1))
-    return ScriptedDriver("told", script, Hosting.PROCESS)
-
-
-Tell = Callable[[str], None]
-
-
-@pytest.fixture
-def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
-    """Give a function that says what engine processes do from now on."""
-    program = tmp_path / "python"
-    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-    root = str(Path(__file__).parents[2])
-
-    def tell(told: str) -> None:
-        program.write_text(PROGRAM.format(python=sys.executable, root=root, told=told))
-        program.chmod(0o700)
-
-    return tell
-
-
-@pytest.fixture
-def engine() -> Iterator[RemoteEngine]:
-    arena = SharedDomain(1 << 20)
-    engine = RemoteEngine(("told",), "", {}, {}, (told_driver(),), arena, Transfers())
-    yield engine
-    engine.abandon()
-    engine.close()
-    arena.close()
-
-
-def call(engine: RemoteEngine, number: int = 1, left_s: float = 20, code: bytes = b"") -> Call:
-    spec = FunctionSpec("F", (SetSpec("a"),), (SetSpec("b"),), limits=Limits(wall_s=left_s))
-    function = Function(spec, CodeObject("told"), code)
-    deadline_ns = time.monotonic_ns() + int(left_s * 1e9)
-    inputs = (ItemSet("a", (Item("a", 0, b"1"),)),)
-    return Call(number, function, inputs, engine._arena, deadline_ns, left_s)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        "frame(b'rubbish')",
-        "frame(b'\\x81\\xa4type\\xa4what')",
-        "peer.sendall(struct.pack('<I', 2**32 - 1))",
-        "peer.sendall(b'\\x64\\0\\0\\0half of it'); peer.shutdown(socket.SHUT_WR)",
-        "sys.exit(3)",
-        "greet()",
-    ],
+from dandelion.executors import processes
+from dandelion.node import Node, Settings
+from dandelion.testing import FakeEngineProcess, wait_until
+from tests.played_nodes import (
+    DEADLINE_S,
+    children,
+    outcome,
+    played_driver,
+    played_node,
+    register,
+    standby,
+    wait_ready,
 )
-@pytest.mark.parametrize("when", ["greeting", "answer"])
-def test_nonsense_is_the_death_of_the_engine(
-    told: str, when: str, tell: Tell, engine: RemoteEngine
-) -> None:
-    if when == "greeting":
-        tell(told if told != "greet()" else "answer(1)")
-        with pytest.raises(EngineDied):
-            engine.start()
-        return
-    tell(f"greet(); run(); {told}; time.sleep(60)")
-    engine.start()
+
+UP = "process.opened(); process.ready()\n"
+SERVE = "for call in process.calls(): process.answer(call)\n"
+SILENT = UP + "import time; time.sleep(60)"
+NONSENSE = [
+    "process.frame(b'rubbish')",
+    r"process.frame(b'\x81\xa4type\xa4what')",
+    r"process.send(b'\xff\xff\xff\xff')",
+    r"process.send(b'\x64\0\0\0half of it'); process.peer.shutdown(1)",
+    "raise SystemExit(3)",
+]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeEngineProcess:
+    return FakeEngineProcess(tmp_path)
+
+
+@pytest.fixture
+def node(fake: FakeEngineProcess, request: pytest.FixtureRequest) -> Iterator[Node]:
+    fake.script(request.param)
+    settings = Settings(backends=(), arena_bytes=64 << 20, spin_us=0)
+    with played_node(fake, settings) as node:
+        yield node
+
+
+def plays(*scripts: str) -> pytest.MarkDecorator:
+    """Have the node's engine processes do this; for each text the test runs once."""
+    return pytest.mark.parametrize("node", scripts, indirect=True)
+
+
+@plays(*[f"process.opened(); {nonsense}; process.call()" for nonsense in NONSENSE])
+def test_nonsense_for_a_greeting_is_the_death_of_the_engine(node: Node) -> None:
     with pytest.raises(EngineDied):
-        engine.run(call(engine))
-    assert engine.lost
-    tell("greet(); answer(run().call); run()")
-    engine.recover()
-    assert engine.run(call(engine, 2)) == (None,)
+        node.invoke("F", a=b"1")
 
 
-def test_an_answer_to_another_call_is_not_taken(tell: Tell, engine: RemoteEngine) -> None:
-    tell("greet(); answer(run().call + 1); run()")
-    engine.start()
-    with pytest.raises(InternalError, match="answered call 2"):
-        engine.run(call(engine))
-    assert engine.lost
+def test_an_answer_for_a_greeting_is_the_death_of_the_engine(fake: FakeEngineProcess) -> None:
+    fake.script("""
+        from dandelion.engine_process.messages import Done
+
+        process.opened()
+        process.node.send(Done(1, (None,), {}))
+        process.call()
+        """)
+    with played_node(fake) as node, pytest.raises(EngineDied):
+        node.invoke("F", a=b"1")
 
 
-@pytest.mark.parametrize(
-    "told", [SILENT, "greet(); peer.sendall(b'\\x64\\0\\0\\0half'); time.sleep(60)"]
-)
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_nonsense_for_an_answer_is_the_death_of_the_process(
+    nonsense: str, fake: FakeEngineProcess
+) -> None:
+    fake.script(f"""
+        process.opened()
+        process.ready()
+        for call in process.calls():
+            process.note("calls", call.function)
+            if call.function == "Bad" or process.first("nonsense"):
+                {nonsense}
+                process.call()
+            process.answer(call)
+        """)
+    with played_node(fake, names=("Good", "Bad")) as node:
+        assert outcome(node, "Good") == "answered"  # when it was run again
+        assert fake.notes("calls") == ["Good"] * 2
+        assert outcome(node, "Bad") == "Faulted"
+        assert outcome(node, "Good") == "answered"
+        assert fake.notes("calls") == ["Good"] * 2 + ["Bad"] * 2 + ["Good"]
+
+
+@pytest.mark.parametrize("wrong", ["process.answer(call, number=77)", "process.ready()"])
+def test_an_answer_to_another_call_is_not_taken(wrong: str, fake: FakeEngineProcess) -> None:
+    fake.script(f"""
+        process.opened()
+        process.ready()
+        for call in process.calls():
+            if process.first("wrong"):
+                {wrong}
+                process.call()
+            process.answer(call)
+        """)
+    with played_node(fake) as node:
+        with pytest.raises(InternalError, match="not call"):
+            node.invoke("F", a=b"1")
+        assert outcome(node) == "answered"
+
+
+@plays(SILENT, UP + r"process.send(b'\x64\0\0\0half'); import time; time.sleep(60)")
 def test_a_process_that_stays_silent_costs_the_time_of_its_call(
-    told: str, tell: Tell, engine: RemoteEngine
+    node: Node, fake: FakeEngineProcess
 ) -> None:
-    tell(told)
-    engine.start()
+    wait_ready(node)
+    fake.script(UP + SERVE)
+    register(node, "Short", wall_s=0.1)
     with pytest.raises(TimedOut):
-        engine.run(call(engine, left_s=0.1))
-    assert engine.lost
+        node.invoke("Short", a=b"1")
+    assert outcome(node) == "answered"
 
 
-def test_a_process_that_reads_nothing_cannot_hold_up_a_large_function(
-    tell: Tell, engine: RemoteEngine
+def many_items() -> ItemSet:
+    """A set whose description is larger than what a socket takes."""
+    return ItemSet("a", tuple(Item(f"item number {i}", 0, b"x") for i in range(30_000)))
+
+
+@plays(SILENT)
+def test_a_process_that_reads_nothing_cannot_hold_up_a_large_call(
+    node: Node, fake: FakeEngineProcess
 ) -> None:
-    tell(SILENT)
-    engine.start()
+    wait_ready(node)
+    fake.script(UP + SERVE)
+    register(node, "Short", wall_s=0.1)
     with pytest.raises(TimedOut):
-        engine.run(call(engine, left_s=0.1, code=bytes(16 << 20)))
+        node.invoke_sets("Short", {"a": many_items()})
+    assert outcome(node) == "answered"
+    assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
 
 
-def test_a_function_may_be_loaded_for_as_long_as_its_own_call_lasts(
-    tell: Tell, engine: RemoteEngine
+@plays(f"{UP}process.answer(process.call())\nimport time; time.sleep(0.6)\n{SERVE}")
+def test_a_call_may_be_sent_for_as_long_as_it_may_last(node: Node) -> None:
+    register(node, "Short", wall_s=0.4)
+    assert outcome(node, "Short") == "answered"
+    assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_standby_takes_the_place_of_a_process_that_died(
+    lives: bool, fake: FakeEngineProcess
 ) -> None:
-    tell("greet(); answer(run().call); time.sleep(0.6); answer(run().call); run()")
-    engine.start()
-    assert engine.run(call(engine, 1, left_s=0.2)) == (None,)
-    assert engine.run(call(engine, 2, left_s=20, code=bytes(16 << 20))) == (None,)
-
-
-@pytest.mark.parametrize("spare_lives", [True, False])
-def test_a_spare_takes_the_place_of_a_process_that_died(
-    spare_lives: bool, tell: Tell, engine: RemoteEngine
-) -> None:
-    tell("greet(spare=True)\nwhile (call := run().call) != 1: answer(call)")
-    engine.start()
-    spare = engine._processes.spare
-    assert spare is not None
-    with pytest.raises(EngineDied):
-        engine.run(call(engine, 1))
-    if not spare_lives:
-        spare.child.kill()
-    engine.recover()
-    assert (engine._processes.current is spare) == spare_lives
-    assert engine.run(call(engine, 2)) == (None,)
-    assert engine._processes.spare is not None
-    assert engine._processes.spare is not spare
+    fake.script("""
+        process.opened()
+        process.ready(standby=True)
+        for call in process.calls():
+            if process.first("died"):
+                break
+            process.answer(call)
+        """)
+    with played_node(fake) as node:
+        waiting = wait_until(lambda: standby(node))
+        if not lives:
+            [executor] = node._runtime.executors.values()
+            executor._processes.standby.child.kill()  # type: ignore[attr-defined]
+        assert outcome(node) == "answered"
+        assert (children(node) == [waiting]) == lives
+        assert wait_until(lambda: standby(node)) != waiting
 
 
 @pytest.mark.parametrize(
-    "told", ["time.sleep(60)", SILENT, SILENT.replace("()", "(spare=True)", 1)]
+    "script",
+    ["import time; time.sleep(60)", SILENT, SILENT.replace("ready()", "ready(standby=True)")],
 )
-def test_a_node_closes_while_a_process_starts_or_works(told: str, tell: Tell) -> None:
-    tell(told)
-    node = Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()])
-    node.start()
-    begin = time.monotonic()
-    if "greet" in told:
-        assert node.wait_ready()
-    node.close()
-    assert time.monotonic() - begin < 10
-
-
-def test_a_node_closes_while_a_call_is_out(tell: Tell) -> None:
-    tell(SILENT)
-    errors: list[DandelionError] = []
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
-        code = (CodeDocument("told"),)
-        node.register(FunctionDocument("F", ("a",), ("b",), code=code))
-
-        def invoke() -> None:
-            try:
-                node.invoke("F", a=b"1")
-            except DandelionError as error:
-                errors.append(error)
-
-        caller = threading.Thread(target=invoke)
-        caller.start()
-        while not any(e.busy for e in node.engines()):
-            os.sched_yield()
+def test_a_node_closes_while_a_process_starts_or_works(
+    script: str, fake: FakeEngineProcess
+) -> None:
+    fake.script(script)
+    with fake.replaces(processes):
+        node = Node(Settings(backends=(), arena_bytes=1 << 20), [played_driver()])
+        node.start()
         begin = time.monotonic()
-    caller.join()
-    assert time.monotonic() - begin < 5
-    assert [type(e).__name__ for e in errors] == ["Cancelled"]
+        if "ready" in script:
+            assert node.wait_ready()
+        node.close()
+        assert time.monotonic() - begin < 10
+
+
+def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
+    fake.script(SILENT)
+    with ThreadPoolExecutor(1) as pool:
+        with played_node(fake, leaves_nothing=False) as node:
+            call = pool.submit(outcome, node)
+            wait_until(lambda: any(engine.busy for engine in node.engines()))
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 5
+        assert call.result(DEADLINE_S) == "Cancelled"
 
 
 # --- two calls out ------------------------------------------------------------------------------
 
-WARM = "for _ in range(12): answer(run().call)"
+WARM = "for _ in range(12): process.answer(process.call())\n"
 
 
-def two_calls(node: Node) -> list[str]:
+def two_calls(node: Node, name: str = "F") -> list[str]:
     """Invoke twice at once, after calls that showed to be short; give what came of them."""
-    code = (CodeDocument("told"),)
-    node.register(FunctionDocument("F", ("a",), ("b",), code=code))
     for _ in range(12):
-        node.invoke("F", a=b"1")
+        node.invoke(name, a=b"1")
     came: list[str] = []
 
     def invoke() -> None:
         try:
-            node.invoke("F", a=b"1")
+            node.invoke(name, a=b"1")
             came.append("answer")
         except DandelionError as error:
             came.append(type(error).__name__)
@@ -247,50 +229,68 @@ def two_calls(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("spin_us", [0, 200])
-def test_a_short_call_is_sent_while_another_runs(spin_us: int, tell: Tell) -> None:
-    tell(f"greet()\n{WARM}\na = run(); b = run(); answer(a.call); answer(b.call); run()")
+def test_a_short_call_is_sent_while_another_runs(spin_us: int, fake: FakeEngineProcess) -> None:
+    fake.script(
+        f"{UP}{WARM}a = process.call(); b = process.call()\n"
+        "process.answer(a); process.answer(b); process.call()"
+    )
     settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
-    with Node(settings, [told_driver()]) as node:
+    with played_node(fake, settings) as node:
         assert two_calls(node) == ["answer", "answer"]
 
 
-def test_long_calls_wait_where_any_engine_may_take_them(tell: Tell) -> None:
-    tell(
-        "greet()\nwhile True:\n    a = run(); time.sleep(0.02)\n"
-        "    import select; assert not select.select([peer], [], [], 0)[0]\n    answer(a.call)"
-    )
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
+def test_long_calls_wait_where_any_engine_may_take_them(fake: FakeEngineProcess) -> None:
+    fake.script("""
+        import select, time
+
+        process.opened()
+        process.ready()
+        for call in process.calls():
+            time.sleep(0.02)
+            if select.select([process.peer], [], [], 0)[0]:
+                process.note("early", "a call")
+            process.answer(call)
+        """)
+    with played_node(fake) as node:
         assert two_calls(node) == ["answer", "answer"]
+    assert fake.notes("early") == []
 
 
-@pytest.mark.parametrize(("deaths", "expected"), [(1, ["answer"] * 2), (2, ["Faulted", "answer"])])
+@pytest.mark.parametrize(
+    ("deaths", "expected"),
+    [(1, ["answer"] * 2), (2, ["answer"] * 2), (3, ["Faulted", "answer"])],
+)
 def test_a_call_pays_for_no_death_before_it_began(
-    deaths: int, expected: list[str], tell: Tell, tmp_path: Path
+    deaths: int, expected: list[str], fake: FakeEngineProcess
 ) -> None:
-    """Two calls are out when their process dies; only the first of them can be to blame."""
-    count = tmp_path / "count"
-    count.mkdir()
-    tell(
-        f"starts = len(os.listdir({str(count)!r})) + 1\n"
-        f"open(os.path.join({str(count)!r}, str(starts)), 'x')\n"
-        f"greet()\n"
-        f"if starts == 1:\n    {WARM}\n    a = run(); b = run(); sys.exit(3)\n"
-        f"if starts <= {deaths}: run(); sys.exit(3)\n"
-        "while True: answer(run().call)"
-    )
-    with Node(Settings(backends=(), arena_bytes=1 << 20), [told_driver()]) as node:
+    """Two calls are out when their process dies; only the first of them can be to blame.
+
+    The second goes before it then. When that process dies, too, each has seen one death.
+    """
+    fake.script(f"""
+        process.opened()
+        process.ready()
+        starts = 1
+        while not process.first(f"start {{starts}}"):
+            starts += 1
+        if starts == 1:
+            {WARM.strip()}
+            a = process.call(); b = process.call()
+            raise SystemExit(3)
+        if starts <= {deaths}:
+            process.call()
+            raise SystemExit(3)
+        {SERVE}
+        """)
+    with played_node(fake) as node:
         assert sorted(two_calls(node)) == sorted(expected)
 
 
-def test_the_limit_of_a_call_counts_from_when_it_begins(tell: Tell, engine: RemoteEngine) -> None:
-    tell(
-        "greet(); a = run(); b = run()\nfor one in (a, b): time.sleep(0.4); answer(one.call)\nrun()"
+def test_the_limit_of_a_call_counts_from_when_it_begins(fake: FakeEngineProcess) -> None:
+    fake.script(
+        f"{UP}{WARM}a = process.call(); b = process.call()\nimport time\n"
+        "for one in (a, b): time.sleep(0.4); process.answer(one)\nprocess.call()"
     )
-    engine.start()
-    first, second = call(engine, 1, left_s=0.5), call(engine, 2, left_s=0.5)
-    second.latest_ns = time.monotonic_ns() + 20 * 10**9
-    engine._load(first)
-    assert engine.begin(first, quickly=False) is Sent.ALL
-    assert engine.begin(second, quickly=False) is Sent.ALL
-    assert engine.finish(first) == (None,)
-    assert engine.finish(second) == (None,)
+    with played_node(fake) as node:
+        register(node, "G", wall_s=0.5)
+        assert two_calls(node, "G") == ["answer", "answer"]

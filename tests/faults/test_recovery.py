@@ -7,115 +7,90 @@ does as it opens its engine and when it runs a call; files in a folder tell it w
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from socket import socketpair
-from types import SimpleNamespace
 
 import pytest
 
-from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Demand, Hosting, Sharing
+from dandelion.driver import Hosting, Sharing
 from dandelion.engine_process.messages import reply_channel
-from dandelion.errors import DandelionError
-from dandelion.function import Limits
+from dandelion.executors import processes
+from dandelion.executors.processes import Process, Processes
 from dandelion.memory import SharedDomain
-from dandelion.node import Node, Settings, processes, remote, thread_host
-from dandelion.node.hosts import State, Work
-from dandelion.node.process_host import ProcessHost
-from dandelion.node.processes import Process, Processes
-from dandelion.testing import Script, ScriptedDriver
+from dandelion.node import Node, Settings
+from dandelion.scheduler import retries
+from dandelion.scheduler.records import EnginePhase
+from dandelion.testing import (
+    FakeEngineProcess,
+    Script,
+    ScriptedDriver,
+    installed,
+    wait_until,
+)
+from tests.played_nodes import (
+    DEADLINE_S,
+    children,
+    executor_of,
+    executors_of,
+    outcome,
+    played_node,
+    ready,
+    register,
+    wait_ready,
+)
 
-LIMIT_S = 20.0
-"""How long anything may take that is about to happen."""
 ARENA_BYTES = 1 << 20
-PROGRAM = """#!{python}
-import fcntl, os, socket, sys, time
-sys.path.insert(0, {root!r})
+SHARED_FAULTS = Sharing({"WORKER": "1"}, concurrent=True, shared_fault_domain=True)
+PRELUDE = """
+import fcntl, os, sys, time
 from pathlib import Path
-from dandelion.engine_process.messages import *
-from dandelion.errors import BackendUnavailable, EngineDied, Faulted
+from dandelion.driver import Demand
+from dandelion.errors import EngineDied, Faulted
 
-node = request_channel(socket.socket(fileno=int(sys.argv[3])))
 folder = Path({folder!r})
-worker = "WORKER" in os.environ
-
-def first(name):  # of all processes
-    try:
-        (folder / name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-def wait_for(name):
-    while not (folder / name).exists():
-        time.sleep(0.005)
-
-def ready(workers=0, spare=False):
-    workers = 0 if worker else workers
-    node.send(Ready("played", "played:0", ("0",), "played", workers=workers, standby=spare))
-
-def unavailable():
-    node.send(Failed(-1, BackendUnavailable("played", "no room").record()))
-    sys.exit(1)
-
-def failed(request, error):  # and the engine with it
-    node.send(Failed(request.call, error.record(), {{}}, True))
-    sys.exit(0)
-
+worker = process.role == "worker"
+process.demand = lambda name, inputs: Demand({output_bytes}, {device_bytes})
 {body}
-names = {{}}
-try:
-    while not isinstance(node.receive(), Open):
-        pass
-    opened()
-    while True:
-        request = node.receive()
-        if isinstance(request, Load):
-            names[request.identity] = request.spec.name
-        elif isinstance(request, Run):
-            run(request, names[request.identity])
-            node.send(Done(request.call, (None,), {{}}))
-except (Ended, OSError):
-    sys.exit(0)
+process.opened()
+opened()
+for call in process.calls():
+    run(call, call.function)
+    process.answer(call)
 """
-
-
-def played(demand: Demand) -> ScriptedDriver:
-    """A backend whose engine process is replaced."""
-    sharing = Sharing({"WORKER": "1"}, concurrent=True, shared_fault_domain=True)
-    script = Script(demand=lambda function, inputs: demand, share=lambda resource: sharing)
-    return ScriptedDriver("played", script, Hosting.PROCESS)
+Play = Callable[..., Node]
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+def play(tmp_path: Path) -> Iterator[Play]:
     """Give what makes a node whose engine processes do what a text says."""
     nodes = ExitStack()
 
     def made(body: str, engines: int = 1, device_bytes: int = 0, output_bytes: int = 1) -> Node:
-        program = tmp_path / "python"
-        root, folder = str(Path(__file__).parents[2]), str(tmp_path)
-        body = textwrap.dedent(body)
-        program.write_text(
-            PROGRAM.format(python=sys.executable, root=root, folder=folder, body=body)
+        text = PRELUDE.format(
+            folder=str(tmp_path),
+            body=textwrap.dedent(body),
+            output_bytes=output_bytes,
+            device_bytes=device_bytes,
         )
-        program.chmod(0o700)
-        monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-        driver = played(Demand(output_bytes=output_bytes, device_bytes=device_bytes))
-        monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
-        node = Node(Settings(backends=(), arena_bytes=ARENA_BYTES), [driver] * engines)
-        nodes.enter_context(node)
-        for name in ("Good", "Bad", "Slow"):
-            code = (CodeDocument("played"),)
-            node.register(FunctionDocument(name, ("a",), ("b",), code=code, limits=Limits(60)))
-        return node
+        driver = ScriptedDriver(
+            "played", Script(share=lambda resource: SHARED_FAULTS), Hosting.PROCESS
+        )
+        backends = tmp_path / "backends"
+        backends.mkdir()
+        nodes.enter_context(installed(backends, driver))
+        return nodes.enter_context(
+            played_node(
+                FakeEngineProcess(tmp_path, text),
+                Settings(backends=(), arena_bytes=ARENA_BYTES, spin_us=0),
+                [driver] * engines,
+                ("Good", "Bad", "Slow"),
+            )
+        )
 
     with nodes:
         yield made
@@ -147,49 +122,10 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch, event: Callable[[], None]) -> No
     monkeypatch.setattr(Processes, "wait_for_ends", waiting)
 
 
-def outcome(node: Node, name: str, value: object = b"1") -> str:
-    """Run a function; gives the name of the error, or "answered"."""
-    try:
-        node.invoke(name, a=value, deadline_s=LIMIT_S)
-    except DandelionError as error:
-        return type(error).__name__
-    return "answered"
-
-
-def happens(condition: Callable[[], object]) -> bool:
-    """Wait for something that is about to happen. False if it did not."""
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def hosts_of(node: Node) -> list[ProcessHost]:
-    return [host for host in node._pump.hosts if isinstance(host, ProcessHost)]
-
-
-def ready(node: Node) -> int:
-    """Tell how many engines are up."""
-    return sum(host.state is State.READY for host in hosts_of(node))
-
-
-def children(node: Node) -> list[int]:
-    """Give the processes of engines that are up, by their ids."""
-    found = [host._remote._processes.current for host in hosts_of(node)]
-    return [process.child.pid for process in found if process is not None]
-
-
-def behind(host: ProcessHost) -> list[Work]:
-    """Give the calls that wait for the thread of a host, or that it is at."""
-    return [work for work in tuple(host._slow) if work is not None]
-
-
-def let_pass(host: ProcessHost) -> None:
-    """Make it as late for these calls as if each had spent its limit."""
-    for work in behind(host):
-        work.call.deadline_ns = time.monotonic_ns()
+def let_pass(node: Node) -> None:
+    """Make it as late for calls that wait in the process as if each had spent its limit."""
+    for sent in list(executor_of(node)._out)[1:]:
+        sent.deadline_ns = 1
 
 
 # --- starts that fail --------------------------------------------------------------------------
@@ -213,54 +149,54 @@ def opened():
         try:
             joined(number, fcntl.LOCK_EX | (fcntl.LOCK_NB if REFUSES else 0)).close()
         except BlockingIOError:
-            unavailable()
+            process.unavailable()
     if worker:
         clients.append(joined(born, fcntl.LOCK_SH))
-    ready(workers=3)
+    process.ready(workers=3)
 
 def run(request, name):
     if worker and generation() != born:
-        failed(request, Faulted(name, "illegal address"))
+        process.fail(request, Faulted(name, "illegal address"), fatal=True)
     if name == "Bad":
         if worker:
             with open(folder / "broken", "a") as file:
                 file.write("x")
-        failed(request, Faulted(name, "illegal address"))
+        process.fail(request, Faulted(name, "illegal address"), fatal=True)
 """
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["waits", "refuses"])
 def test_a_device_server_that_is_broken_gets_rid_of_all_its_clients(
-    refuses: bool, tmp_path: Path, play: Callable[..., Node]
+    refuses: bool, tmp_path: Path, play: Play
 ) -> None:
     """It has no new ones before the last of those that a fault broke is gone: idle ones go, too."""
     (tmp_path / "broken").touch()
     node = play(SHARED.format(refuses=refuses))
-    assert happens(lambda: ready(node) == 4)
+    wait_ready(node, 4)
     before = set(children(node))
     assert outcome(node, "Bad") == "Faulted"
-    assert happens(lambda: ready(node) == 4)
+    wait_ready(node, 4)
     assert before.isdisjoint(children(node))
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: outcome(node, "Good"), range(12))) == {"answered"}
 
 
 def test_an_engine_that_worked_is_started_again_until_that_works(
-    play: Callable[..., Node],
+    play: Play,
 ) -> None:
     node = play("""
         def opened():
-            if first("begun"):
-                ready()
-            elif first("refused") or first("refused again"):
-                unavailable()
-            elif first("left"):
+            if process.first("begun"):
+                process.ready()
+            elif process.first("refused") or process.first("refused again"):
+                process.unavailable()
+            elif process.first("left"):
                 sys.exit(1)
             else:
-                ready()
+                process.ready()
 
         def run(request, name):
-            if first("died"):
+            if process.first("died"):
                 sys.exit(1)
         """)
     assert outcome(node, "Good") == "answered"
@@ -268,47 +204,38 @@ def test_an_engine_that_worked_is_started_again_until_that_works(
 
 
 def test_a_node_that_closes_does_not_wait_for_another_attempt(
-    play: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pausing = threading.Event()
-    pause = Processes.pause
-
-    def noted(self: Processes, limit_s: float) -> bool:
-        if limit_s == 1000.0:
-            pausing.set()
-        return pause(self, limit_s)
-
-    monkeypatch.setattr("dandelion.node.remote.RETRY_S", (1000.0,))
-    monkeypatch.setattr(Processes, "pause", noted)
+    monkeypatch.setattr(retries, "RESTART_S", (0.0, 1000.0))
     node = play("""
         def opened():
-            ready() if first("begun") else unavailable()
+            process.ready() if process.first("begun") else process.unavailable()
 
         def run(request, name):
             sys.exit(1)
         """)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(outcome, node, "Good")
-        assert pausing.wait(LIMIT_S)
+        wait_until(lambda: executor_of(node).engine.failed_starts, DEADLINE_S)
         closing = threading.Thread(target=node.close)
         closing.start()
-        closing.join(LIMIT_S)
+        closing.join(DEADLINE_S)
         assert not closing.is_alive()
-        assert call.result(LIMIT_S) == "Cancelled"
+        assert call.result(DEADLINE_S) == "Cancelled"
 
 
 def test_one_start_that_the_system_refuses_ends_no_engine(
-    play: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = play("""
         def opened():
-            ready()
+            process.ready()
 
         def run(request, name):
-            if first("died"):
+            if process.first("died"):
                 sys.exit(1)
         """)
-    assert happens(lambda: ready(node) == 1)
+    wait_ready(node)
     refusals = [OSError(24, "too many open files")]
     spawned = Processes._spawned
 
@@ -323,29 +250,29 @@ def test_one_start_that_the_system_refuses_ends_no_engine(
 
 
 def test_an_engine_that_was_given_up_comes_back_when_it_can(
-    play: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "RETRY_S", (0.01,))
-    monkeypatch.setattr(thread_host, "RENEW_S", 0.05)
+    monkeypatch.setattr(retries, "RESTART_S", (0.0,))
+    monkeypatch.setattr(retries, "UNAVAILABLE_RESTART_S", 0.05)
     node = play("""
         def opened():
-            if not first("opened") and not (folder / "go").exists():
-                unavailable()
-            ready()
+            if not process.first("opened") and not (folder / "go").exists():
+                process.unavailable()
+            process.ready()
 
         def run(request, name):
-            if first("died"):
+            if process.first("died"):
                 sys.exit(1)
         """)
-    assert happens(lambda: ready(node) == 1)
+    wait_ready(node)
     assert outcome(node, "Good").startswith("BackendUnavailable")
-    [host] = hosts_of(node)
-    assert happens(lambda: host.state is State.UNAVAILABLE)
-    before = host._remote._processes.starts
-    while host._remote._processes.starts < before + 4:  # and meanwhile calls are told why
+    executor = executor_of(node)
+    wait_until(lambda: executor.engine.phase is EnginePhase.UNAVAILABLE, DEADLINE_S)
+    before = executor._processes.starts
+    while executor._processes.starts < before + 4:  # and meanwhile calls are told why
         assert outcome(node, "Good").startswith("BackendUnavailable")
     (tmp_path / "go").touch()
-    assert happens(lambda: ready(node) == 1)
+    wait_ready(node)
     assert outcome(node, "Good") == "answered"
 
 
@@ -353,27 +280,27 @@ def test_an_engine_that_was_given_up_comes_back_when_it_can(
 
 
 def test_what_waited_for_a_worker_that_never_comes_goes_to_the_others(
-    tmp_path: Path, play: Callable[..., Node]
+    tmp_path: Path, play: Play
 ) -> None:
     node = play("""
         def opened():
-            if worker and not first("first worker"):
-                wait_for("go")
-                unavailable()
-            ready(workers=2)
+            if worker and not process.first("first worker"):
+                process.wait_for("go")
+                process.unavailable()
+            process.ready(workers=2)
 
         def run(request, name):
             if name == "Slow":
                 (folder / "running").touch()
-                wait_for("end")
+                process.wait_for("end")
         """)
-    assert happens(lambda: len(hosts_of(node)) == 3 and ready(node) == 2)
+    wait_until(lambda: len(executors_of(node)) == 3 and ready(node) == 2, DEADLINE_S)
     with ThreadPoolExecutor(4) as pool:
         slow = pool.submit(outcome, node, "Slow")
         try:
-            assert happens((tmp_path / "running").exists)
+            wait_until((tmp_path / "running").exists, DEADLINE_S)
             good = [pool.submit(outcome, node, "Good") for _ in range(3)]
-            assert happens(lambda: node._pump.waiting == 3)
+            wait_until(lambda: node.info().waiting == 3, DEADLINE_S)
             (tmp_path / "go").touch()
             assert [call.result() for call in good] == ["answered"] * 3
             assert not slow.done()
@@ -382,20 +309,18 @@ def test_what_waited_for_a_worker_that_never_comes_goes_to_the_others(
         assert slow.result() == "answered"
 
 
-def test_all_that_waits_for_an_engine_that_never_comes_is_told(
-    tmp_path: Path, play: Callable[..., Node]
-) -> None:
+def test_all_that_waits_for_an_engine_that_never_comes_is_told(tmp_path: Path, play: Play) -> None:
     node = play("""
         def opened():
-            wait_for("go")
-            unavailable()
+            process.wait_for("go")
+            process.unavailable()
         """)
     node.register("composition Both(a) => (b) { Good(a = each a) => (b = b); }")
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(outcome, node, "Both", [b"1", b"2"])]
-        assert happens(lambda: node._pump.waiting == 2)
+        wait_until(lambda: node.info().waiting == 2, DEADLINE_S)
         calls += [pool.submit(outcome, node, "Good") for _ in range(2)]
-        assert happens(lambda: node._pump.waiting == 4)
+        wait_until(lambda: node.info().waiting == 4, DEADLINE_S)
         (tmp_path / "go").touch()
         both, *good = [call.result() for call in calls]
         assert (both, good) == ("ApplicationFailed", ["BackendUnavailable"] * 2)
@@ -405,29 +330,29 @@ def test_all_that_waits_for_an_engine_that_never_comes_is_told(
 
 DYING = """
 def opened():
-    ready(spare=True)
+    process.ready(standby=True)
 
 def run(request, name):
     if name == "Bad":
-        failed(request, Faulted(name, "illegal address"))
-    if name == "Good" and first("died"):
-        failed(request, EngineDied("played:0", "memory error"))
+        process.fail(request, Faulted(name, "illegal address"), fatal=True)
+    if name == "Good" and process.first("died"):
+        process.fail(request, EngineDied("played:0", "memory error"), fatal=True)
     if name == "Slow":
         time.sleep(0.5)  # longer than any grace
 """
 
 
 def test_waiting_for_the_memory_of_others_is_no_time_of_a_call(
-    play: Callable[..., Node], gone: threading.Event, monkeypatch: pytest.MonkeyPatch
+    play: Play, gone: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = play(DYING, device_bytes=1 << 30)
+    register(node, "Slow", wall_s=0.8)
     assert outcome(node, "Bad") == "Faulted"
-    [host] = hosts_of(node)
-    assert happens(lambda: host.state is State.READY)
-    assert host._remote._processes.ending
+    wait_ready(node)
+    assert executor_of(node)._processes.ending
 
     def late() -> None:
-        let_pass(host)
+        gone.wait(1.0)
         gone.set()
 
     on_waiting(monkeypatch, late)
@@ -436,7 +361,7 @@ def test_waiting_for_the_memory_of_others_is_no_time_of_a_call(
 
 
 def test_a_result_waits_for_the_memory_of_a_process_that_ends(
-    play: Callable[..., Node], gone: threading.Event, monkeypatch: pytest.MonkeyPatch
+    play: Play, gone: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run again, a call finds what its first attempt was to fill still kept for the device."""
     node = play(DYING, output_bytes=ARENA_BYTES * 6 // 10)
@@ -456,7 +381,7 @@ def test_nobody_waits_for_processes_that_were_abandoned(gone: threading.Event) -
         waiting.start()
         assert ending.ending
         ending.abandon()
-        waiting.join(LIMIT_S)
+        waiting.join(DEADLINE_S)
         assert not waiting.is_alive()
         gone.set()
     ending.close()
@@ -467,48 +392,71 @@ def test_nobody_waits_for_processes_that_were_abandoned(gone: threading.Event) -
 
 
 def test_waiting_for_the_thread_of_an_engine_is_no_time_of_a_call(
-    tmp_path: Path, play: Callable[..., Node]
+    tmp_path: Path, play: Play
 ) -> None:
     node = play("""
         def opened():
-            ready()
+            process.ready()
 
         def run(request, name):
             if (folder / "hold").exists():
-                wait_for("go")
+                process.wait_for("go")
             if name == "Slow":
                 time.sleep(0.5)  # longer than any grace
         """)
-    assert outcome(node, "Good") == "answered"
-    [host] = hosts_of(node)
-    host._mean_ns = 1e5  # so that one may wait while another runs
+    assert outcome(node, "Good") == outcome(node, "Slow") == "answered"
+    executor = executor_of(node)
+    executor.engine.mean_ns = 1e5  # so that one may wait while another runs
     (tmp_path / "hold").touch()
     with ThreadPoolExecutor(2) as pool:
         good = pool.submit(outcome, node, "Good")
-        assert happens(lambda: host.busy == 1)
+        wait_until(lambda: len(executor._out) == 1)
         slow = pool.submit(outcome, node, "Slow")
-        assert happens(lambda: behind(host))
-        let_pass(host)
+        wait_until(lambda: len(executor._out) == 2)
+        let_pass(node)
         (tmp_path / "go").touch()
         assert (good.result(), slow.result()) == ("answered", "answered")
 
 
 def test_a_call_is_not_blamed_for_processes_that_it_never_came_to(
-    play: Callable[..., Node],
+    play: Play,
 ) -> None:
     node = play(
         """
         def opened():
-            ready()
+            process.ready()
 
         def run(request, name):
             pass
         """,
         engines=2,
     )
-    assert happens(lambda: ready(node) == 2)
+    wait_ready(node, 2)
     for pid in children(node):
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert outcome(node, "Good") == "answered"  # a function that none of them had
-    assert happens(lambda: ready(node) == 2)
+    wait_ready(node, 2)
+
+
+@pytest.mark.parametrize(("always", "expected"), [(False, "answered"), (True, "Faulted")])
+def test_a_call_that_was_being_planned_is_planned_again(
+    always: bool, expected: str, play: Play
+) -> None:
+    node = play(f"""
+        def demand(name, inputs):
+            if {always} and name == "Bad" or process.first("died"):
+                sys.exit(1)
+            return Demand(1)
+
+        process.demand = demand
+
+        def opened():
+            process.ready()
+
+        def run(request, name):
+            pass
+        """)
+    assert outcome(node, "Good") == "answered"
+    assert outcome(node, "Bad") == expected
+    assert outcome(node, "Good") == "answered"

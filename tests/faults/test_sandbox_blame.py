@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
-from dandelion.node.thread_host import ThreadHost
 
+from dandelion.data import Sets
 from dandelion.documents import RegistrationDocument, python_function
 from dandelion.errors import Blame, DandelionError, Faulted, SandboxLost, TimedOut
+from dandelion.executors import ThreadExecutor
 from dandelion.function import Limits
-from dandelion.node import Node, Outcome, Settings
+from dandelion.node import Node, Settings
 from tests.faults.test_process_faults import Background
 from tests.python_functions import call_of, first, function, process_engine, run
 
@@ -152,10 +153,10 @@ def attempts(node: Node, invocation: str) -> int:
 
 def running(node: Node, after: int = 0) -> Sandbox:
     """Wait for the sandbox that runs a call, other than the one with process id `after`."""
-    [host] = node._pump.hosts
-    assert isinstance(host, ThreadHost)
+    [executor] = node._runtime.executors.values()
+    assert isinstance(executor, ThreadExecutor)
     while True:
-        engine = host._engine
+        engine = executor._engine
         call = engine._running if isinstance(engine, ProcessEngine) else None
         sandbox = call.sandbox if call is not None else None
         if sandbox is not None and sandbox.pid != after:
@@ -171,7 +172,7 @@ def test_a_call_that_uses_up_its_cpu_time_is_run_once(node: Node) -> None:
 
 def test_a_call_whose_sandbox_is_killed_twice_is_not_the_functions_fault(node: Node) -> None:
     with ThreadPoolExecutor(1) as pool:
-        call: Future[Outcome] = pool.submit(node.invoke, "f", x=b"")
+        call: Future[Sets] = pool.submit(node.invoke, "f", x=b"")
         killed = running(node)
         killed.kill()
         running(node, after=killed.pid).kill()

@@ -5,129 +5,88 @@ breaks all workers that are up. Each says so in the call that it runs, or at its
 leaves. Whatever the order of things, the bad call alone fails.
 """
 
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from dandelion.documents import CodeDocument, FunctionDocument
-from dandelion.driver import Demand, Hosting, Sharing
+from dandelion.driver import Hosting, Sharing
 from dandelion.errors import DandelionError
-from dandelion.node import Node, Settings, processes
-from dandelion.node.hosts import State
-from dandelion.testing import Script, ScriptedDriver
+from dandelion.executors import ProcessExecutor
+from dandelion.node import Node, Settings
+from dandelion.scheduler.records import EnginePhase
+from dandelion.testing import FakeEngineProcess, Script, ScriptedDriver, installed, wait_until
+from tests.played_nodes import executors_of, played_node, wait_ready
 
 ROUNDS = 5
 WORKERS = 8
 GOOD_CALLERS = 5
-PROGRAM = """#!{python}
-import os, random, socket, sys, time
-sys.path.insert(0, {root!r})
-from dandelion.driver import Capacity
-from dandelion.engine_process.messages import *
+SCRIPT = """
+import os, random, time
+from dandelion.driver import Demand
 from dandelion.errors import EngineDied, Faulted
-node = request_channel(socket.socket(fileno=int(sys.argv[3])))
-worker = "BROKEN" in os.environ
+
+worker = process.role == "worker"
 broken = os.environ.get("BROKEN", "")
-names = {{}}
 
 def generation():
     return os.path.getsize(broken) if worker else 0
 
-def faulted(request):
-    leave(request, Faulted(names[request.identity], "illegal address"))
-
-def leave(request, error):
-    node.send(Failed(request.call, error.record(), {{}}, True))
-    sys.exit(0)
-
-try:
-    while not isinstance(node.receive(), Open):
-        pass
-    born = generation()
-    while born and {held} and not os.path.exists({log!r} + ".go"):
-        time.sleep(0.01)
-    workers = 0 if worker else {workers}
-    node.send(Ready("shared", "shared:0", ("0",), "played", Capacity(), workers, not worker))
-    while True:
-        request = node.receive()
-        if isinstance(request, Load):
-            names[request.identity] = request.spec.name
-        elif isinstance(request, Run):
-            if generation() != born:  # it noticed as it zeroed what its last call had used
-                leave(request, EngineDied("shared:0", "illegal address"))
-            if not worker:
-                with open({log!r}, "a") as file:
-                    file.write(names[request.identity] + " ")
-            time.sleep(random.random() * 0.002)
-            if names[request.identity] == "Bad":
-                if worker:
-                    time.sleep({bad_s})
-                    with open(broken, "a") as file:
-                        file.write("x")
-                faulted(request)
-            if generation() != born:
-                faulted(request)
-            node.send(Done(request.call, (None,), {{}}))
-except (Ended, OSError):
-    sys.exit(0)
+process.opened()
+born = generation()
+if born and {held}:
+    process.wait_for("go")
+process.demand = lambda name, inputs: Demand(output_bytes=1)
+process.ready(workers={workers}, standby=True)
+for call in process.calls():
+    name = call.function
+    faulted = Faulted(name, "illegal address")
+    if generation() != born:  # it noticed as it zeroed what its last call had used
+        process.fail(call, EngineDied("played:0", "illegal address"), fatal=True)
+    if not worker:
+        process.note("log", name)
+    time.sleep(random.random() * 0.002)
+    if name == "Bad":
+        if worker:
+            time.sleep({bad_s})
+            with open(broken, "a") as file:
+                file.write("x")
+        process.fail(call, faulted, fatal=True)
+    if generation() != born:
+        process.fail(call, faulted, fatal=True)
+    process.answer(call)
 """
-
-
-def shared(broken: Path) -> ScriptedDriver:
-    """A device that two workers share."""
-    sharing = Sharing({"BROKEN": str(broken)}, concurrent=True, shared_fault_domain=True)
-    script = Script(
-        demand=lambda function, inputs: Demand(output_bytes=1), share=lambda resource: sharing
-    )
-    return ScriptedDriver("shared", script, Hosting.PROCESS)
 
 
 @contextmanager
 def played(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    workers: int,
-    spin_us: int,
-    bad_s: float = 0.0,
-    held: bool = False,
+    folder: Path, workers: int, spin_us: int = 0, bad_s: float = 0.0, held: bool = False
 ) -> Iterator[Node]:
-    """Give a node with such a device, all of whose engines are up.
+    """Give a node with a device that workers share, all of whose engines are up.
 
-    Workers that replace others wait for the file ``log.go`` if they are `held`.
+    Workers that replace others wait for the sign ``go`` if they are `held`.
     """
-    program, broken = folder / "python", folder / "broken"
+    broken, backends = folder / "broken", folder / "backends"
     broken.touch()
-    root, log = str(Path(__file__).parents[2]), str(folder / "log")
-    program.write_text(
-        PROGRAM.format(
-            python=sys.executable, root=root, workers=workers, log=log, bad_s=bad_s, held=held
-        )
-    )
-    program.chmod(0o700)
-    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-    driver = shared(broken)
-    monkeypatch.setattr("dandelion.node.engines.load_driver", lambda name: driver)
+    backends.mkdir()
+    sharing = Sharing({"BROKEN": str(broken)}, concurrent=True, shared_fault_domain=True)
+    driver = ScriptedDriver("played", Script(share=lambda resource: sharing), Hosting.PROCESS)
+    fake = FakeEngineProcess(folder, SCRIPT.format(workers=workers, bad_s=bad_s, held=held))
     settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
-    with Node(settings, [driver]) as node:
-        while len(node.engines()) < workers + 1 or not node.ready():
-            node.wait_ready(0.05)
-        code = (CodeDocument("shared"),)
-        for name in ("Good", "Bad"):
-            node.register(FunctionDocument(name, ("a",), ("b",), code=code))
+    with (
+        installed(backends, driver),
+        played_node(fake, settings, [driver], ("Good", "Bad")) as node,
+    ):
+        wait_ready(node, workers + 1)
         yield node
 
 
 @pytest.fixture(params=[0, 200])
-def node(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Node]:
-    with played(tmp_path, monkeypatch, WORKERS, request.param) as node:
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    with played(tmp_path, WORKERS, request.param) as node:
         yield node
 
 
@@ -151,15 +110,16 @@ def test_a_fault_that_all_share_fails_the_bad_call_alone(node: Node) -> None:
             assert bad.result().startswith("Faulted")
 
 
-def test_calls_that_did_no_harm_go_before_a_suspect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with played(tmp_path, monkeypatch, 1, 0, bad_s=0.3) as node, ThreadPoolExecutor(4) as pool:
-        while len([e for e in node.engines() if e.state == "ready"]) < 2:
-            node.wait_ready(0.05)
+def worker_of(node: Node) -> ProcessExecutor:
+    [worker] = [executor for executor in executors_of(node) if executor.engine.worker]
+    return worker
+
+
+def test_calls_that_did_no_harm_go_before_a_suspect(tmp_path: Path) -> None:
+    with played(tmp_path, 1, bad_s=0.3) as node, ThreadPoolExecutor(4) as pool:
+        worker = worker_of(node)
         bad = pool.submit(node.invoke, "Bad", a=b"1")
-        while not any(host.busy for host in node._pump.hosts):
-            pass
+        wait_until(lambda: worker._out)
         good = [pool.submit(node.invoke, "Good", a=b"1") for _ in range(3)]
         for one in good:
             one.result()
@@ -167,23 +127,21 @@ def test_calls_that_did_no_harm_go_before_a_suspect(
     assert (tmp_path / "log").read_text().split() == ["Good"] * 3 + ["Bad"]
 
 
-def test_a_call_behind_a_fault_does_not_wait_for_the_next_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_behind_a_fault_does_not_wait_for_the_next_process(tmp_path: Path) -> None:
     with (
-        played(tmp_path, monkeypatch, 1, 0, bad_s=0.3, held=True) as node,
+        played(tmp_path, 1, bad_s=0.3, held=True) as node,
         ThreadPoolExecutor(2) as pool,
     ):
+        worker = worker_of(node)
         for _ in range(10):
             node.invoke("Good", a=b"1")
-        [worker] = [host for host in node._pump.hosts if host.facts.worker]
+        worker.engine.mean_ns = 1e5  # so that one may wait while another runs
         bad = pool.submit(node.invoke, "Bad", a=b"1")
-        while not worker.busy:
-            pass
+        wait_until(lambda: len(worker._out) == 1)
         good = pool.submit(node.invoke, "Good", a=b"1")
-        while worker.busy == 1:
-            pass
+        wait_until(lambda: len(worker._out) == 2)
         good.result(20)
         assert type(bad.exception(20)).__name__ == "Faulted"
-        assert worker.state is State.STARTING
-        (tmp_path / "log.go").touch()
+        assert worker.engine.phase is EnginePhase.STARTING
+        (tmp_path / "go").touch()
+        wait_ready(node, 2)

@@ -103,7 +103,7 @@ def test_a_lack_of_descriptors_is_waited_out(caplog: pytest.LogCaptureFixture) -
         exhausted = Exhausted(listener, failures=2)
         uvloop.run(accept_all(exhausted))
     assert not exhausted.failures
-    assert [r.message for r in caplog.records] == ["cannot take connections, trying again"] * 2
+    assert [r.message for r in caplog.records] == ["cannot accept connections, trying again"] * 2
 
 
 def test_an_acceptor_that_pauses_can_be_closed() -> None:

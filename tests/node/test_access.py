@@ -13,7 +13,7 @@ import pytest
 
 from dandelion.errors import InvalidInput
 from dandelion.frontend.access import Access
-from dandelion.frontend.asgi import Exchange, Message
+from dandelion.frontend.asgi import Message, Request
 from dandelion.frontend.problem import ForeignHost, ForeignOrigin
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
@@ -248,7 +248,7 @@ async def _nothing() -> Message:
 
 def check(access: Access, host: str) -> None:
     scope = {"method": "GET", "path": "/", "query_string": b"", "http_version": "1.1"}
-    access.check(Exchange(scope | {"headers": [(b"host", host.encode())]}, _nothing))
+    access.check(Request(scope | {"headers": [(b"host", host.encode())]}, _nothing))
 
 
 def test_what_is_bound_is_the_nodes_name() -> None:
@@ -275,7 +275,7 @@ def test_an_accepted_host_does_not_open_the_door_to_pages() -> None:
     headers = [(b"host", b"a.example"), (b"origin", b"http://b.example")]
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": headers}
     with pytest.raises(ForeignOrigin):
-        access.check(Exchange(scope, _nothing))
+        access.check(Request(scope, _nothing))
 
 
 @pytest.mark.parametrize("host", ["http://a.example", "a.example:80", "", "a b", "a/b", "*.a"])

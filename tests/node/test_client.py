@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +25,8 @@ from dandelion.errors import (
     TooLarge,
     Unknown,
 )
-from dandelion.frontend.client import AsyncClient, Client, Unreachable
+from dandelion.frontend.async_client import AsyncClient
+from dandelion.frontend.client import Client, Unreachable
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver, function
@@ -217,73 +216,24 @@ def test_many_threads_share_a_client(client: Client) -> None:
         assert all(pool.map(call, range(60)))
 
 
-def test_a_connection_that_the_server_closed_is_replaced(node: Node) -> None:
-    server = BackgroundServer(node)
-    with Client(server.url, timeout_s=20) as client:
-        assert client.invoke("echo", a=b"1").b.bytes() == b"1"
-        server.close()
-        port = int(server.url.rpartition(":")[2])
-        with BackgroundServer(node, port=port):
-            assert client.invoke("echo", a=b"2").b.bytes() == b"2"
-        with pytest.raises(Unreachable):
-            client.invoke("echo", a=b"3")
-    server.close()
-
-
-def test_nobody_there() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        with Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
-            assert not client.ready()
-            with pytest.raises(Unreachable):
-                client.invoke("echo", a=b"")
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xc1\xc1",
-        b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\nproxy",
-        b"not HTTP at all\r\n\r\n",
-        b"",
-    ],
-)
-def test_something_else_there(reply: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(reply)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with Client(url, timeout_s=10) as client, pytest.raises((Unreachable, InvalidInput)):
-            client.invoke("echo", a=b"")
-        thread.join()
-
-
-def test_silence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with Client(url, timeout_s=0.05) as client, pytest.raises(Unreachable, match="no answer"):
-            client.invoke("echo", a=b"")
-
-
-@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
-def test_bad_urls(url: str) -> None:
-    with pytest.raises(InvalidInput):
-        Client(url)
-
-
-def test_async_client(client: Client) -> None:
-    async def main() -> list[bytes]:
+def test_async_client_has_the_same_methods(client: Client) -> None:
+    async def main() -> list[object]:
         async with AsyncClient(client.url) as other:
             assert await other.ready(5)
-            calls = (other.invoke("echo", a=b"%d" % i) for i in range(5))
+            registered = await other.register(function("temporary", ("a",), ("b",)))
+            assert [r.name for r in registered] == ["temporary"]
+            id_, _ = await other.invoke_sets("temporary", {"a": b"x"})
+            assert b"traceEvents" in await other.trace(id_)
+            assert (await other.describe("temporary")).kind == "function"
+            assert "temporary" in {entry.name for entry in await other.list()}
+            assert [entry.name for entry in await other.remove("temporary")] == ["temporary"]
+            assert "composition twice" in await other.graph("twice", "text")
+            assert {engine.backend for engine in await other.engines()} == {"null", "gate"}
+            assert "dandelion_invocations_total" in await other.metrics()
+            with pytest.raises(Unknown) as caught:
+                await other.invoke("ecko", a=b"")
+            assert caught.value.nearest == "echo"
+            calls = (other.invoke("echo", a=b"%d" % i) for i in range(20))
             return [sets.b.bytes() for sets in await asyncio.gather(*calls)]
 
-    assert asyncio.run(main()) == [b"0", b"1", b"2", b"3", b"4"]
+    assert asyncio.run(main()) == [b"%d" % i for i in range(20)]

@@ -1,146 +1,117 @@
-"""The demand of a call is told by the driver of the backend that is really in use.
+"""The demand of a call is told by the process of the backend that is really in use.
 
-An entry names two backends that differ in what they tell. The process takes the second, as one does
-where the first finds no device, and notes how much room it was given for each call's outputs.
+An entry names two backends. The process takes the second, as one does where the first finds no
+device, and notes how much room it was given for each call's outputs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from dandelion.documents import CodeDocument, Content, FunctionDocument
-from dandelion.driver import Demand, Hosting, InstanceSets, load_driver
+from dandelion.driver import Hosting
 from dandelion.errors import DeviceFull, Faulted
-from dandelion.function import Function
-from dandelion.node import Node, Settings, engines, processes
-from dandelion.testing import Script, ScriptedDriver
+from dandelion.node import Node, Settings
+from dandelion.testing import FakeEngineProcess, ScriptedDriver, installed, wait_until
+from tests.played_nodes import played_node, register, wait_ready
 
-PROGRAM = """#!{python}
-import json, os, socket, sys, time
-sys.path.insert(0, {root!r})
-from dandelion.driver import Capacity
-from dandelion.engine_process.messages import *
+SCRIPT = """
+from dandelion.driver import Capacity, Demand
 from dandelion.errors import EngineDied
-node = request_channel(socket.socket(fileno=int(sys.argv[3])))
-role = json.loads(sys.argv[8])["second"]["role"]
-workers, room = ({workers}, 1000) if role == "sequential" else (0, 100)
-known = {{}}
-try:
-    node.receive()
-    while not os.path.exists({gate!r}):
-        time.sleep(0.002)
-    node.send(Ready("second", "second:0", ("0",), role, Capacity(room), workers))
-    while True:
-        request = node.receive()
-        if isinstance(request, Load):
-            known[request.identity] = request.main
-        elif isinstance(request, Run):
-            with open({log!r}, "a") as log:
-                log.write(role + " " + str(request.result_bytes) + "\\n")
-            if known[request.identity] == b"leave":
-                error = EngineDied("second:0", "as told").record()
-                node.send(Failed(request.call, error, {{}}, True))
-                break
-            node.send(Done(request.call, (None,), {{}}))
-except (Ended, OSError):
-    pass
+
+def demand(name, inputs):
+    process.note("planned", name)
+    if name == "reads":
+        return Demand(int.from_bytes(inputs[0].items[0].data[8:16], "little"))
+    return Demand(64, 10 * inputs[0].size_bytes)
+
+process.demand = demand
+process.reads = {reads}
+process.opened()
+process.wait_for("gate")
+room = 1000 if process.role == "sequential" else 100
+process.ready(Capacity(room), {workers}, backend="second")
+for call in process.calls():
+    process.note("ran", f"{{process.role}} {{call.request.result_bytes}}")
+    if call.function == "leave":
+        process.fail(call, EngineDied("second:0", "as told"), fatal=True)
+    process.answer(call)
 """
-
-
-def told(name: str, output_bytes: int, factor: int) -> ScriptedDriver:
-    """A backend of the format ``told`` whose demand is a multiple of the input."""
-
-    def demand(function: Function, inputs: InstanceSets) -> Demand:
-        assert inputs[0] is not None
-        return Demand(output_bytes, factor * inputs[0].size_bytes)
-
-    return ScriptedDriver(name, Script(demand=demand), Hosting.PROCESS, code_format="told")
 
 
 class Played:
     """A node with such an entry; its engines come up when `open` is called."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(self, node: Node, fake: FakeEngineProcess) -> None:
         self.node = node
-        self._gate = folder / "gate"
-        self._log = folder / "log"
+        self._fake = fake
 
     def open(self, engines: int = 1) -> None:
         """Let the engines come up, and wait for them."""
-        self._gate.touch()
-        while len(self.node.engines()) < engines or not self.node.ready():
-            self.node.wait_ready(0.05)
+        self._fake.sign("gate")
+        wait_ready(self.node, engines)
 
-    def given(self) -> list[str]:
+    def ran(self) -> list[str]:
         """For each call which engine ran it, and its room for outputs in bytes."""
-        return self._log.read_text().splitlines() if self._log.exists() else []
+        return self._fake.notes("ran")
+
+    def planned(self) -> int:
+        """Count the calls that a process planned."""
+        return len(self._fake.notes("planned"))
 
 
-@pytest.fixture(params=[0])
-def played(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Played]:
-    program = tmp_path / "python"
-    root = str(Path(__file__).parents[2])
-    log, gate = str(tmp_path / "log"), str(tmp_path / "gate")
-    text = PROGRAM.format(
-        python=sys.executable, root=root, workers=request.param, log=log, gate=gate
-    )
-    program.write_text(text)
-    program.chmod(0o700)
-    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program)))
-    drivers = {"first": partial(told, "first", 16, 1), "second": partial(told, "second", 64, 10)}
-    monkeypatch.setattr(
-        engines,
-        "load_driver",
-        lambda name: drivers[name]() if name in drivers else load_driver(name),
-    )
-    with Node(Settings(backends=("first|second",), arena_bytes=1 << 20)) as node:
-        for name in ("stay", "leave"):
-            code = (CodeDocument("told", Content(data=name.encode())),)
-            node.register(FunctionDocument(name, ("a",), ("b",), code=code))
-        yield Played(node, tmp_path)
+@pytest.fixture(params=[(0, ())])
+def played(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Played]:
+    workers, reads = request.param
+    fake = FakeEngineProcess(tmp_path, SCRIPT.format(workers=workers, reads=reads))
+    drivers = [
+        ScriptedDriver(name, hosting=Hosting.PROCESS, code_format="told")
+        for name in ("first", "second")
+    ]
+    settings = Settings(backends=("first|second",), arena_bytes=1 << 20, spin_us=0)
+    backends = tmp_path / "backends"
+    backends.mkdir()
+    with installed(backends, *drivers), played_node(fake, settings, (), ()) as node:
+        for name in ("stay", "leave", "reads"):
+            register(node, name, "told", main=name.encode())
+        yield Played(node, fake)
 
 
-def test_outputs_have_the_room_that_the_driver_in_use_tells(played: Played) -> None:
+def test_outputs_have_the_room_that_the_process_tells(played: Played) -> None:
     played.open()
     played.node.invoke("stay", a=bytes(10))
-    assert played.given() == ["sequential 64"]
+    assert played.ran() == ["sequential 64"]
 
 
-def test_what_the_device_cannot_hold_is_refused_by_its_own_driver(played: Played) -> None:
+def test_what_the_device_cannot_hold_is_refused(played: Played) -> None:
     played.open()
     with pytest.raises(DeviceFull) as caught:
         played.node.invoke("stay", a=bytes(200))
     assert caught.value.needed_bytes == 2000
-    assert played.given() == []
+    assert played.ran() == []
 
 
-@pytest.mark.parametrize("played", [1], indirect=True)
+@pytest.mark.parametrize("played", [(1, ())], indirect=True)
 def test_the_kind_of_engine_follows_from_it(played: Played) -> None:
     played.open(2)
     played.node.invoke("stay", a=bytes(5))
-    played.node.invoke("stay", a=bytes(50))  # too much for a worker by the second's word alone
-    assert played.given() == ["worker 64", "sequential 64"]
+    played.node.invoke("stay", a=bytes(50))
+    assert played.ran() == ["worker 64", "sequential 64"]
 
 
-def test_calls_that_waited_for_the_engine_are_asked_about_again(played: Played) -> None:
+def test_calls_that_waited_for_the_engine_are_planned(played: Played) -> None:
     node = played.node
     with ThreadPoolExecutor() as callers:
         calls = [callers.submit(node.invoke, "stay", a=bytes(size)) for size in (5, 200, 50)]
-        while node.info().waiting < len(calls):
-            node.wait_ready(0.005)
+        wait_until(lambda: node.info().waiting == len(calls))
         played.open()
         failures = [type(call.exception()) for call in calls]
     assert failures == [type(None), DeviceFull, type(None)]
-    assert played.given() == ["sequential 64"] * 2
+    assert played.ran() == ["sequential 64"] * 2
 
 
 def test_it_is_so_after_the_engine_was_replaced(played: Played) -> None:
@@ -148,4 +119,21 @@ def test_it_is_so_after_the_engine_was_replaced(played: Played) -> None:
     with pytest.raises(Faulted):  # it took two engines with it
         played.node.invoke("leave", a=bytes(5))
     played.node.invoke("stay", a=bytes(5))
-    assert played.given() == ["sequential 64"] * 3
+    assert played.ran() == ["sequential 64"] * 3
+
+
+def test_calls_of_the_same_size_are_planned_once(played: Played) -> None:
+    played.open()
+    for size in (5, 5, 6, 5, 6):
+        played.node.invoke("stay", a=bytes(size))
+    assert played.planned() == 2
+    assert len(played.ran()) == 5
+
+
+@pytest.mark.parametrize("played", [(0, ((0, 8),))], indirect=True)
+def test_calls_that_differ_in_what_the_planner_reads_are_planned_each(played: Played) -> None:
+    played.open()
+    for other, number in ((1, 100), (2, 100), (3, 200), (4, 100)):
+        played.node.invoke("reads", a=np.array([other, number], np.int64))
+    assert played.ran() == [f"sequential {room}" for room in (100, 100, 200, 100)]
+    assert played.planned() == 2

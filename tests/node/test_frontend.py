@@ -26,6 +26,7 @@ from dandelion.frontend.asgi import Message
 from dandelion.frontend.openapi import DOCS_PAGE
 from dandelion.frontend.server import BackgroundServer, bind
 from dandelion.node import Node
+from tests.node.frontend_processes import Processes
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
 
 JSON = {"Content-Type": "application/json"}
@@ -84,17 +85,23 @@ class Served:
         return True
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module", params=["in the node", "processes"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     gate = GateDriver()
-    with Node(SETTINGS, [gate]) as node:
-        node.register(DOCUMENT)
+    with contextlib.ExitStack() as stack:
+        stack.callback(gate.gate.open, 100)
+        if request.param == "processes":
+            processes = stack.enter_context(Processes(SETTINGS, [gate], 2))
+            node, port = processes.node, processes.port
+            node.register(DOCUMENT)
+        else:
+            node = stack.enter_context(Node(SETTINGS, [gate]))
+            node.register(DOCUMENT)
+            server = stack.enter_context(BackgroundServer(node, drain_s=5))
+            port = int(server.url.rpartition(":")[2])
         assert node.wait_ready()
-        with BackgroundServer(node, drain_s=5) as server:
-            node.invoke("fixed", a=b"")  # what is fixed lies in the arena from now on
-            at_rest = node.info().arena.contexts
-            yield Served(node, gate, int(server.url.rpartition(":")[2]), at_rest)
-        gate.gate.open(100)
+        node.invoke("fixed", a=b"")  # what is fixed lies in the arena from now on
+        yield Served(node, gate, port, node.info().arena.contexts)
 
 
 # --- invoking -----------------------------------------------------------------------------------

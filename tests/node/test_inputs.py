@@ -9,15 +9,15 @@ from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.executors.process import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.inputs import PART, Bringing
+from dandelion.node.inputs import PART, InputStager
 from dandelion.node.library import Library
-from dandelion.node.remote import QUICK_BYTES
 from dandelion.registration import Registrar
 from dandelion.settings import Settings
 
 DEVICE = frozenset({"device"})
-LARGE = os.urandom(QUICK_BYTES + 1)
+LARGE = os.urandom(INLINE_COPY_BYTES + 1)
 DOCUMENT = RegistrationDocument(
     functions=tuple(
         FunctionDocument(name, ("a", "b"), ("c",), code=tuple(CodeDocument(f) for f in formats))
@@ -55,7 +55,7 @@ def library() -> Library:
     drivers = {"device": Format(), "core": Format()}
     registrar = Registrar(catalog, {}, drivers)  # type: ignore[arg-type]  # all it asks of drivers
     catalog.register(registrar.draft(DOCUMENT).batch)
-    return Library(catalog, {}, SharedDomain(1 << 20), Transfers(), Settings().caps)
+    return Library(catalog, {}, Settings().caps)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def places(
 ) -> list[bool]:
     """Tell which inputs lie in the arena, once they were brought."""
     inputs = tuple(None if d is None else item_set(d) for d in data)
-    found, _ = Bringing(DEVICE, arena, Transfers()).bring(plan, inputs)
+    found, _ = InputStager(DEVICE, arena, Transfers()).stage(plan, inputs)
     for before, after in zip(inputs, found, strict=True):
         assert (before is None) == (after is None)
         if before is not None and after is not None:
@@ -114,8 +114,8 @@ def test_what_lies_in_the_arena_stays_there(library: Library, arena: SharedDomai
     assert arena.stats().used_bytes == before
 
 
-def bringing(arena: SharedDomain) -> Bringing:
-    return Bringing(DEVICE, arena, Transfers())
+def a_stager(arena: SharedDomain) -> InputStager:
+    return InputStager(DEVICE, arena, Transfers())
 
 
 def lies_in(arena: SharedDomain, item_set: ItemSet | None) -> bool:
@@ -132,23 +132,23 @@ def test_of_a_set_that_is_sharded_each_item_is_brought_with_its_own_call(
 def test_what_waits_takes_a_part_of_the_arena_and_gives_it_back(
     library: Library, arena: SharedDomain
 ) -> None:
-    plan, callers = library.plan("OnDevice"), bringing(arena)
-    found = [callers.bring(plan, (item_set(LARGE), None)) for _ in range(5)]
+    plan, callers = library.plan("OnDevice"), a_stager(arena)
+    found = [callers.stage(plan, (item_set(LARGE), None)) for _ in range(5)]
     brought = [lies_in(arena, inputs[0]) for inputs, _ in found]
     assert brought == [size > 0 for _, size in found] == [True, True, True, False, False]
     assert arena.stats().used_bytes <= arena.map.size_bytes / PART + 3 * 4096
     for _, size in found:
-        callers.ended(size)
-    assert lies_in(arena, callers.bring(plan, (item_set(LARGE), None))[0][0])
+        callers.release(size)
+    assert lies_in(arena, callers.stage(plan, (item_set(LARGE), None))[0][0])
 
 
 def test_a_full_arena_takes_nothing_and_is_no_error(library: Library, arena: SharedDomain) -> None:
     rest = arena.acquire(arena.map.size_bytes - 3 * len(LARGE))
-    callers = bringing(arena)
-    assert callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[1] == 0
+    callers = a_stager(arena)
+    assert callers.stage(library.plan("OnDevice"), (item_set(LARGE), None))[1] == 0
     del rest
     arena.recycle()
-    assert callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[1] == len(LARGE)
+    assert callers.stage(library.plan("OnDevice"), (item_set(LARGE), None))[1] == len(LARGE)
 
 
 def test_what_cannot_be_copied_is_left_to_whoever_says_why(
@@ -156,6 +156,6 @@ def test_what_cannot_be_copied_is_left_to_whoever_says_why(
 ) -> None:
     strided = memoryview(LARGE + LARGE)[::2]
     given = (item_set(strided), None)
-    callers = bringing(arena)
-    assert callers.bring(library.plan("OnDevice"), given) == (given, 0)
-    assert lies_in(arena, callers.bring(library.plan("OnDevice"), (item_set(LARGE), None))[0][0])
+    callers = a_stager(arena)
+    assert callers.stage(library.plan("OnDevice"), given) == (given, 0)
+    assert lies_in(arena, callers.stage(library.plan("OnDevice"), (item_set(LARGE), None))[0][0])

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from dandelion.documents import RegistrationDocument
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
+from .frontend_processes import Processes
 from .served import function
 
 JSON, PACK = "application/json", "application/msgpack"
@@ -47,25 +49,44 @@ DOCUMENT = RegistrationDocument(
 )
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(SETTINGS) as node:
-        node.register(DOCUMENT)
-        yield node
+@dataclass
+class Server:
+    """A server and its node.
+
+    Attributes:
+        process: that serves HTTP.
+    """
+
+    node: Node
+    url: str
+    process: int
+
+
+@pytest.fixture(scope="module", params=["in the node", "processes"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.param == "processes":
+        with Processes(SETTINGS, [], 1) as processes:
+            processes.node.register(DOCUMENT)
+            (process,) = processes.supervisor.pids
+            yield Server(processes.node, f"http://127.0.0.1:{processes.port}", process)
+    else:
+        with Node(SETTINGS) as node:
+            node.register(DOCUMENT)
+            with BackgroundServer(node) as server:
+                yield Server(node, server.url, os.getpid())
 
 
 @pytest.fixture(scope="module")
-def server(node: Node) -> Iterator[BackgroundServer]:
-    with BackgroundServer(node) as server:
-        yield server
+def node(server: Server) -> Node:
+    return server.node
 
 
-def connection(server: BackgroundServer) -> http.client.HTTPConnection:
+def connection(server: Server) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
 
 
 def post(
-    server: BackgroundServer, path: str, body: bytes, kind: str = JSON, accept: str = ""
+    server: Server, path: str, body: bytes, kind: str = JSON, accept: str = ""
 ) -> tuple[int, Any]:
     with contextlib.closing(connection(server)) as c:
         c.request("POST", path, body, {"content-type": kind, "accept": accept or kind})
@@ -94,9 +115,9 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     raise AssertionError("it never came")
 
 
-def converter(server: BackgroundServer) -> int:
+def converter(server: Server) -> int:
     """Give the process id of the converter, which runs once a document was converted."""
-    found = [p for p in children(os.getpid()) if is_converter(p)]
+    found = [p for p in children(server.process) if is_converter(p)]
     assert len(found) == 1
     return found[0]
 
@@ -105,6 +126,15 @@ def is_converter(process: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return b"dandelion.frontend.conversion" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
+
+
+@contextlib.contextmanager
+def started_converters() -> Iterator[set[int]]:
+    """Give the converters that were started meanwhile, once it is over."""
+    before = {p for p in children(os.getpid()) if is_converter(p)}
+    started: set[int] = set()
+    yield started
+    started |= {p for p in children(os.getpid()) if is_converter(p)} - before
 
 
 @contextlib.contextmanager
@@ -123,7 +153,7 @@ def filler(size: int = LARGE) -> str:
 
 
 @pytest.mark.parametrize("kind", [JSON, PACK])
-def test_items_come_as_they_were_sent(server: BackgroundServer, kind: str) -> None:
+def test_items_come_as_they_were_sent(server: Server, kind: str) -> None:
     blob = os.urandom(LARGE)
     data: object = base64.b64encode(blob).decode() if kind == JSON else blob
     left = [
@@ -142,7 +172,7 @@ def test_items_come_as_they_were_sent(server: BackgroundServer, kind: str) -> No
     assert data_of == {"y": "käse".encode(), **{f"n{i}": str(i).encode() for i in range(5000)}}
 
 
-def test_numbers_become_an_array_and_come_back(server: BackgroundServer) -> None:
+def test_numbers_become_an_array_and_come_back(server: Server) -> None:
     numbers = [i / 4 for i in range(200_000)]
     status, reply = post(
         server, "/v1/invoke/numbers", json.dumps({"sets": {"n": numbers}}).encode()
@@ -152,7 +182,7 @@ def test_numbers_become_an_array_and_come_back(server: BackgroundServer) -> None
     assert reply["types"]["n"]["dtype"] == "float64"
 
 
-def test_a_large_result_is_written_as_json(server: BackgroundServer) -> None:
+def test_a_large_result_is_written_as_json(server: Server) -> None:
     array = np.arange(300_000, dtype=np.float64)
     kind = "application/octet-stream"
     status, reply = post(server, "/v1/invoke/numbers", array.tobytes(), kind, JSON)
@@ -172,7 +202,7 @@ def test_a_large_result_is_written_as_json(server: BackgroundServer) -> None:
     ],
 )
 def test_errors_name_their_place(
-    server: BackgroundServer, node: Node, body: bytes, status: int, where: str
+    server: Server, node: Node, body: bytes, status: int, where: str
 ) -> None:
     with nothing_left(node):
         found, problem = post(server, "/v1/invoke/echo", body)
@@ -180,7 +210,7 @@ def test_errors_name_their_place(
 
 
 @pytest.mark.parametrize("kind", [JSON, PACK])
-def test_more_items_than_the_limit_are_refused(server: BackgroundServer, kind: str) -> None:
+def test_more_items_than_the_limit_are_refused(server: Server, kind: str) -> None:
     encode = msgspec.json.encode if kind == JSON else msgspec.msgpack.encode
     status, problem = post(server, "/v1/invoke/echo", encode({"sets": {"a": ["x"] * 20_001}}), kind)
     assert status == 413
@@ -190,7 +220,7 @@ def test_more_items_than_the_limit_are_refused(server: BackgroundServer, kind: s
     assert status == 200
 
 
-def test_more_parts_than_the_limit_are_refused(server: BackgroundServer) -> None:
+def test_more_parts_than_the_limit_are_refused(server: Server) -> None:
     part = b'--X\r\nContent-Disposition: form-data; name="a"\r\n\r\nz\r\n'
     kind = "multipart/form-data; boundary=X"
     status, problem = post(server, "/v1/invoke/echo", part * 20_001 + b"--X--\r\n", kind, JSON)
@@ -203,7 +233,7 @@ def test_more_parts_than_the_limit_are_refused(server: BackgroundServer) -> None
 
 
 @pytest.mark.parametrize("kind", [JSON, PACK])
-def test_large_documents_register(server: BackgroundServer, node: Node, kind: str) -> None:
+def test_large_documents_register(server: Server, node: Node, kind: str) -> None:
     weights, library = os.urandom(LARGE), os.urandom(3 * LARGE)
 
     def content(data: bytes) -> dict[str, object]:
@@ -234,13 +264,45 @@ def test_large_documents_register(server: BackgroundServer, node: Node, kind: st
         assert bytes(node.catalog.blob(record.digest)) == data
 
 
-def test_declarations_have_a_limit_of_their_own(server: BackgroundServer) -> None:
+@pytest.mark.parametrize(
+    ("count", "size", "is_converted"),
+    [(1, 150_000, False), (1, LARGE, True), (5000, 10, True)],
+)
+@pytest.mark.parametrize("kind", [JSON, PACK])
+def test_what_is_read_quickly_is_not_converted(
+    kind: str, count: int, size: int, is_converted: bool
+) -> None:
+    data: object = bytes(size) if kind == PACK else base64.b64encode(bytes(size)).decode()
+    libraries = {f"l{i}": {"data": data} for i in range(count)}
+    encode = msgspec.json.encode if kind == JSON else msgspec.msgpack.encode
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        with started_converters() as started:
+            body = encode({"libraries": libraries})
+            assert post(server, "/v1/register", body, kind, JSON)[0] == 200
+        assert bool(started) is is_converted
+
+
+@pytest.mark.parametrize(("length", "is_converted"), [(3, False), (100, True)])
+def test_what_is_drawn_quickly_is_not_converted(length: int, is_converted: bool) -> None:
+    steps = "".join(f"echo (a = all s{i}) => (s{i + 1} = a);" for i in range(length))
+    text = f"function echo (a) => (a); composition chain (s0) => (s{length}) {{{steps}}}"
+    with Node(SETTINGS) as other, BackgroundServer(other) as server:
+        other.register(DOCUMENT)
+        other.register(RegistrationDocument(compositions=(text,)))
+        with started_converters() as started, contextlib.closing(connection(server)) as c:
+            c.request("GET", "/v1/compositions/chain/graph")
+            reply = c.getresponse()
+            assert (reply.status, reply.read().lstrip()[:4]) == (200, b"<svg")
+        assert bool(started) is is_converted
+
+
+def test_declarations_have_a_limit_of_their_own(server: Server) -> None:
     document = {"functions": [{"name": f"f{i}", "inputs": ["a"] * 20} for i in range(200_000)]}
     status, problem = post(server, "/v1/register", msgspec.json.encode(document))
     assert (status, problem["type"]) == (413, "urn:dandelion:error:TooLarge")
 
 
-def test_a_broken_document_names_the_field(server: BackgroundServer) -> None:
+def test_a_broken_document_names_the_field(server: Server) -> None:
     document = {"libraries": {"a": filler()}, "functions": [{"nme": "f"}]}
     status, problem = post(server, "/v1/register", msgspec.json.encode(document))
     assert status == 400
@@ -261,9 +323,7 @@ def test_a_broken_document_names_the_field(server: BackgroundServer) -> None:
         ),
     ],
 )
-def test_health_checks_are_answered_beside(
-    server: BackgroundServer, path: str, body: bytes
-) -> None:
+def test_health_checks_are_answered_beside(server: Server, path: str, body: bytes) -> None:
     worst = 0.0
     over = threading.Event()
 
@@ -294,7 +354,7 @@ def slow_body() -> bytes:
     return b'{"sets":{"n":[' + b"1.25," * 8_000_000 + b"1]}}"
 
 
-def begun(server: BackgroundServer) -> tuple[socket.socket, int]:
+def begun(server: Server) -> tuple[socket.socket, int]:
     """Send a large document; give its connection and the child that converts it."""
     post(server, "/v1/invoke/echo", b'{"sets":{"a":"' + filler().encode() + b'"}}')
     process = converter(server)
@@ -319,7 +379,7 @@ def running(process: int) -> list[int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may look and surely leave namespaces")
-def test_the_converter_has_a_network_of_its_own(server: BackgroundServer) -> None:
+def test_the_converter_has_a_network_of_its_own(server: Server) -> None:
     body = msgspec.json.encode({"sets": {"a": "x" * LARGE}})
     assert post(server, "/v1/invoke/echo", body)[0] == 200
     process = converter(server)
@@ -335,7 +395,7 @@ def leave_namespaces_is_refused() -> bool:
     return done.stdout.strip() == "none"
 
 
-def test_a_client_that_leaves_ends_the_child(server: BackgroundServer, node: Node) -> None:
+def test_a_client_that_leaves_ends_the_child(server: Server, node: Node) -> None:
     with nothing_left(node):
         client, child = begun(server)
         process = converter(server)
@@ -343,7 +403,7 @@ def test_a_client_that_leaves_ends_the_child(server: BackgroundServer, node: Nod
         wait_for(lambda: child not in running(process))
 
 
-def test_a_child_that_dies_is_the_documents_fault(server: BackgroundServer, node: Node) -> None:
+def test_a_child_that_dies_is_the_documents_fault(server: Server, node: Node) -> None:
     with nothing_left(node):
         client, child = begun(server)
         os.kill(child, signal.SIGKILL)
@@ -351,7 +411,7 @@ def test_a_child_that_dies_is_the_documents_fault(server: BackgroundServer, node
             assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_converter_that_dies_is_started_again(server: BackgroundServer) -> None:
+def test_a_converter_that_dies_is_started_again(server: Server) -> None:
     body = b'{"sets":{"a":"' + filler().encode() + b'"}}'
     post(server, "/v1/invoke/echo", body)
     first = converter(server)
@@ -365,7 +425,8 @@ def test_the_converter_ends_with_its_server() -> None:
     with Node(SETTINGS) as other:
         other.register(DOCUMENT)
         before = {p for p in children(os.getpid()) if is_converter(p)}
-        with BackgroundServer(other) as server:
+        with BackgroundServer(other) as background:
+            server = Server(other, background.url, os.getpid())
             post(server, "/v1/invoke/echo", b'{"sets":{"a":"' + filler().encode() + b'"}}')
             (process,) = {p for p in children(os.getpid()) if is_converter(p)} - before
         assert not is_converter(process)

@@ -10,7 +10,6 @@ from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
 from dandelion.errors import Conflict, InvalidComposition
 from dandelion.function import Function, FunctionSpec
-from dandelion.memory import HeapDomain, Transfers
 from dandelion.node import Node, Settings
 from dandelion.node.library import Library
 from dandelion.testing import ScriptedDriver
@@ -35,7 +34,7 @@ class ChangingCatalog(MemoryCatalog):
 def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
     catalog = ChangingCatalog()
     catalog.register(Batch([FunctionSpec("F")]))
-    library = Library(catalog, {}, HeapDomain(1), Transfers(), Settings().caps)
+    library = Library(catalog, {}, Settings().caps)
 
     def replace() -> None:
         catalog.register(Batch([FunctionSpec("F", cache=True)]))

@@ -10,9 +10,9 @@ from dandelion.compositions.matmul import bundle as matmul
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
-from dandelion.errors import DandelionError, DeviceFull, EngineDied, Faulted
+from dandelion.errors import DeviceFull, EngineDied, Faulted
+from dandelion.executors import ThreadExecutor
 from dandelion.node import Node, Settings
-from dandelion.node.hosts import Work
 from dandelion.testing import Script, ScriptedDriver
 
 MIB = 1 << 20
@@ -72,23 +72,19 @@ def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch)
         if engine.name == "shared:a":
             raise Faulted(call.function.spec.name, "of somebody")
         if ran.count("shared:b") == 1:
+            engine.lost = True
             raise EngineDied(engine.name, "before the call began")
         return call.inputs
 
-    driver = ScriptedDriver("shared", Script(run=run), resources={"a": Capacity(), "b": Capacity()})
+    script = Script(run=run, recover=lambda engine: None)
+    driver = ScriptedDriver("shared", script, resources={"a": Capacity(), "b": Capacity()})
     with Node(Settings(backends=()), [driver]) as node:
         assert node.wait_ready()
-        a, b = sorted(node._pump.hosts, key=lambda host: host.facts.resource)
-        a.facts.worker = a.facts.shared_fault_domain = True
-        finish = b._finish
-
-        def finish_before_it_began(
-            work: Work, outputs: InstanceSets | None, error: DandelionError | None
-        ) -> None:
-            work.begun = not isinstance(error, EngineDied)
-            finish(work, outputs, error)
-
-        monkeypatch.setattr(b, "_finish", finish_before_it_began)
+        a, b = sorted(node._runtime.executors.values(), key=lambda e: e.info.resource)
+        assert isinstance(b, ThreadExecutor)
+        a.engine.worker = a.engine.shared_fault_domain = True
+        lost = b._lost
+        monkeypatch.setattr(b, "_lost", lambda engine, begun: lost(engine, {}))
         code = (CodeDocument("shared"),)
         node.register(FunctionDocument("F", ("x",), ("x",), code=code))
         assert node.invoke("F", x=b"1").x.bytes() == b"1"

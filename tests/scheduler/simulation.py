@@ -115,6 +115,7 @@ class Simulation:
         self.held: set[Flow] = set()
         self.lost_calls: set[int] = set()
         self.running: dict[int, set[int]] = {}
+        self.planning: dict[int, set[CallState]] = {}
         self.plans = self._make_plans()
         self.tenants = [self._tenant(i) for i in range(self.random.randint(1, 5))]
         self._make_engines()
@@ -185,6 +186,7 @@ class Simulation:
 
     def _add(self, engine: EngineState) -> None:
         self.running[engine.id] = set()
+        self.planning[engine.id] = set()
         self.scheduler.fleet.added(engine)
 
     # time
@@ -290,7 +292,8 @@ class Simulation:
                 self.later(self.random.randint(0, MS), partial(self._looked, call))
             case Plan(call, engine):
                 assert engine.phase is EnginePhase.READY
-                self.later(self.random.randint(0, MS), partial(self._planned, call))
+                self.planning[engine.id].add(call)
+                self.later(self.random.randint(0, MS), partial(self._planned, call, engine))
             case Send(call):
                 self._run(call)
             case Stop(call):
@@ -315,7 +318,10 @@ class Simulation:
         else:
             self.event(self.scheduler.calls.missed, call, self.now_ns)
 
-    def _planned(self, call: CallState) -> None:
+    def _planned(self, call: CallState, engine: EngineState) -> None:
+        if call not in self.planning[engine.id]:
+            return  # its engine was lost
+        self.planning[engine.id].remove(call)
         if self.random.random() < self.faults.call:
             self.event(self.scheduler.calls.failed, call, Raised("f", "plan", ""), self.now_ns)
             return
@@ -361,7 +367,12 @@ class Simulation:
             for c in calls
             if self.random.random() > self.faults.innocent
         }
+        planning, self.planning[engine.id] = self.planning[engine.id], set()
         self.event(self.scheduler.fleet.lost, engine, error, begun, self.now_ns)
+        for call in sorted(planning, key=lambda call: call.id):
+            died = EngineDied(engine.name, "it died")
+            innocent = self.random.random() < self.faults.innocent
+            self.event(self.scheduler.calls.failed, call, died, self.now_ns, not innocent)
 
     def _started(self, engine: EngineState) -> None:
         if self.random.random() < self.faults.start and engine.name:

@@ -1,4 +1,4 @@
-"""The contents of a registration document, apart from what it declares."""
+"""The contents of a registration document: code, files, static items and libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[Content], Content]
 
 
 def with_contents(document: RegistrationDocument, change: Change) -> RegistrationDocument:
-    """Give a document with each content replaced, always in the same order."""
+    """Return a document with each content replaced, always in the same order."""
     return msgspec.structs.replace(
         document,
         functions=tuple(_function(function, change) for function in document.functions),

@@ -1,8 +1,7 @@
-"""The node's side of the converter: starts it, and carries out orders in threads.
+"""The node's side of the converter: starts it, and handles each job in a thread.
 
-A thread here waits for a child nearly always; what it does itself are short pieces of Python, so
-the event loop gets its turn every few milliseconds. Two documents at a time are converted, further
-ones wait.
+Such a thread mostly waits for a child, and its own steps are short, so it does not delay the event
+loop. Two documents are converted at a time; others wait.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from dandelion.frontend.conversion.messages import (
 from dandelion.frontend.conversion.process import LIMIT_S, MEMORY_BYTES
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import read_document
+from dandelion.frontend.service import Service
 from dandelion.memory import Context
-from dandelion.node import Node
 from dandelion.search_path import environment
 
 AT_ONCE = 2
@@ -55,20 +54,20 @@ _T = TypeVar("_T")
 
 
 class Converter:
-    """Reads and writes large documents. Its process starts with the first one.
+    """Converts large documents. Its process starts with the first one.
 
     Args:
-        node: whose arena the documents lie in.
+        node: has the arena with the documents.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Service) -> None:
         self._node = node
         self._threads = ThreadPoolExecutor(AT_ONCE, "dandelion-convert")
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    # --- what can be asked for: on the event loop; cancelling ends the child ----------------------
+    # --- jobs: called on the event loop; cancelling one ends its child ----------------------------
 
     async def sets(self, body: Bytes, media_type: str, specs: Specs, items_limit: int) -> SetMap:
         """Read the sets of an invocation; raises as the codec does, and `TooCostly`."""
@@ -78,7 +77,7 @@ class Converter:
             spec: tuple[SetSpec, ...] = tuple(specs.values())
             return job.run(Decode(media_type, *lying, spec, items_limit))[0]
 
-        return await self._asked(work)
+        return await self._run(work)
 
     async def document(self, body: Bytes, media_type: str) -> RegistrationDocument:
         """Read a registration document; raises as `read_document`, and `TooCostly`, `TooLarge`."""
@@ -90,15 +89,15 @@ class Converter:
             bare = read_document(declarations, "application/msgpack")
             return with_contents(bare, lambda _: Content(data=job.copied(next(taken).data)))
 
-        return await self._asked(work)
+        return await self._run(work)
 
-    async def json_reply(self, id_: str, sets: Mapping[str, ItemSet | None]) -> Bytes:
-        """Write the JSON reply of an invocation."""
+    async def json_response(self, id_: str, sets: Mapping[str, ItemSet | None]) -> Bytes:
+        """Write the JSON response of an invocation."""
 
         def work(job: _Job) -> Bytes:
             return _only(job.run(Encode(id_), sets)[0])
 
-        return await self._asked(work)
+        return await self._run(work)
 
     async def drawing(self, text: str, name: str, format_: str) -> Bytes:
         """Draw a composition; raises as `draw_text`, and `TooCostly`."""
@@ -106,13 +105,13 @@ class Converter:
         def work(job: _Job) -> Bytes:
             return bytes(_only(job.run(Draw(text, name, format_))[0]))
 
-        return await self._asked(work)
+        return await self._run(work)
 
     async def elsewhere(self, work: Callable[[], _T]) -> _T:
-        """Do what takes long in many short pieces in a thread here."""
+        """Run a function in a thread of the converter. Its steps must be short."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _asked(self, work: Callable[[_Job], _T]) -> _T:
+    async def _run(self, work: Callable[[_Job], _T]) -> _T:
         job = _Job(self._node, self._order)
 
         def done() -> _T:
@@ -130,7 +129,7 @@ class Converter:
     # --- the process ------------------------------------------------------------------------------
 
     def _order(self, job: socket.socket) -> None:
-        """Have a child forked for a socket; starts the converter if it is not there."""
+        """Fork a child for a socket; start the converter if it does not run."""
         with self._lock:
             for _ in range(2):
                 if self._control is None:
@@ -148,6 +147,7 @@ class Converter:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arena = self._node.arena
         files = (theirs.fileno(), arena.fd)
+        inherited = (*files, *self._node.arena_descriptors)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -157,7 +157,7 @@ class Converter:
                     "dandelion.frontend.conversion",
                     *map(str, (*files, arena.size_bytes, os.getpid())),
                 ],
-                pass_fds=files,
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=environment(),
             )
@@ -172,16 +172,16 @@ class Converter:
             process.wait()
 
     def close(self) -> None:
-        """End the process, and wait for the threads. Documents that are under way fail."""
+        """Stop the process and the threads. Running jobs fail."""
         with self._lock:
             self._stop()
         self._threads.shutdown(cancel_futures=True)
 
 
 class _Job:
-    """One document: its socket, and the memory that belongs to it."""
+    """One document: its socket and its memory."""
 
-    def __init__(self, node: Node, order: Callable[[socket.socket], None]) -> None:
+    def __init__(self, node: Service, order: Callable[[socket.socket], None]) -> None:
         self._node = node
         self._order = order
         self._channel: Channel[ToNode] | None = None
@@ -190,7 +190,7 @@ class _Job:
         self._abandoned = False
 
     def placed(self, data: Bytes) -> tuple[int, int]:
-        """Give offset and size of data in the arena; copies it there if it lies elsewhere."""
+        """Return offset and size of data in the arena; copy it there if necessary."""
         offset = self._node.arena.locate(data)
         if offset is None:
             data = self._node.acquire(len(data)).write(0, data)
@@ -200,7 +200,7 @@ class _Job:
         return offset, len(data)
 
     def copied(self, data: Bytes) -> bytes:
-        """Copy data of the arena out; others run meanwhile, since the system does the copying."""
+        """Copy data out of the arena by a system call, which releases the interpreter lock."""
         offset = self._node.arena.locate(data)
         if offset is None:
             return bytes(data)
@@ -209,10 +209,10 @@ class _Job:
     def run(
         self, order: Order, sets: Mapping[str, ItemSet | None] | None = None
     ) -> tuple[SetMap, bytes]:
-        """Send sets and the order, and take what comes of it.
+        """Send sets and the order, and receive the result.
 
         Raises:
-            TooCostly: the child did not come to an end, or died.
+            TooCostly: the child exceeded its limits or died.
         """
         ours, theirs = socket.socketpair()
         self._channel = channel = node_channel(ours)
@@ -224,7 +224,7 @@ class _Job:
             channel.send(order)
             return self._answer(channel)
         except (Ended, OSError):
-            what = "reply" if isinstance(order, Encode) else "body"
+            what = "response" if isinstance(order, Encode) else "body"
             raise TooCostly(what, LIMIT_S, MEMORY_BYTES) from None
 
     def _answer(self, channel: Channel[ToNode]) -> tuple[SetMap, bytes]:
@@ -250,7 +250,7 @@ class _Job:
         return wire_item(item, None, self.placed(item.data)[0])
 
     def _view(self, offset: int, size: int) -> Bytes:
-        """View bytes that the child named: in what it was given, or in what it wrote."""
+        """Return a view of bytes that the child named, in its input or its output."""
         result = self._result
         if result is not None and 0 <= offset - result.offset_bytes <= result.size_bytes - size:
             return result.read(offset - result.offset_bytes, size)
@@ -258,10 +258,10 @@ class _Job:
             begin = self._node.arena.locate(data)
             if begin is not None and 0 <= offset - begin <= len(data) - size:
                 return memoryview(data)[offset - begin : offset - begin + size]
-        raise InternalError("the converter named memory that is not its own")
+        raise InternalError("the converter named memory outside its document")
 
     def abandon(self) -> None:
-        """Have the child end, and `run` with it; from any thread."""
+        """End the child, and thereby `run`. May be called from any thread."""
         self._abandoned = True
         if self._channel is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a node and a child of the converter say to each other; see the package's text."""
+"""Messages between a node and a child of the converter; see the package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dandelion.engine_process.messages import Channel
 from dandelion.errors import ErrorRecord
 
 INLINE_BYTES = 1024
-"""Data up to this size travels in the message; larger data lies in the arena."""
+"""Data up to this size is sent in the message; larger data is in the arena."""
 
 PART_ITEMS = 512
 PART_BYTES = 256 * 1024
 
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An item: its data, or offset and size of that in the arena, in bytes.
+    """An item: its data, or offset and size of the data in the arena, in bytes.
 
     `dtype` and `shape` are those of `Item`.
     """
@@ -35,7 +35,7 @@ class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
-    """Some items of a set. Its parts follow each other; an absent set has one, without items.
+    """Some items of a set. The parts of a set are consecutive. An absent set has one empty part.
 
     Attributes:
         dtype, shape: of the set's declaration.
@@ -48,7 +48,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Decode(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
-    """Read the sets of an invocation.
+    """Decode the sets of an invocation.
 
     Attributes:
         media_type: JSON or MessagePack.
@@ -65,7 +65,7 @@ class Decode(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
-    """Read a registration document. Its contents come as the items of one set, in their order."""
+    """Decode a registration document. Its contents are returned as items of one set, in order."""
 
     media_type: str
     offset: int
@@ -73,13 +73,13 @@ class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
 
 
 class Encode(msgspec.Struct, frozen=True, array_like=True, tag="encode"):
-    """Write the sets that came before as the JSON reply of an invocation, one item."""
+    """Encode the preceding sets as the JSON response of an invocation, one item."""
 
     id: str
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag="draw"):
-    """Draw a composition of a text, as one item."""
+    """Draw a composition of a text; the result is one item."""
 
     text: str
     name: str
@@ -87,25 +87,25 @@ class Draw(msgspec.Struct, frozen=True, array_like=True, tag="draw"):
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag="room"):
-    """Where in the arena the bytes may be written that were asked for."""
+    """Reply to `Need`: the offset of the memory in the arena."""
 
     offset: int
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Ask for so many bytes in the arena."""
+    """Request memory in the arena, in bytes."""
 
     size: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """All parts were sent; `document` is a registration document without its contents."""
+    """All parts were sent. `document` is a registration document without its contents."""
 
     document: bytes = b""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """It cannot be done."""
+    """The order failed."""
 
     error: ErrorRecord
 
@@ -121,21 +121,21 @@ _TO_NODE: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(Need | Part 
 
 
 def child_channel(peer: socket.socket) -> Channel[ToChild]:
-    """Make the child's end."""
+    """Make the child's end of the channel."""
     return Channel(peer, _TO_CHILD)
 
 
 def node_channel(peer: socket.socket) -> Channel[ToNode]:
-    """Make the node's end."""
+    """Make the node's end of the channel."""
     return Channel(peer, _TO_NODE)
 
 
 def parts(sets: Mapping[str, ItemSet | None], wire: Callable[[Item], WireItem]) -> Iterator[Part]:
-    """Cut sets into parts that are quickly read and written.
+    """Split sets into small parts.
 
     Args:
         sets: by name.
-        wire: gives an item as it travels, see `wire_item`.
+        wire: converts an item, see `wire_item`.
     """
     for name, one in sets.items():
         if one is None:
@@ -154,16 +154,16 @@ def parts(sets: Mapping[str, ItemSet | None], wire: Callable[[Item], WireItem]) 
 
 
 def wire_item(item: Item, data: bytes | None, offset: int = 0) -> WireItem:
-    """Give an item as it travels: with its data, or with the place of that in the arena."""
+    """Make the message of an item: with its data, or with its place in the arena."""
     size = item.size_bytes if data is None else 0
     return WireItem(item.name, item.key, data, offset, size, item.dtype, item.shape)
 
 
 class Collected:
-    """Puts the parts of sets together again.
+    """Joins the parts of sets.
 
     Args:
-        read: gives the bytes at an offset of the arena, with their size.
+        read: returns the bytes at an offset of the arena, of a given size.
     """
 
     def __init__(self, read: Callable[[int, int], Bytes]) -> None:
@@ -172,7 +172,7 @@ class Collected:
         self._types: dict[str, tuple[str | None, tuple[int, ...] | None]] = {}
 
     def add(self, part: Part) -> None:
-        """Take the next part."""
+        """Add the next part."""
         items = self._parts.setdefault(part.name, [])
         self._types[part.name] = part.dtype, part.shape
         for wire in part.items:
@@ -180,7 +180,7 @@ class Collected:
             items.append(Item(wire.name, wire.key, data, wire.dtype, wire.shape))
 
     def sets(self) -> dict[str, ItemSet | None]:
-        """Give the sets, in their order."""
+        """Return the sets, in order."""
         return {
             name: ItemSet(name, tuple(items), *self._types[name]) if items else None
             for name, items in self._parts.items()

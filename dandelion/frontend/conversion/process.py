@@ -1,8 +1,8 @@
-"""The converter and its children; see the package's text.
+"""The converter and its children; see the package.
 
 Run by the node as ``python -m dandelion.frontend.conversion CONTROL_FD ARENA_FD ARENA_BYTES
-PARENT``. It has one thread and forks, so that a child has everything loaded. The end of the control
-socket is the order to leave.
+PARENT``. It has one thread and forks, so that a child has all modules loaded. It exits when the
+control socket is closed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from dandelion.frontend.records import encode_document, read_document
 from dandelion.memory import ArenaMap
 
 LIMIT_S = 30
-"""Of the processor's time, for one document."""
+"""Processor time for one document, in seconds."""
 
 MEMORY_BYTES = 4 << 30
 DECLARATIONS_LIMIT_BYTES = 4 * 1024 * 1024
-"""Of a registration document without its contents: the node reads that itself."""
+"""Size of a registration document without its contents, which the node decodes itself."""
 
 _ALIGNMENT_BYTES = 64
 _PR_SET_PDEATHSIG = 1
@@ -61,14 +61,14 @@ _TEXT = "function f(a) => (b); composition c(x) => (y) { f(a = all x) => (y = b)
 
 
 def main() -> int:
-    """Fork a child for each socket that comes, until the node is gone."""
+    """Fork a child for each received socket, until the node closes the control socket."""
     control_fd, arena_fd, size_bytes, parent = map(int, sys.argv[1:5])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the node's to act on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node handles Ctrl-C
     if os.getppid() != parent:
         return 1
     arena = ArenaMap(arena_fd, size_bytes)
-    for format_ in MEDIA_TYPES:  # loads the grammar, while files can be read
+    for format_ in MEDIA_TYPES:  # loads the grammar while files can be read
         draw_text(_TEXT, "c", format_)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     restrict_files()
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def _reap() -> None:
-    """Take leave of children that ended; a few may wait for the next document."""
+    """Reap children that exited. Some may remain until the next document."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -101,16 +101,16 @@ def _reap() -> None:
 
 
 def _serve(descriptor: int, arena: ArenaMap) -> None:
-    """Be a child: do one order and end, whatever happens."""
+    """Run as a child: handle one order and exit."""
     code = 1
     try:
-        gc.disable()  # all of this lives as long as the process does, and that is not long
+        gc.disable()  # the process is short-lived
         _limit()
         child = Child(child_channel(socket.socket(fileno=descriptor)), arena)
         child.serve()
         code = 0
     except BaseException as error:
-        if not isinstance(error, OSError):  # the node went away
+        if not isinstance(error, OSError):  # the node closed the socket
             print(f"converter: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
@@ -129,14 +129,14 @@ def _limit() -> None:
 
 
 class Child:
-    """Carries out one order."""
+    """Handles one order."""
 
     def __init__(self, channel: Channel[ToChild], arena: ArenaMap) -> None:
         self._channel = channel
         self._arena = arena
 
     def serve(self) -> None:
-        """Take sets and the order, send what comes of it."""
+        """Receive sets and the order, and send the result."""
         given = Collected(self._read)
         message = self._channel.receive()
         while isinstance(message, Part):
@@ -180,7 +180,7 @@ class Child:
         return self._arena.view[offset : offset + size].toreadonly()
 
     def _send(self, sets: SetMap) -> None:
-        """Put what is large into the arena, and send all items."""
+        """Copy large items into the arena and send all items."""
         need = 0
         for item in _items(sets):
             if self._is_loose(item):
@@ -190,7 +190,7 @@ class Child:
             self._channel.send(Need(need))
             room = self._channel.receive()
             if not isinstance(room, Room):
-                raise ConnectionError("the node has no room")
+                raise ConnectionError("the node has no memory for the result")
             end = room.offset
 
         def wire(item: Item) -> WireItem:
@@ -213,16 +213,16 @@ class Child:
 
 
 def die_with(peer: socket.socket) -> None:
-    """End this process at once when the other side of a socket goes; nothing else may come there.
+    """Exit at once when the other side closes a socket. Nothing else may arrive there.
 
-    Source: ``fcntl(2)``, O_ASYNC; the default action of SIGIO is to end.
+    Source: ``fcntl(2)``, O_ASYNC; the default action of SIGIO is to terminate.
     """
     fcntl.fcntl(peer, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(peer, fcntl.F_SETFL, fcntl.fcntl(peer, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def stay_without(peer: socket.socket) -> None:
-    """Take `die_with` back."""
+    """Revert `die_with`."""
     fcntl.fcntl(peer, fcntl.F_SETFL, fcntl.fcntl(peer, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
@@ -235,7 +235,7 @@ def _alone(data: Bytes) -> SetMap:
 
 
 def _taken_apart(document: RegistrationDocument) -> tuple[SetMap, bytes]:
-    """Take the contents out of a document."""
+    """Separate the contents from a document."""
     taken: list[Item] = []
 
     def take(content: Content) -> Content:

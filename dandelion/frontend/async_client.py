@@ -1,0 +1,155 @@
+"""The client of a node for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from dandelion.data import Sets, Value
+from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
+from dandelion.frontend import client_protocol
+from dandelion.frontend.async_connections import AsyncConnections
+from dandelion.frontend.client_protocol import (
+    CONNECTIONS,
+    POLL_S,
+    TIMEOUT_S,
+    URL,
+    ClientTarget,
+    Engines,
+    Entries,
+    Steps,
+)
+from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.records import Description
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """The asynchronous form of `dandelion.frontend.client.Client`.
+
+    An instance belongs to the event loop that it is first used on. Cancelling a call closes its
+    connection, and the node then cancels the invocation.
+
+    Args:
+        url, timeout_s, headers, connections: as for `Client`.
+
+    Raises:
+        InvalidInput: the URL is not that of a node, or a header is malformed.
+    """
+
+    def __init__(
+        self,
+        url: str = URL,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        target = ClientTarget.of(url, timeout_s, headers, connections)
+        self._connections = AsyncConnections(target)
+        self.url = target.url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Calls under way fail."""
+        await self._connections.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Carry out the requests of a method."""
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._connections.request(request))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def invoke(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        **sets: Value,
+    ) -> Sets:
+        """Invoke a function or composition, as `Client.invoke`."""
+        _, result = await self.invoke_sets(name, sets, version=version, deadline_s=deadline_s)
+        return result
+
+    async def invoke_sets(
+        self,
+        name: str,
+        sets: Mapping[str, Value],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> tuple[str, Sets]:
+        """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
+        return await self._run(client_protocol.invoke(name, sets, version, deadline_s))
+
+    async def register(
+        self,
+        *things: Registrable,
+        functions: Iterable[FunctionDocument] = (),
+        libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+    ) -> list[Registered]:
+        """Register everything together, all or nothing, as `Client.register`."""
+        return await self._run(client_protocol.register(things, functions, libraries))
+
+    async def list(self) -> Entries:
+        """List the newest versions of all functions, compositions and libraries."""
+        return await self._run(client_protocol.list_all())
+
+    async def describe(self, name: str, version: int | None = None) -> Description:
+        """Describe a function, composition or library, as `Client.describe`."""
+        return await self._run(client_protocol.describe(name, version))
+
+    async def remove(self, name: str, version: int | None = None) -> Entries:
+        """Remove one version of a name, or all, as `Client.remove`."""
+        return await self._run(client_protocol.remove(name, version))
+
+    async def graph(self, name: str, format: str = "svg", version: int | None = None) -> str:  # noqa: A002  # as in the query
+        """Draw a composition as ``svg``, ``mermaid``, ``json`` or ``text``."""
+        return await self._run(client_protocol.graph(name, format, version))
+
+    async def trace(self, invocation: str) -> bytes:
+        """Return the trace of a recent invocation, as `Client.trace`."""
+        return await self._run(client_protocol.trace(invocation))
+
+    async def engines(self) -> Engines:
+        """List the node's engines, and unavailable backends with the reason."""
+        return await self._run(client_protocol.engines())
+
+    async def metrics(self) -> str:
+        """Return the node's metrics in Prometheus' text format."""
+        return await self._run(client_protocol.metrics())
+
+    async def ready(self, wait_s: float = 0.0) -> bool:
+        """Return whether the node's engines are up; wait for that, at most `wait_s` seconds."""
+        now = asyncio.get_running_loop().time
+        end = now() + wait_s
+        while True:
+            try:
+                if await self._run(client_protocol.ready()):
+                    return True
+            except Unreachable:
+                pass  # it may be starting
+            left_s = end - now()
+            if left_s <= 0:
+                return False
+            await asyncio.sleep(min(POLL_S, left_s))

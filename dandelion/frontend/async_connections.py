@@ -1,0 +1,144 @@
+"""HTTP requests of `AsyncClient`: an aiohttp session with a bounded pool of connections.
+
+A request fails if nothing is sent or received for the time-out. This covers the wait for a free
+connection, connecting, the body and the response. A slow transfer that progresses does not fail.
+Cancelling a request closes its connection, so the node cancels the invocation.
+
+aiohttp repeats an idempotent request once if the connection breaks. It never repeats an invocation,
+but it does not use connections that the server closed while they were idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+from yarl import URL
+
+from dandelion.errors import InvalidInput
+from dandelion.frontend.client_protocol import (
+    AUTOMATIC_HEADERS,
+    ClientRequest,
+    ClientResponse,
+    ClientTarget,
+)
+from dandelion.frontend.problem import Unreachable
+
+
+class AsyncConnections:
+    """Connections to one node. Belongs to the event loop that sends the first request.
+
+    Args:
+        target: where requests are sent, and how.
+    """
+
+    def __init__(self, target: ClientTarget) -> None:
+        self._target = target
+        port = "" if target.port is None else f":{target.port}"
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        self._base = f"{'https' if target.secure else 'http'}://{host}{port}{target.path}"
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def request(self, request: ClientRequest) -> ClientResponse:
+        """Send a request and read its response.
+
+        Raises:
+            Unreachable: there is no server, the connection broke, or the time-out expired.
+            InvalidInput: the running event loop is not that of the first request.
+        """
+        session = self._opened()
+        limit_s = self._target.timeout_s if request.timeout_s is None else request.timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as timeout:
+                return await self._request(session, request, _Progress(timeout, limit_s))
+        except TimeoutError:
+            raise Unreachable(self._target.url, f"no answer for {limit_s:g} s") from None
+        except (OSError, aiohttp.ClientError) as error:
+            raise Unreachable(self._target.url, _reason(error)) from None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise Unreachable(self._target.url, "the client is closed")
+        loop = asyncio.get_running_loop()
+        if self._session is None:
+            self._loop = loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._target.connections),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                auto_decompress=False,
+                skip_auto_headers=AUTOMATIC_HEADERS,
+            )
+        elif self._loop is not loop:
+            hint = "make a client for each event loop"
+            raise InvalidInput("client", "it was used on another event loop before", hint)
+        return self._session
+
+    async def _request(
+        self, session: aiohttp.ClientSession, request: ClientRequest, moved: Callable[[], None]
+    ) -> ClientResponse:
+        headers = {**self._target.headers, **request.headers}
+        body: bytes | AsyncIterator[memoryview] | None = request.small_body
+        if body is None:
+            headers["Content-Length"] = str(request.size_bytes)
+            body = _pieces(request, moved)
+        url = URL(self._base + request.path, encoded=True)
+        async with session.request(
+            request.method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as response:
+            return ClientResponse(self._target.url, response.status, await _read(response, moved))
+
+    async def close(self) -> None:
+        """Close all connections. Requests under way fail. May be called twice."""
+        self._is_closed = True
+        if self._session is not None:
+            await self._session.close()
+
+
+class _Progress:
+    """Restarts a time-out.
+
+    Args:
+        timeout: is restarted.
+        limit_s: how long it is from then on, in seconds.
+    """
+
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
+        self._timeout = timeout
+        self._limit_s = limit_s
+        self._time = asyncio.get_running_loop().time
+
+    def __call__(self) -> None:
+        self._timeout.reschedule(self._time() + self._limit_s)
+
+
+async def _pieces(request: ClientRequest, moved: Callable[[], None]) -> AsyncIterator[memoryview]:
+    for piece in request.pieces():
+        yield piece
+        moved()  # aiohttp asks for the next piece when this one is sent
+
+
+async def _read(response: aiohttp.ClientResponse, moved: Callable[[], None]) -> memoryview:
+    """Receive a body into one buffer; it grows only where the size is not known beforehand."""
+    buffer = bytearray(response.content_length or 0)
+    filled = 0
+    async for piece in response.content.iter_any():
+        buffer[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        moved()
+    return memoryview(buffer).toreadonly()
+
+
+def _reason(error: OSError | aiohttp.ClientError) -> str:
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"the answer is not valid HTTP: {error.message.splitlines()[0]}"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    strerror = getattr(error, "strerror", None)
+    return str(strerror or error) or type(error).__name__

@@ -1,0 +1,274 @@
+"""What both clients of a node send and receive, without any input or output.
+
+A method of a client is a generator: it yields requests, is sent the responses and returns the
+result. `Client` and `AsyncClient` differ only in how they carry out the requests.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from dandelion.data import Bytes, Sets, Value
+from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
+from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
+from dandelion.frontend.codecs import decode_response, encode_request
+from dandelion.frontend.outgoing import outgoing_set
+from dandelion.frontend.problem import Unreachable, decode_problem
+from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
+
+T = TypeVar("T")
+Entries: TypeAlias = list[Entry]
+Engines: TypeAlias = list[EngineEntry]
+
+URL = "http://127.0.0.1:8080"
+TIMEOUT_S = 75.0
+CONNECTIONS = 100
+_JOIN_BYTES = 64 * 1024
+"""Bodies up to this size are joined."""
+_PIECE_BYTES = 1024 * 1024
+"""Larger bodies are sent in pieces of this size at most, each within the time-out."""
+POLL_S = 0.05
+"""Interval of the requests of `ready`, in seconds."""
+AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
+"""Headers that HTTP libraries add and that a node does not use."""
+
+_MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+_GRACE_S = 10.0
+_KINDS = ("functions", "compositions", "libraries")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTarget:
+    """Where a client sends its requests, and how.
+
+    Attributes:
+        url: as the caller gave it, for messages.
+        secure: whether over TLS.
+        host, port: of the node; no port means that of the scheme.
+        path: is put before the path of each request.
+        timeout_s: how long a request may go without progress, in seconds.
+        headers: additional headers of each request.
+        connections: how many connections there may be; further requests wait for one.
+    """
+
+    url: str
+    secure: bool
+    host: str
+    port: int | None
+    path: str
+    timeout_s: float
+    headers: Mapping[str, str]
+    connections: int
+
+    @classmethod
+    def of(
+        cls, url: str, timeout_s: float, headers: Mapping[str, str] | None, connections: int
+    ) -> ClientTarget:
+        """Check what a caller gave.
+
+        Raises:
+            InvalidInput: the URL is not that of a node, a header is malformed, or `connections` is
+                not positive.
+        """
+        try:
+            parts = urllib.parse.urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise InvalidInput("url", f"'{url}': {error}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            hint = "write it like http://127.0.0.1:8080"
+            raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
+        for name, value in (headers or {}).items():
+            if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+                raise InvalidInput("headers", f"{name!r}: {value!r} is not a valid HTTP header")
+        if connections < 1:
+            raise InvalidInput("connections", f"{connections} is not a positive integer")
+        path = parts.path.rstrip("/")
+        url = url.rstrip("/")
+        secure = parts.scheme == "https"
+        return cls(url, secure, host, port, path, timeout_s, dict(headers or {}), connections)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request to a node.
+
+    Attributes:
+        method, path, headers: of the request; Content-Length is added.
+        chunks: the body in pieces. Large ones are sent without a copy.
+        timeout_s: time-out in seconds, instead of that of the client.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    chunks: Sequence[Bytes] = ()
+    timeout_s: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the body."""
+        return sum(map(len, self.chunks))
+
+    @property
+    def small_body(self) -> bytes | None:
+        """The whole body; None if it is too large to be joined."""
+        return b"".join(self.chunks) if self.size_bytes <= _JOIN_BYTES else None
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Cut the body into pieces, without copying it."""
+        for chunk in self.chunks:
+            view = memoryview(chunk)
+            for start in range(0, len(view), _PIECE_BYTES):
+                yield view[start : start + _PIECE_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResponse:
+    """The response of a node.
+
+    Attributes:
+        url: of the client, for messages.
+        status: the HTTP status.
+        body: the whole body, read-only.
+    """
+
+    url: str
+    status: int
+    body: memoryview
+
+
+Steps: TypeAlias = Generator[ClientRequest, ClientResponse, T]
+"""Yields requests, is sent their responses, returns a result."""
+
+
+class _Listing(msgspec.Struct):
+    functions: list[Entry] = []
+    compositions: list[Entry] = []
+    libraries: list[Entry] = []
+    removed: list[Entry] = []
+
+
+class _Engines(msgspec.Struct):
+    engines: list[EngineEntry]
+
+
+def invoke(
+    name: str, sets: Mapping[str, Value], version: int | None, deadline_s: float | None
+) -> Steps[tuple[str, Sets]]:
+    """Invoke; returns the invocation's id and its sets."""
+    chunks = encode_request({key: outgoing_set(key, value) for key, value in sets.items()})
+    headers, timeout_s = _MSGPACK, None
+    if deadline_s is not None:
+        headers = {**_MSGPACK, "Dandelion-Deadline": repr(float(deadline_s))}
+        timeout_s = max(deadline_s, 0.0) + _GRACE_S
+    path = _path("/v1/invoke", name, version)
+    response = _checked((yield ClientRequest("POST", path, headers, chunks, timeout_s)))
+    return decode_response(response.body)
+
+
+def register(
+    things: Iterable[Registrable],
+    functions: Iterable[FunctionDocument],
+    libraries: Mapping[str, ContentLike | bytes | Path] | None,
+) -> Steps[list[Registered]]:
+    """Register everything together."""
+    body = msgspec.msgpack.encode(collect(things, functions, libraries))
+    response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body])
+    return list(_decoded(response, RegisterResponse).registered)
+
+
+def list_all() -> Steps[Entries]:
+    """List the newest versions of all names."""
+    entries: Entries = []
+    for kind in _KINDS:
+        listing = _decoded((yield ClientRequest("GET", f"/v1/{kind}")), _Listing)
+        entries += getattr(listing, kind)
+    return entries
+
+
+def describe(name: str, version: int | None) -> Steps[Description]:
+    """Describe a name."""
+    return _decoded((yield from _for_name("GET", name, version)), Description)
+
+
+def remove(name: str, version: int | None) -> Steps[Entries]:
+    """Remove a name."""
+    return _decoded((yield from _for_name("DELETE", name, version)), _Listing).removed
+
+
+def graph(name: str, format_: str, version: int | None) -> Steps[str]:
+    """Draw a composition."""
+    path = _path("/v1/compositions", name, version, "/graph", format=format_)
+    return str(_checked((yield ClientRequest("GET", path))).body, "utf-8")
+
+
+def trace(invocation: str) -> Steps[bytes]:
+    """Fetch the trace of an invocation."""
+    return bytes(_checked((yield ClientRequest("GET", _path("/v1/traces", invocation)))).body)
+
+
+def engines() -> Steps[Engines]:
+    """List the engines."""
+    return _decoded((yield ClientRequest("GET", "/v1/engines")), _Engines).engines
+
+
+def metrics() -> Steps[str]:
+    """Fetch the metrics."""
+    return str(_checked((yield ClientRequest("GET", "/metrics"))).body, "utf-8")
+
+
+def ready() -> Steps[bool]:
+    """Check once whether the engines are up."""
+    return (yield ClientRequest("GET", "/readyz")).status == 200
+
+
+def _for_name(method: str, name: str, version: int | None) -> Steps[ClientResponse]:
+    """Send a request for a name of unknown kind."""
+    unknown: Unknown | None = None
+    for kind in _KINDS:
+        try:
+            return _checked((yield ClientRequest(method, _path(f"/v1/{kind}", name, version))))
+        except Unknown as error:
+            if unknown is None or error.nearest:
+                unknown = error
+    assert unknown is not None
+    raise unknown
+
+
+def _checked(response: ClientResponse) -> ClientResponse:
+    """Raise the error that a response carries."""
+    if response.status < 400:
+        return response
+    problem = decode_problem(response.body)
+    if problem is None:
+        text = bytes(response.body[:200]).decode("utf-8", "replace")
+        message = f"this is not a Dandelion node: HTTP {response.status} {text}"
+        raise Unreachable(response.url, message)
+    error: DandelionError = from_record(problem.error)
+    if problem.instance:
+        error.add_note(f"invocation {problem.instance}")
+    raise error
+
+
+def _decoded(response: ClientResponse, cls: type[T]) -> T:
+    try:
+        return msgspec.json.decode(_checked(response).body, type=cls)
+    except msgspec.DecodeError as error:
+        raise InvalidInput("response", f"not a response of Dandelion: {error}") from None
+
+
+def _path(route: str, name: str, version: int | None = None, tail: str = "", **query: str) -> str:
+    if version is not None:
+        query["version"] = str(version)
+    path = f"{route}/{urllib.parse.quote(name, safe='')}{tail}"
+    return f"{path}?{urllib.parse.urlencode(query)}" if query else path

@@ -1,0 +1,35 @@
+"""Logs of a process that serves: JSON lines on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+
+
+class JsonLines(logging.Formatter):
+    """Writes a log record as one line of JSON, with all its extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {k: v for k, v in vars(record).items() if k not in _PLAIN}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_to_stderr(level: int | str) -> None:
+    """Write what is logged from that level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler])

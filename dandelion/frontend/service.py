@@ -1,0 +1,123 @@
+"""What the frontend needs of a node.
+
+`dandelion.node.Node` offers it in its own process, `dandelion.frontend_process.RemoteNode` in a
+frontend process. Nothing in the frontend knows which of the two it talks to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from dandelion.catalog import CompositionRecord, Record
+from dandelion.data import ItemSet, Sets, SetSpec
+from dandelion.documents import Registered, RegistrationDocument
+from dandelion.function import FunctionSpec
+from dandelion.memory import ArenaMap, Context
+from dandelion.settings import Settings
+
+
+class Signature(Protocol):
+    """What a function or composition takes and gives; see `dandelion.node.Signature`."""
+
+    @property
+    def inputs(self) -> tuple[SetSpec, ...]:
+        """Sets that a caller gives, in order."""
+
+    @property
+    def outputs(self) -> tuple[SetSpec, ...]:
+        """Sets that come back, in order."""
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Names of sets that are fixed at registration."""
+
+
+class Outcome(Protocol):
+    """What came of an invocation."""
+
+    @property
+    def id(self) -> str:
+        """Id of the invocation."""
+
+    @property
+    def sets(self) -> Sets:
+        """The output sets by name; None where empty."""
+
+
+class Service(Protocol):
+    """A node, as the frontend sees it.
+
+    Methods that are not coroutines may wait for the node, so they are called in threads. `alive`,
+    `ready` and the properties answer at once. All raise the errors that `dandelion.node.Node`
+    raises.
+    """
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the node; limits of connections are those of this frontend."""
+
+    @property
+    def arena(self) -> ArenaMap:
+        """The arena, for processes that are trusted with it."""
+
+    @property
+    def arena_descriptors(self) -> tuple[int, ...]:
+        """Descriptors that every further process which maps the arena has to inherit."""
+
+    @property
+    def generation(self) -> int:
+        """A number that changes with every change of the catalogue."""
+
+    def alive(self) -> bool:
+        """Whether the node's event loop runs."""
+
+    def ready(self) -> bool:
+        """Whether every engine is up, or known not to work here."""
+
+    def acquire(self, size_bytes: int) -> Context:
+        """Give a context in the arena; not on the event loop."""
+
+    async def acquire_async(self, size_bytes: int) -> Context:
+        """Give a context in the arena."""
+
+    def signature(self, name: str, version: int | None = None) -> Signature:
+        """Tell what a function or composition takes and gives."""
+
+    def records(self) -> list[Record]:
+        """All registered records in their newest versions, and the platform's functions."""
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        """Versions of a name, ascending."""
+
+    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+        """Find a function or composition."""
+
+    def register(self, document: RegistrationDocument, /) -> list[Registered]:
+        """Register functions, libraries and compositions, all or nothing."""
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        """Remove one version of a name, or all."""
+
+    def engines(self) -> Sequence[object]:
+        """All engines, as records that can be written as JSON."""
+
+    def trace(self, invocation: str, /) -> bytes | None:
+        """Give the trace of an invocation that ended lately."""
+
+    def metrics(self) -> bytes:
+        """Write the metrics in Prometheus' text format."""
+
+    async def invoke_sets_async(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> Outcome:
+        """Invoke with sets; cancelling it cancels the invocation.
+
+        `on_wait` is called if the result is not there at once, before this waits for it.
+        """

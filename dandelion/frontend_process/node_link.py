@@ -1,0 +1,334 @@
+"""The node's end of the link to one frontend process.
+
+An invocation is a message in and a message out, with no task and no coroutine between them. What
+takes long leaves the loop: queries run in threads, and a result that is large and does not lie in
+the arena, or has many items, is sent by a task.
+
+`_kept` has what the frontend was given, by number: contexts of leases, sets of results. Views of a
+lease that an invocation names keep the memory by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from dandelion.data import Item, ItemSet
+from dandelion.errors import Cancelled, DandelionError, InternalError
+from dandelion.frontend_process.link import BadMessage, Link
+from dandelion.frontend_process.messages import (
+    INLINE_BYTES,
+    PART_ITEMS,
+    Answered,
+    Ask,
+    Blob,
+    Cancel,
+    Drain,
+    Ended,
+    Failed,
+    FromFrontend,
+    Lease,
+    Leased,
+    Open,
+    Part,
+    Ready,
+    Release,
+    Submit,
+    WireItem,
+    WireSet,
+    WireSets,
+    from_frontend,
+    inline_item,
+    joined,
+)
+from dandelion.frontend_process.queries import Queries
+from dandelion.frontend_process.status import StatusWriter
+from dandelion.memory import Context
+from dandelion.node import Node
+from dandelion.node.invocation import Invocation
+
+log = logging.getLogger("dandelion.frontend")
+
+_LOOP_BYTES = 64 * 1024
+"""Copying more to the arena is left to a thread."""
+
+
+class NodeLink:
+    """Serves one frontend process. For the loop's thread alone.
+
+    Args:
+        node: what is served.
+        status: brought up to date before a change of the catalogue is answered.
+        peer: the socket to the process; this closes it.
+        ready: called when the frontend takes connections.
+        lost: called once, with the reason, when the link ends by itself.
+
+    Attributes:
+        invocations: how many were submitted.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        status: StatusWriter,
+        peer: socket.socket,
+        ready: Callable[[], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        self._arena = node.arena
+        self._status = status
+        self._loop = asyncio.get_running_loop()
+        self._queries = Queries(node)
+        self._lost = lost
+        self._kept: dict[int, object] = {}
+        self._running: dict[int, Invocation | None] = {}
+        self._parts: dict[int, list[WireSet]] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.invocations = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Submit: self._on_submit,
+            Release: self._on_release,
+            Cancel: self._on_cancel,
+            Lease: self._on_lease,
+            Part: self._on_part,
+            Ask: self._on_ask,
+            Ready: lambda _: ready(),
+        }
+        self._link = Link(self._loop, peer, from_frontend, self._received, self._ended_by_itself)
+
+    def open(self, order: Open) -> None:
+        """Have the frontend serve."""
+        self._link.post(order)
+
+    def drain(self) -> None:
+        """Have the frontend end what is under way and leave."""
+        self._link.post(Drain())
+
+    def close(self) -> None:
+        """Close the link and cancel the frontend's invocations. Its memory stays, see `free`."""
+        self._link.close()
+        running, self._running = self._running, {}
+        for invocation in running.values():
+            if invocation is not None:
+                self._node.cancel(invocation, Cancelled("its frontend is gone"))
+        for task in self._tasks:
+            task.cancel()
+        self._parts.clear()
+
+    def free(self) -> None:
+        """Free all memory of the frontend; no process maps the arena for it any more."""
+        self._kept.clear()
+
+    def _ended_by_itself(self, reason: str) -> None:
+        self.close()
+        self._lost(reason)
+
+    def _received(self, messages: list[FromFrontend]) -> None:
+        for message in messages:
+            self._handlers[type(message)](message)
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _on_lease(self, message: Lease) -> None:
+        try:
+            context = self._node.acquire(message.size)
+        except DandelionError as error:
+            self._fail(message.number, "", error)
+            return
+        self._kept[message.number] = context
+        self._link.post(Leased(message.number, context.offset_bytes))
+
+    def _on_release(self, message: Release) -> None:
+        for number in message.numbers:
+            self._kept.pop(number, None)
+
+    def _leased(self, number: int, offset_bytes: int, size_bytes: int) -> memoryview:
+        """View a part of a lease."""
+        context = self._kept.get(number)
+        if not isinstance(context, Context) or not (
+            0 <= offset_bytes <= context.size_bytes - size_bytes and size_bytes >= 0
+        ):
+            raise BadMessage(f"it named memory outside of its lease {number}")
+        return context.view[offset_bytes : offset_bytes + size_bytes].toreadonly()
+
+    # --- invocations ----------------------------------------------------------------------------
+
+    def _on_part(self, message: Part) -> None:
+        self._parts.setdefault(message.number, []).append(message.set)
+
+    def _on_submit(self, message: Submit) -> None:
+        number = message.number
+        wire = message.sets
+        if self._parts:
+            parts = self._parts.pop(number, None)
+            wire = joined(parts, wire) if parts is not None else wire
+        sets = {one.name: self._set(one) for one in wire}
+        self.invocations += 1
+        self._running[number] = None
+        try:
+            invocation = self._node.submit(
+                message.name,
+                sets,
+                version=message.version,
+                deadline_s=message.deadline_s,
+                ended=partial(self._ended, number),
+            )
+        except DandelionError as error:
+            del self._running[number]
+            self._fail(number, error.invocation, error)
+            return
+        if number in self._running:  # it has not ended yet
+            self._running[number] = invocation
+
+    def _set(self, wire: WireSet) -> ItemSet | None:
+        if not wire.items:
+            return None
+        items = [
+            Item(
+                i.name,
+                i.key,
+                i.data if i.data is not None else self._leased(i.lease, i.offset, i.size),
+                i.dtype,
+                i.shape,
+            )
+            for i in wire.items
+        ]
+        return ItemSet(wire.name, tuple(items), wire.dtype, wire.shape)
+
+    def _on_cancel(self, message: Cancel) -> None:
+        self._parts.pop(message.number, None)
+        invocation = self._running.get(message.number)
+        if invocation is not None:
+            self._node.cancel(invocation, Cancelled("its client left"))
+
+    def _ended(self, number: int, invocation: Invocation) -> None:
+        """Send what came of an invocation."""
+        if number not in self._running:  # the link is closed
+            return
+        del self._running[number]
+        error = invocation.error
+        if error is not None:
+            self._fail(number, invocation.id, error)
+            return
+        outputs = invocation.outputs
+        if outputs is None:
+            self._fail(number, invocation.id, InternalError("it ended without a result"))
+            return
+        names = invocation.walk.plan.output_names
+        wire = self._wired(number, names, outputs)
+        if wire is not None:
+            self._link.post(Ended(number, invocation.id, wire))
+        else:
+            self._task(self._send_in_parts(number, invocation.id, names, outputs))
+
+    def _wired(
+        self, number: int, names: Sequence[str], outputs: Sequence[ItemSet | None]
+    ) -> WireSets | None:
+        """Name outputs for one message; None if that takes longer than a message may."""
+        wired = []
+        count = 0
+        by_place = False
+        for name, one in zip(names, outputs, strict=True):
+            if one is None:
+                wired.append(WireSet(name))
+                continue
+            count += len(one.items)
+            if count > PART_ITEMS:
+                return None
+            items = []
+            for item in one.items:
+                data = item.data
+                size = item.size_bytes
+                if size <= INLINE_BYTES:
+                    made = inline_item(item, data if isinstance(data, bytes) else bytes(data))
+                else:
+                    offset = self._arena.locate(data)
+                    if offset is None:
+                        return None
+                    by_place = True
+                    made = WireItem(item.name, item.key, None, item.dtype, item.shape, offset, size)
+                items.append(made)
+            wired.append(WireSet(name, tuple(items), one.dtype, one.shape))
+        if by_place:
+            self._kept[number] = outputs
+        return tuple(wired)
+
+    async def _send_in_parts(
+        self, number: int, id_: str, names: Sequence[str], outputs: Sequence[ItemSet | None]
+    ) -> None:
+        try:
+            placed = [None if one is None else await self._placed(one) for one in outputs]
+        except DandelionError as error:
+            self._fail(number, id_, error)
+            return
+        sets = []
+        kept = []
+        for name, one in zip(names, placed, strict=True):
+            if one is None:
+                sets.append(WireSet(name))
+                continue
+            for start in range(0, len(one.items), PART_ITEMS):
+                piece = ItemSet(name, one.items[start : start + PART_ITEMS])
+                wire = self._wired(number, (name,), (piece,))
+                assert wire is not None, "it is short, and placed"
+                self._link.post(Part(number, wire[0]))
+                await asyncio.sleep(0)
+            sets.append(WireSet(name, (), one.dtype, one.shape))
+            kept.append(one)
+        if number in self._kept:
+            self._kept[number] = kept
+        self._link.post(Ended(number, id_, tuple(sets)))
+
+    async def _placed(self, one: ItemSet) -> ItemSet:
+        """Give a set of which all data that is not small lies in the arena."""
+        items = []
+        for item in one.items:
+            size = item.size_bytes
+            if size > INLINE_BYTES and self._arena.locate(item.data) is None:
+                context = self._node.acquire(size)
+                if size > _LOOP_BYTES:
+                    data = await asyncio.to_thread(context.write, 0, item.data)
+                else:
+                    data = context.write(0, item.data)
+                item = Item(item.name, item.key, data, item.dtype, item.shape)
+            items.append(item)
+        return ItemSet(one.name, tuple(items), one.dtype, one.shape)
+
+    def _fail(self, number: int, id_: str, error: DandelionError) -> None:
+        self._link.post(Failed(number, id_, error.record()))
+
+    # --- queries --------------------------------------------------------------------------------
+
+    def _on_ask(self, message: Ask) -> None:
+        self._task(self._answer(message))
+
+    async def _answer(self, message: Ask) -> None:
+        try:
+            query = self._queries.bound(message.query, self._leased)
+            answer, context = await asyncio.to_thread(query)
+        except DandelionError as error:
+            self._fail(message.number, error.invocation, error)
+            return
+        self._status.update()  # before the client can know that the catalogue has changed
+        if context is not None:
+            self._kept[message.number] = context
+            answer = Blob(None, context.offset_bytes, context.size_bytes)
+        self._link.post(Answered(message.number, answer))
+
+    def _task(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, BadMessage):
+            self._ended_by_itself(str(error))
+        elif error is not None:
+            log.error("a frontend's request failed", exc_info=error)

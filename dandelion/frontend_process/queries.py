@@ -1,0 +1,121 @@
+"""The node's answers to what frontends ask and what is no invocation. All of it runs in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from dandelion.catalog import CompositionRecord, LibraryRecord, Record
+from dandelion.data import Bytes
+from dandelion.documents import Content
+from dandelion.errors import DandelionError, InternalError
+from dandelion.frontend.conversion.contents import with_contents
+from dandelion.frontend.records import read_document
+from dandelion.frontend_process.messages import (
+    Blob,
+    Describe,
+    GetEngines,
+    GetMetrics,
+    GetRecords,
+    GetSignature,
+    GetTrace,
+    GetVersions,
+    Query,
+    Register,
+    Remove,
+    WireRecord,
+    WireSignature,
+)
+from dandelion.function import FunctionSpec
+from dandelion.memory import Context
+from dandelion.node import Node
+
+ANSWER_BYTES = 64 * 1024
+"""A longer answer lies in the arena."""
+_KINDS: dict[str, type[Record]] = {
+    "function": FunctionSpec,
+    "composition": CompositionRecord,
+    "library": LibraryRecord,
+}
+
+View = Callable[[int, int, int], memoryview]
+"""Views a part of a lease: number, offset and size in bytes."""
+
+
+class Queries:
+    """Answers queries about one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answers: dict[type, Callable[[Any], object]] = {
+            GetSignature: self._signature,
+            GetRecords: lambda _: _wrapped(node.records()),
+            GetVersions: lambda query: node.versions(_KINDS[query.kind], query.name),
+            Describe: lambda query: WireRecord.of(node.describe(query.name, query.version)),
+            Remove: lambda query: _wrapped(
+                node.remove(_KINDS[query.kind], query.name, query.version)
+            ),
+            GetEngines: lambda _: node.engines(),
+            GetTrace: lambda query: node.trace(query.invocation),
+            GetMetrics: lambda _: node.metrics(),
+        }
+
+    def bound(self, query: Query, view: View) -> Callable[[], tuple[Blob, Context | None]]:
+        """Give what answers a query, to be called in a thread: the answer, or where it lies.
+
+        Args:
+            query: to be answered.
+            view: gives the memory that the query names, before this returns.
+        """
+        if isinstance(query, Register):
+            document, contents = _bytes_of(query.document, view), _bytes_of(query.contents, view)
+            return partial(self._answered, partial(self._register, document, contents))
+        return partial(self._answered, partial(self._answers[type(query)], query))
+
+    def _answered(self, work: Callable[[], object]) -> tuple[Blob, Context | None]:
+        try:
+            answer = msgspec.msgpack.encode(work())
+        except DandelionError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        if len(answer) <= ANSWER_BYTES:
+            return Blob(answer), None
+        context = self._node.acquire(len(answer))
+        context.write(0, answer)
+        return Blob(None), context
+
+    def _signature(self, query: GetSignature) -> WireSignature:
+        found = self._node.signature(query.name, query.version)
+        return WireSignature(found.inputs, found.outputs, found.static)
+
+    def _register(self, document: Bytes, contents: Bytes) -> object:
+        """Register a document whose contents are apart; see `Register`."""
+        end = 0
+
+        def fill(content: Content) -> Content:
+            nonlocal end
+            start, end = end, end + int(content.text or "0")
+            return Content(data=self._copied(contents, start, end))
+
+        bare = read_document(document, "application/msgpack")
+        return self._node.register(with_contents(bare, fill))
+
+    def _copied(self, data: Bytes, start: int, end: int) -> bytes:
+        """Copy a part of data; of the arena by the system, so that other threads run meanwhile."""
+        base = self._node.arena.locate(data)
+        if base is None:
+            return bytes(data[start:end])
+        return os.pread(self._node.arena.fd, end - start, base + start)
+
+
+def _bytes_of(blob: Blob, view: View) -> Bytes:
+    return blob.data if blob.data is not None else view(blob.lease, blob.offset, blob.size)
+
+
+def _wrapped(records: list[Record]) -> list[WireRecord]:
+    return [WireRecord.of(record) for record in records]

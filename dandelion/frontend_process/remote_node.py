@@ -1,0 +1,397 @@
+"""A node at the other end of a link, as the frontend needs it.
+
+An invocation that is small costs one message each way: its data travels in the message or is copied
+into a slab that is there already. Data that is large and does not lie in a lease yet needs a lease
+first, and many items need several messages.
+
+Methods that are not coroutines wait for the node; they are for threads. What the loop needs at once
+comes from the node's status page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dandelion.data import Bytes, Item, ItemSet, Sets
+from dandelion.errors import from_record
+from dandelion.frontend_process.leases import SLAB_BYTES, SLAB_ITEM_BYTES, Leases, Slabs
+from dandelion.frontend_process.link import Link
+from dandelion.frontend_process.messages import (
+    INLINE_BYTES,
+    PART_ITEMS,
+    Answered,
+    Ask,
+    Cancel,
+    Drain,
+    Ended,
+    Failed,
+    FromNode,
+    Lease,
+    Leased,
+    Open,
+    Part,
+    Query,
+    Release,
+    Submit,
+    WireItem,
+    WireSet,
+    WireSets,
+    inline_item,
+    joined,
+)
+from dandelion.frontend_process.remote_queries import RemoteQueries
+from dandelion.frontend_process.status import StatusReader
+from dandelion.memory import ArenaMap, Context
+from dandelion.settings import Settings
+
+_RELEASE_S = 0.01
+"""Memory that is no longer used goes back after so long, if no other message is sent before."""
+_THREAD_BYTES = 1024 * 1024
+"""Copying more is left to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOutcome:
+    """What came of an invocation; see `dandelion.frontend.service.Outcome`."""
+
+    id: str
+    sets: Sets
+
+
+class RemoteNode(RemoteQueries):
+    """Implements `dandelion.frontend.service.Service`.
+
+    Args:
+        link: to the node; what it receives after `Open` goes to `received`.
+        opened: what the node said first.
+        arena: of the node.
+        arena_descriptors: see `Service`.
+
+    Attributes:
+        on_drain: called when the node wants no more requests.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        link: Link[FromNode],
+        opened: Open,
+        arena: ArenaMap,
+        arena_descriptors: tuple[int, ...],
+    ) -> None:
+        self._loop = loop
+        self._link = link
+        self._settings = opened.settings
+        self._arena = arena
+        self._arena_descriptors = arena_descriptors
+        self._status = StatusReader(arena, opened.status_offset)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._parts: dict[int, list[WireSet]] = {}
+        self._leasing: dict[int, tuple[int, bool]] = {}  # size, and whether it is a slab
+        self._leases = Leases(arena, self.acquire)
+        self._slabs = Slabs(self._request_slab)
+        self._releasing: asyncio.TimerHandle | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Ended: self._on_ended,
+            Failed: self._on_failed,
+            Leased: self._on_leased,
+            Part: self._on_part,
+            Answered: self._on_answered,
+            Drain: lambda _: self.on_drain(),
+        }
+        self.on_drain: Callable[[], None] = lambda: None
+        self._slabs.fill()
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the node, with this frontend's limits of connections."""
+        return self._settings
+
+    @property
+    def arena(self) -> ArenaMap:
+        """The node's arena."""
+        return self._arena
+
+    @property
+    def arena_descriptors(self) -> tuple[int, ...]:
+        """The lifeline: the node keeps this frontend's memory as long as a process has it open."""
+        return self._arena_descriptors
+
+    @property
+    def generation(self) -> int:
+        """Of the node's catalogue, as it is now."""
+        return self._status.generation
+
+    def alive(self) -> bool:
+        """Whether the node's event loop runs."""
+        return self._status.alive()
+
+    def ready(self) -> bool:
+        """Whether the node is ready."""
+        return self._status.ready()
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def received(self, messages: list[FromNode]) -> None:
+        """Take messages of the node."""
+        for message in messages:
+            self._handlers[type(message)](message)
+
+    def lost(self) -> None:
+        """Fail everything that waits; the node is gone."""
+        for future in self._waiting.values():
+            future.cancel()
+
+    def _expect(self) -> tuple[int, asyncio.Future[Any]]:
+        number = next(self._numbers)
+        future = self._waiting[number] = self._loop.create_future()
+        return number, future
+
+    def _resolve(self, number: int, result: object) -> None:
+        future = self._waiting.pop(number, None)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    def _on_failed(self, message: Failed) -> None:
+        self._parts.pop(message.number, None)
+        _, is_slab = self._leasing.pop(message.number, (0, False))
+        if is_slab:
+            self._slabs.add(message.number, None)
+            return
+        future = self._waiting.pop(message.number, None)
+        if future is not None and not future.done():
+            error = from_record(message.error)
+            error.invocation = message.id
+            future.set_exception(error)
+
+    def _on_part(self, message: Part) -> None:
+        self._parts.setdefault(message.number, []).append(message.set)
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def acquire(self, size_bytes: int) -> Context:
+        """Give a context in the arena; for threads.
+
+        Raises:
+            ContextFull: the arena has no room.
+        """
+        return self._lease_now(size_bytes)[1]
+
+    async def acquire_async(self, size_bytes: int) -> Context:
+        """Give a context in the arena; raises as `acquire`."""
+        return (await self._lease(size_bytes))[1]
+
+    async def _lease(self, size_bytes: int) -> tuple[int, Context]:
+        number, future = self._expect()
+        self._leasing[number] = size_bytes, False
+        self._release()  # there may be no room otherwise
+        self._link.post(Lease(number, size_bytes))
+        try:
+            context: Context = await future
+        finally:
+            del future  # its error refers to this frame
+        self._release_later()
+        return number, context
+
+    def _request_slab(self) -> None:
+        number = next(self._numbers)
+        self._leasing[number] = SLAB_BYTES, True
+        self._link.post(Lease(number, SLAB_BYTES))
+
+    def _on_leased(self, message: Leased) -> None:
+        size, is_slab = self._leasing.pop(message.number)
+        context = self._leases.leased(message.number, message.offset, size)
+        if is_slab:
+            self._slabs.add(message.number, context)
+        else:
+            self._resolve(message.number, context)
+            self._release_later()  # it may not be wanted any more
+
+    def _release(self) -> None:
+        if self._leases.has_gone:
+            self._link.post(Release(self._leases.gone()))
+
+    def _release_later(self) -> None:
+        """Look from now on, as long as there are leases or results, for what is to be released."""
+        if self._releasing is None:
+            self._releasing = self._loop.call_later(_RELEASE_S, self._look_for_releases)
+
+    def _look_for_releases(self) -> None:
+        self._releasing = None
+        self._release()
+        if len(self._leases) > len(self._slabs):
+            self._release_later()
+
+    # --- invoking -------------------------------------------------------------------------------
+
+    async def invoke_sets_async(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> RemoteOutcome:
+        """Invoke with sets; cancelling it cancels the invocation."""
+        wire = self._wired(sets)
+        number, future = self._expect()
+        try:
+            if wire is None:
+                wire = await self._sent_ahead(number, sets)
+            self._link.post(Submit(number, name, version, deadline_s, wire))
+            self._release()  # after what refers to it
+            del sets, wire
+            if on_wait is not None:
+                on_wait()
+            outcome: RemoteOutcome = await future
+        except BaseException:
+            if self._waiting.pop(number, None) is not None:
+                self._link.post(Cancel(number))
+            raise
+        finally:
+            del future  # its error refers to this frame
+        return outcome
+
+    def _wired(self, sets: Mapping[str, ItemSet | None]) -> WireSets | None:
+        """Name sets for one message; None if they need a lease or are too many items for that."""
+        wired = []
+        count = 0
+        for name, one in sets.items():
+            if one is None:
+                wired.append(WireSet(name))
+                continue
+            count += len(one.items)
+            if count > PART_ITEMS:
+                return None
+            items = []
+            for item in one.items:
+                made = self._wired_item(item)
+                if made is None:
+                    return None
+                items.append(made)
+            wired.append(WireSet(name, tuple(items), one.dtype, one.shape))
+        return tuple(wired)
+
+    def _wired_item(self, item: Item) -> WireItem | None:
+        data = item.data
+        if item.size_bytes <= INLINE_BYTES:
+            return inline_item(item, data if isinstance(data, bytes) else bytes(data))
+        place = self._leases.find(data)
+        if place is None:
+            if item.size_bytes > SLAB_ITEM_BYTES:
+                return None
+            place = self._slabs.place(data)
+            if place is None:
+                return inline_item(item, bytes(data))
+        return _placed(item, *place)
+
+    async def _sent_ahead(self, number: int, sets: Mapping[str, ItemSet | None]) -> WireSets:
+        """Send all items in parts, those that lie elsewhere copied to a lease; give the sets.
+
+        Slabs are not used: one may be released while this waits, before its data is named.
+        """
+        loose = [i for s in sets.values() if s is not None for i in s.items if self._is_loose(i)]
+        size = sum(item.size_bytes for item in loose)
+        lease = await self._lease(size) if size else None
+        end = 0
+        for name, one in sets.items():
+            if one is None:
+                continue
+            for start in range(0, len(one.items), PART_ITEMS):
+                some = []
+                for item in one.items[start : start + PART_ITEMS]:
+                    if lease is not None and self._is_loose(item):
+                        await _copied(lease[1], end, item)
+                        some.append(_placed(item, lease[0], end))
+                        end += item.size_bytes
+                    else:
+                        made = self._wired_item(item)
+                        assert made is not None, "it is small or lies in a lease"
+                        some.append(made)
+                self._link.post(Part(number, WireSet(name, tuple(some))))
+                await asyncio.sleep(0)
+        return tuple(
+            WireSet(name) if one is None else WireSet(name, (), one.dtype, one.shape)
+            for name, one in sets.items()
+        )
+
+    def _is_loose(self, item: Item) -> bool:
+        return item.size_bytes > INLINE_BYTES and self._leases.find(item.data) is None
+
+    def _on_ended(self, message: Ended) -> None:
+        sets = message.sets
+        if self._parts:
+            parts = self._parts.pop(message.number, None)
+            sets = joined(parts, sets) if parts is not None else sets
+        outcome = RemoteOutcome(message.id, Sets(self._sets(message.number, sets)))
+        self._resolve(message.number, outcome)
+
+    def _sets(self, number: int, wire: WireSets) -> dict[str, ItemSet | None]:
+        base = 0
+        view: memoryview | None = None
+        made: dict[str, ItemSet | None] = {}
+        for one in wire:
+            items = []
+            for i in one.items:
+                data: Bytes | None = i.data
+                if data is None:
+                    if view is None:
+                        base, end = _span(wire)
+                        view = self._leases.result(number, base, end - base)
+                        self._release_later()
+                    data = view[i.offset - base : i.offset - base + i.size]
+                items.append(Item(i.name, i.key, data, i.dtype, i.shape))
+            made[one.name] = (
+                ItemSet(one.name, tuple(items), one.dtype, one.shape) if items else None
+            )
+        return made
+
+    # --- queries: see `RemoteQueries` -----------------------------------------------------------
+
+    def _answer(self, query: Query) -> Bytes:
+        return asyncio.run_coroutine_threadsafe(self._asked(query), self._loop).result()
+
+    def _lease_now(self, size_bytes: int) -> tuple[int, Context]:
+        return asyncio.run_coroutine_threadsafe(self._lease(size_bytes), self._loop).result()
+
+    async def _asked(self, query: Query) -> Bytes:
+        number, future = self._expect()
+        self._link.post(Ask(number, query))
+        try:
+            answer: Bytes = await future
+        finally:
+            del future  # its error refers to this frame
+        return answer
+
+    def _on_answered(self, message: Answered) -> None:
+        blob = message.answer
+        data: Bytes | None = blob.data
+        if data is None:
+            data = self._leases.result(message.number, blob.offset, blob.size)
+            self._release_later()
+        self._resolve(message.number, data)
+
+
+def _placed(item: Item, lease: int, offset: int) -> WireItem:
+    return WireItem(
+        item.name, item.key, None, item.dtype, item.shape, offset, item.size_bytes, lease
+    )
+
+
+async def _copied(context: Context, offset_bytes: int, item: Item) -> None:
+    if item.size_bytes > _THREAD_BYTES:
+        await asyncio.to_thread(context.write, offset_bytes, item.data)
+    else:
+        context.write(offset_bytes, item.data)
+
+
+def _span(wire: WireSets) -> tuple[int, int]:
+    """Give where in the arena the data of sets begins and ends."""
+    places = [(i.offset, i.offset + i.size) for s in wire for i in s.items if i.data is None]
+    return min(start for start, _ in places), max(end for _, end in places)

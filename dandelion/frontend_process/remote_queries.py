@@ -1,0 +1,120 @@
+"""What a frontend asks its node besides invocations. All of it waits, and is for threads."""
+
+from __future__ import annotations
+
+import abc
+from typing import TypeVar
+
+import msgspec
+
+from dandelion.catalog import CompositionRecord, Record, kind_of
+from dandelion.data import Bytes
+from dandelion.documents import Content, Registered, RegistrationDocument
+from dandelion.frontend.conversion.contents import with_contents
+from dandelion.frontend.records import EngineEntry, encode_document
+from dandelion.frontend_process.messages import (
+    Blob,
+    Describe,
+    GetEngines,
+    GetMetrics,
+    GetRecords,
+    GetSignature,
+    GetTrace,
+    GetVersions,
+    Query,
+    Register,
+    Remove,
+    WireRecord,
+    WireSignature,
+)
+from dandelion.function import FunctionSpec
+from dandelion.memory import Context
+
+_INLINE_BYTES = 64 * 1024
+"""A longer document lies in the arena."""
+
+_T = TypeVar("_T")
+_signature = msgspec.msgpack.Decoder(WireSignature)
+_records = msgspec.msgpack.Decoder(list[WireRecord])
+_record = msgspec.msgpack.Decoder(WireRecord)
+_versions = msgspec.msgpack.Decoder(list[int])
+_registered = msgspec.msgpack.Decoder(list[Registered])
+_engines = msgspec.msgpack.Decoder(list[EngineEntry])
+_bytes = msgspec.msgpack.Decoder(bytes)
+_bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
+
+
+class RemoteQueries(abc.ABC):
+    """The methods of `dandelion.frontend.service.Service` that wait for the node."""
+
+    def signature(self, name: str, version: int | None = None) -> WireSignature:
+        """See `Service`."""
+        return self._ask(GetSignature(name, version), _signature)
+
+    def records(self) -> list[Record]:
+        """See `Service`."""
+        return [one.record() for one in self._ask(GetRecords(), _records)]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        """See `Service`."""
+        return self._ask(GetVersions(kind_of(kind), name), _versions)
+
+    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+        """See `Service`."""
+        record = self._ask(Describe(name, version), _record).record()
+        assert isinstance(record, FunctionSpec | CompositionRecord)
+        return record
+
+    def register(self, document: RegistrationDocument, /) -> list[Registered]:
+        """See `Service`."""
+        contents: list[bytes] = []
+
+        def take(content: Content) -> Content:
+            contents.append(content.bytes())
+            return Content(text=str(len(contents[-1])))
+
+        bare = encode_document(with_contents(document, take))
+        kept: list[Context] = []
+        query = Register(self._blob([bare], kept), self._blob(contents, kept))
+        return self._ask(query, _registered)
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        """See `Service`."""
+        removed = self._ask(Remove(kind_of(kind), name, version), _records)
+        return [one.record() for one in removed]
+
+    def engines(self) -> list[EngineEntry]:
+        """See `Service`."""
+        return self._ask(GetEngines(), _engines)
+
+    def trace(self, invocation: str, /) -> bytes | None:
+        """See `Service`."""
+        return self._ask(GetTrace(invocation), _bytes_or_none)
+
+    def metrics(self) -> bytes:
+        """See `Service`."""
+        return self._ask(GetMetrics(), _bytes)
+
+    def _ask(self, query: Query, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
+        return decoder.decode(self._answer(query))
+
+    @abc.abstractmethod
+    def _answer(self, query: Query) -> Bytes:
+        """Send a query and wait for its answer."""
+
+    @abc.abstractmethod
+    def _lease_now(self, size_bytes: int) -> tuple[int, Context]:
+        """Wait for a lease; give its number and its context."""
+
+    def _blob(self, pieces: list[bytes], kept: list[Context]) -> Blob:
+        """Name bytes for a message; if they are large, in a context that is added to `kept`."""
+        size = sum(map(len, pieces))
+        if size <= _INLINE_BYTES:
+            return Blob(b"".join(pieces))
+        number, context = self._lease_now(size)
+        kept.append(context)
+        end = 0
+        for piece in pieces:
+            context.write(end, piece)
+            end += len(piece)
+        return Blob(None, 0, size, number)

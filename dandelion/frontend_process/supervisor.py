@@ -1,0 +1,273 @@
+"""Starts, watches, restarts and ends the frontend processes of a node.
+
+A process that dies is started again: at once if it had served for `STEADY_S`, else after a pause
+that begins with `FIRST_PAUSE_S` and doubles each time. Its listening socket stays open meanwhile,
+see `listeners`. A process whose link ends otherwise, for example after a message that cannot be
+read, is killed.
+
+The end of a process is seen in three steps, in any order: its link ends, its pidfd becomes
+readable, its lifeline ends. Its invocations are cancelled at the first of them, a new process is
+started after the second, its memory is freed at the third.
+
+Processes are started by the loop's thread, since the kernel kills them when the thread that started
+them ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from dandelion.errors import InternalError
+from dandelion.frontend_process.listeners import bind_several
+from dandelion.frontend_process.messages import Open
+from dandelion.frontend_process.node_link import NodeLink
+from dandelion.frontend_process.status import StatusWriter
+from dandelion.node import Node
+from dandelion.search_path import environment
+from dandelion.settings import Settings
+
+log = logging.getLogger("dandelion.frontend")
+
+START_LIMIT_S = 60.0
+START_TRIES = 3
+STEADY_S = 10.0
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+_DRAIN_GRACE_S = 5.0
+_FREE_LIMIT_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The place of one frontend, and the process that fills it.
+
+    Attributes:
+        listener: its listening socket.
+        process: None between two processes.
+        link: to the process.
+        begun: when the process was started, on the loop's clock.
+        is_ready: whether the process takes connections.
+        failures: how many processes in a row did not serve for long.
+        start: the timer of the next start.
+    """
+
+    listener: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+    link: NodeLink | None = None
+    begun: float = 0.0
+    is_ready: bool = False
+    failures: int = 0
+    start: asyncio.TimerHandle | None = None
+
+
+class Supervisor:
+    """Serves a node by frontend processes. For the node's loop alone.
+
+    Args:
+        node: a started node; it is not closed here.
+        host: address to bind.
+        port: TCP port; 0 takes a free one.
+        count: how many processes.
+        drain_s: how long requests under way may take when it drains, in seconds.
+
+    Raises:
+        InvalidInput: the address cannot be bound.
+    """
+
+    def __init__(self, node: Node, host: str, port: int, count: int, drain_s: int) -> None:
+        self._node = node
+        self._drain_s = drain_s
+        self._loop = asyncio.get_running_loop()
+        self._places = [_Place(listener) for listener in bind_several(host, port, count)]
+        self.address: tuple[str, int] = self._places[0].listener.getsockname()[:2]
+        self._status = StatusWriter(node)
+        self._open = Open(
+            _share(node.settings, count),
+            host,
+            drain_s,
+            logging.getLogger().getEffectiveLevel(),
+            self._status.offset_bytes,
+        )
+        self._with_memory: set[NodeLink] = set()
+        self._is_ending = False
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start all processes, and wait until they take connections.
+
+        Raises:
+            InternalError: they do not start.
+        """
+        for place in self._places:
+            self._start(place)
+        await self._wait(lambda: self._are_ready() or self._do_not_start(), START_LIMIT_S)
+        if self._do_not_start():
+            raise InternalError(f"a frontend process ended {START_TRIES} times as it started")
+        if not self._are_ready():
+            raise InternalError(f"the frontends were not ready within {START_LIMIT_S:g} s")
+
+    def _are_ready(self) -> bool:
+        return all(place.is_ready for place in self._places)
+
+    def _do_not_start(self) -> bool:
+        return any(place.failures >= START_TRIES for place in self._places)
+
+    def tick(self) -> int:
+        """Bring the status up to date, and count invocations; to be called several times a second.
+
+        The catalogue may be changed by others than the frontends, and engines come up.
+        """
+        self._status.update()
+        return sum(p.link.invocations for p in self._places if p.link is not None)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the frontends that are there."""
+        return [place.process.pid for place in self._places if place.process is not None]
+
+    async def drain(self) -> None:
+        """Have all processes end their requests and leave, and wait as long as that may take."""
+        self._stop_starting()
+        for place in self._places:
+            if place.link is not None:
+                place.link.drain()
+        await self._wait(self._are_gone, self._drain_s + _DRAIN_GRACE_S)
+
+    async def close(self) -> None:
+        """Kill all processes, and wait until their memory is free."""
+        self._stop_starting()
+        self.kill()
+        if not await self._wait(self._are_gone, _FREE_LIMIT_S):
+            log.error("frontend processes do not end", extra={"processes": self.pids})
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        for place in self._places:
+            if place.process is not None:
+                place.process.kill()
+
+    def _stop_starting(self) -> None:
+        self._is_ending = True
+        for place in self._places:
+            place.listener.close()
+            if place.start is not None:
+                place.start.cancel()
+
+    def _are_gone(self) -> bool:
+        return not self._with_memory and all(place.process is None for place in self._places)
+
+    async def _wait(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until a condition holds; False if that takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return condition()
+
+    # --- one process ----------------------------------------------------------------------------
+
+    def _start(self, place: _Place) -> None:
+        place.start = None
+        ours, theirs = socket.socketpair()
+        lifeline, their_lifeline = os.pipe()
+        arena = self._node.arena
+        files = (theirs.fileno(), place.listener.fileno(), their_lifeline, arena.fd)
+        try:
+            place.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "dandelion.frontend_process",
+                    *map(str, (*files, arena.size_bytes, os.getpid())),
+                ],
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env=environment(),
+            )
+        except OSError as error:
+            log.error("a frontend cannot be started", extra={"why": str(error)})
+            ours.close()
+            os.close(lifeline)
+            self._start_later(place)
+            return
+        finally:
+            theirs.close()
+            os.close(their_lifeline)
+        place.begun = self._loop.time()
+        place.link = link = NodeLink(
+            self._node,
+            self._status,
+            ours,
+            lambda: self._is_up(place),
+            lambda reason: self._lost(place, reason),
+        )
+        self._with_memory.add(link)
+        pidfd = os.pidfd_open(place.process.pid)
+        self._loop.add_reader(pidfd, self._ended, place, pidfd)
+        self._loop.add_reader(lifeline, self._freed, link, lifeline)
+        link.open(self._open)
+
+    def _is_up(self, place: _Place) -> None:
+        place.is_ready = True
+        self._changed.set()
+
+    def _lost(self, place: _Place, reason: str) -> None:
+        """The link ended by itself: the process is ending, or must."""
+        if place.process is not None:
+            place.process.kill()
+        if not self._is_ending:
+            log.error("a frontend was lost", extra={"why": reason})
+
+    def _ended(self, place: _Place, pidfd: int) -> None:
+        """The process is gone."""
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        assert place.process is not None
+        assert place.link is not None
+        code = place.process.wait()
+        served_s = self._loop.time() - place.begun
+        place.link.close()
+        place.process = place.link = None
+        place.is_ready = False
+        self._changed.set()
+        if self._is_ending:
+            return
+        log.error("a frontend ended, starting it again", extra={"code": code})
+        place.failures = 0 if served_s >= STEADY_S else place.failures + 1
+        self._start_later(place)
+
+    def _start_later(self, place: _Place) -> None:
+        if not self._is_ending:
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (place.failures - 1))
+            delay_s = pause_s if place.failures else 0.0
+            place.start = self._loop.call_later(delay_s, self._start, place)
+
+    def _freed(self, link: NodeLink, lifeline: int) -> None:
+        """No process maps the arena for a frontend any more."""
+        self._loop.remove_reader(lifeline)
+        os.close(lifeline)
+        link.close()
+        link.free()
+        self._with_memory.discard(link)
+        self._changed.set()
+
+
+def _share(settings: Settings, count: int) -> Settings:
+    """Give the settings with one frontend's share of the connections."""
+    return msgspec.structs.replace(
+        settings,
+        max_connections=-(-settings.max_connections // count),
+        max_connections_per_peer=-(-settings.max_connections_per_peer // count),
+    )

@@ -1,0 +1,219 @@
+"""Invoking: from a name and sets to an invocation, and from its end to the caller.
+
+A caller is a thread that blocks, a coroutine on any event loop, or code on the node's own loop.
+The invocation itself runs on the node's loop in all cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from dandelion.data import ItemSet
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.errors import Cancelled, DandelionError, InvalidInput
+from dandelion.node.inputs import InputSets, InputStager, positional
+from dandelion.node.invocation import Invocation, InvocationResult
+from dandelion.node.loop import NodeLoop
+from dandelion.node.runtime import Runtime
+from dandelion.node.spaces import Spaces
+from dandelion.node.traces import Trace
+
+SLICE = 1024
+"""How many sets a walk settles before others have their turn."""
+
+
+class Invoker:
+    """Begins invocations and waits for them.
+
+    Args:
+        spaces: of the tenants.
+        loop: of the node.
+        runtime: of the node.
+        stager: copies large inputs of blocking callers.
+        partitioning: of ``any`` shardings.
+        default_deadline_s: of invocations that name none.
+
+    Attributes:
+        running: whether invocations are accepted.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        loop: NodeLoop,
+        runtime: Runtime,
+        stager: InputStager,
+        partitioning: Partitioning,
+        default_deadline_s: float,
+    ) -> None:
+        self.running = False
+        self._spaces = spaces
+        self._loop = loop
+        self._runtime = runtime
+        self._stager = stager
+        self._partitioning = partitioning
+        self._default_deadline_s = default_deadline_s
+        self._ids = itertools.count(1)
+        self._prefix = os.urandom(6).hex()
+
+    async def plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
+        """Resolve a name. What takes long, such as compiling a plan, is done in a thread.
+
+        Raises:
+            Unknown: with the nearest name.
+        """
+        library = self._spaces.of(tenant).library
+        plan = library.known(name, version)
+        if plan is None:
+            plan = await asyncio.to_thread(library.plan, name, version)
+        return plan
+
+    def call(
+        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+    ) -> InvocationResult:
+        """Invoke, and block until the result is there; raises as `Node.invoke`."""
+        if self._loop.is_current:
+            return self._call_here(plan, inputs, deadline_s, tenant)
+        inputs, staged_bytes = self._stager.stage(plan, inputs)
+        try:
+            invocation = self.made(plan, inputs, deadline_s, tenant)
+            del inputs
+            lock = threading.Lock()
+            lock.acquire()
+            invocation.on_end = lock.release
+            self._runtime.post(partial(self._begin, invocation))
+            try:
+                lock.acquire()
+            except BaseException:  # a signal, such as Ctrl-C: the caller leaves
+                error = Cancelled("its caller was interrupted")
+                self._runtime.post(partial(self._runtime.cancel, invocation, error))
+                raise
+        finally:
+            self._stager.release(staged_bytes)
+        return invocation.result()
+
+    def _call_here(
+        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+    ) -> InvocationResult:
+        """Invoke on the loop's own thread, which works until the result is there.
+
+        Functions that need the loop itself, such as HTTP, cannot go on meanwhile: they end with
+        the deadline.
+        """
+        invocation = self.made(plan, inputs, deadline_s, tenant)
+        self._runtime.submit(invocation)
+        if not invocation.ended:
+            self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)
+        if not invocation.ended:
+            self._runtime.expire(invocation)
+        return invocation.result()
+
+    async def await_result(
+        self,
+        plan: CompositionPlan,
+        inputs: InputSets,
+        deadline_s: float | None,
+        tenant: str,
+        on_wait: Callable[[], None] | None = None,
+    ) -> InvocationResult:
+        """Invoke, and wait on the running loop; raises as `Node.invoke`.
+
+        Args:
+            plan, inputs, deadline_s, tenant: what to invoke.
+            on_wait: called if the result is not there at once, before this waits for it.
+        """
+        invocation = self.made(plan, inputs, deadline_s, tenant)
+        del inputs
+        here = self._loop.is_current
+        if here:
+            self._runtime.submit(invocation)
+            if invocation.ended:
+                return invocation.result()
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[None] = loop.create_future()
+        if here:
+            invocation.on_end = partial(_resolve, finished)
+        else:
+            invocation.on_end = partial(_resolve_on, loop, finished)
+            self._runtime.post(partial(self._begin, invocation))
+        if on_wait is not None:
+            on_wait()
+        try:
+            await finished
+        except asyncio.CancelledError:
+            cancel = partial(self._runtime.cancel, invocation, Cancelled("its caller left"))
+            if here:
+                cancel()
+            else:
+                self._runtime.post(cancel)
+            raise
+        return invocation.result()
+
+    def submit(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        version: int | None,
+        deadline_s: float | None,
+        tenant: str,
+        ended: Callable[[Invocation], None],
+    ) -> Invocation:
+        """Begin an invocation on the node's own loop; see `Node.submit`."""
+        plan = self._spaces.of(tenant).library.plan(name, version)
+        invocation = self.made(plan, positional(plan, sets), deadline_s, tenant)
+        invocation.on_end = partial(ended, invocation)
+        self._runtime.submit(invocation)
+        return invocation
+
+    def made(
+        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+    ) -> Invocation:
+        """Make the record of an invocation.
+
+        Raises:
+            Cancelled: the node does not run.
+            InvalidInput: the deadline is not a positive number of seconds.
+        """
+        if not self.running:
+            raise Cancelled("the node is not running")
+        if deadline_s is None:
+            deadline_s = self._default_deadline_s
+        elif not 0 < deadline_s < 1e9:
+            raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
+        number = f"{self._prefix}-{next(self._ids):x}"
+        now_ns = time.monotonic_ns()
+        return Invocation(
+            number,
+            self._spaces.of(tenant).tenant,
+            Walk(plan, self._partitioning, slice_=SLICE),
+            inputs,
+            now_ns + int(deadline_s * 1e9),
+            deadline_s,
+            sum([s.size_bytes for s in inputs if s is not None]),
+            trace=Trace(number, plan.name, now_ns),
+        )
+
+    def _begin(self, invocation: Invocation) -> None:
+        """Submit an invocation whose caller waits elsewhere; on the loop."""
+        try:
+            self._runtime.submit(invocation)
+        except DandelionError as error:
+            invocation.error = error.with_traceback(None)
+            invocation.ended = True
+            invocation.notify()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _resolve_on(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    loop.call_soon_threadsafe(_resolve, future)

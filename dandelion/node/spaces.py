@@ -1,0 +1,73 @@
+"""What belongs to each tenant: its part of the catalogue, its plans, its quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dandelion.catalog import Catalog
+from dandelion.driver import Checker
+from dandelion.function import FunctionSpec, Limits
+from dandelion.namespaces import Namespace
+from dandelion.node.library import Library
+from dandelion.registration import Registrar, Target
+from dandelion.scheduler import Quota, Tenant
+from dandelion.settings import TenantSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What belongs to one tenant."""
+
+    tenant: Tenant
+    catalog: Catalog
+    library: Library
+    registrar: Registrar
+
+
+class Spaces:
+    """The tenants of a node; each is made when it is first named. Safe from any thread.
+
+    Args:
+        catalog: of all tenants.
+        platform: functions that the platform provides, by name.
+        checkers: what checks code objects, by their format.
+        targets: gives the devices that run a format.
+        caps: the operator's largest limits.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        platform: Mapping[str, FunctionSpec],
+        checkers: Mapping[str, Checker],
+        targets: Callable[[str], Sequence[Target]],
+        caps: Limits,
+    ) -> None:
+        self._catalog = catalog
+        self._platform = platform
+        self._checkers = checkers
+        self._targets = targets
+        self._caps = caps
+        self._spaces: dict[str, Space] = {}
+
+    def of(self, tenant: str) -> Space:
+        """Give a tenant's space.
+
+        Raises:
+            InvalidInput: the name cannot be one.
+        """
+        space = self._spaces.get(tenant)
+        return space if space is not None else self._spaces.setdefault(tenant, self._made(tenant))
+
+    def _made(self, tenant: str) -> Space:
+        catalog = Namespace(self._catalog, tenant)
+        library = Library(catalog, self._platform, self._caps)
+        registrar = Registrar(catalog, self._platform, self._checkers, self._targets, self._caps)
+        return Space(Tenant(tenant), catalog, library, registrar)
+
+
+def quota_of(settings: TenantSettings) -> Quota:
+    """Give the quota that settings describe; what they leave out is not limited."""
+    given = {name: getattr(settings, name) for name in Quota._fields}
+    return Quota(**{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,376 @@
+"""Connections of both clients: the pool, time-outs, broken servers, cancellation, copies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+from dandelion.errors import DeadlineExceeded, InvalidInput
+from dandelion.frontend.async_client import AsyncClient
+from dandelion.frontend.client import Client, Unreachable
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver
+
+
+class LoopedClient:
+    """`AsyncClient` with the methods of `Client`, on an event loop in a thread."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = AsyncClient(*arguments, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            coroutine = getattr(self._client, name)(*arguments, **options)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+        return call
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(params=[Client, LoopedClient])
+def make(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def gate() -> GateDriver:
+    return GateDriver()
+
+
+@pytest.fixture(scope="module")
+def node(gate: GateDriver) -> Iterator[Node]:
+    with Node(SETTINGS, [gate]) as node:
+        node.register(DOCUMENT)
+        assert node.wait_ready()
+        yield node
+        gate.gate.release(100)
+
+
+@pytest.fixture(scope="module")
+def url(node: Node) -> Iterator[str]:
+    with BackgroundServer(node, drain_s=5) as server:
+        yield server.url
+
+
+def whole_request(connection: socket.socket) -> bytes:
+    request = b""
+    while b"\r\n\r\n" not in request:
+        request += connection.recv(65536)
+    head, _, body = request.partition(b"\r\n\r\n")
+    size = re.search(rb"(?i)content-length: (\d+)", head)
+    while size and len(body) < int(size[1]):
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+@contextmanager
+def scripted(*connections: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Serve one connection for each list: answer each request with the next bytes, then close.
+
+    Gives the URL and the requests that came.
+    """
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answers in connections:
+                connection, _ = listener.accept()
+                with connection:
+                    for answer in answers:
+                        requests.append(whole_request(connection))
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
+        thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+# --- the pool -----------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_replaced(node: Node, make: Any) -> None:
+    server = BackgroundServer(node)
+    with make(server.url, timeout_s=20) as client:
+        assert client.invoke("echo", a=b"1").b.bytes() == b"1"
+        server.close()
+        port = int(server.url.rpartition(":")[2])
+        with BackgroundServer(node, port=port):
+            assert client.invoke("echo", a=b"2").b.bytes() == b"2"
+        with pytest.raises(Unreachable):
+            client.invoke("echo", a=b"3")
+
+
+def test_an_idempotent_request_is_repeated_on_a_new_connection(make: Any) -> None:
+    with scripted([OK, b""], [OK]) as (url, requests), make(url, timeout_s=20) as client:
+        assert client.metrics() == "ok"
+        assert client.metrics() == "ok"
+    assert [request[:12] for request in requests] == [b"GET /metrics"] * 3
+
+
+def test_an_invocation_is_not_repeated(make: Any) -> None:
+    with scripted([OK, b""]) as (url, requests), make(url, timeout_s=20) as client:
+        assert client.metrics() == "ok"
+        with pytest.raises(Unreachable, match="closed the connection"):
+            client.invoke("echo", a=b"")
+    assert [request[:4] for request in requests] == [b"GET ", b"POST"]
+
+
+def test_the_number_of_connections_is_limited(url: str, gate: GateDriver, make: Any) -> None:
+    with make(url, timeout_s=20, connections=2) as client, ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(client.invoke, "wait", a=b"") for _ in range(2)]
+        assert gate.started.acquire(timeout=10)
+        third = threads.submit(client.invoke, "echo", a=b"third")
+        with pytest.raises(TimeoutError):
+            third.result(timeout=0.2)
+        gate.gate.release()
+        assert third.result(timeout=10).b.bytes() == b"third"
+        assert gate.started.acquire(timeout=10)
+        gate.gate.release()
+        for call in waiting:
+            call.result(timeout=10)
+
+
+def test_a_closed_client(url: str, make: Any) -> None:
+    with make(url) as client:
+        client.invoke("echo", a=b"")
+        client.close()
+        with pytest.raises(Unreachable, match="closed"):
+            client.invoke("echo", a=b"")
+
+
+def test_another_event_loop(url: str) -> None:
+    client = AsyncClient(url)
+
+    async def call(close: bool) -> None:
+        try:
+            await client.invoke("echo", a=b"")
+        finally:
+            if close:
+                await client.close()
+
+    with asyncio.Runner() as first:
+        first.run(call(close=False))
+        with asyncio.Runner() as second, pytest.raises(InvalidInput, match="event loop"):
+            second.run(call(close=False))
+        first.run(call(close=True))
+
+
+FORKS = """
+import os, sys
+from dandelion.frontend.client import Client
+client = Client(sys.argv[1])
+client.invoke("echo", a=b"")
+child = os.fork()
+word = b"parent" if child else b"child"
+same = all(client.invoke("echo", a=word).b.bytes() == word for _ in range(30))
+if child:
+    same &= os.waitpid(child, 0)[1] == 0
+os._exit(not same)
+"""
+
+
+def test_a_client_works_on_both_sides_of_a_fork(url: str) -> None:
+    subprocess.run([sys.executable, "-c", FORKS, url], check=True, timeout=60)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def test_headers_are_sent_with_each_request(make: Any) -> None:
+    headers = {"X-Team": "red", "Accept": "text/plain"}
+    with scripted([OK, OK]) as (url, requests), make(url + "/prefix/", headers=headers) as client:
+        client.metrics()
+        with pytest.raises(InvalidInput, match="response"):
+            client.invoke("a/b", version=3)
+    get, post = (request.lower() for request in requests)
+    assert get.startswith(b"get /prefix/metrics http/1.1\r\n")
+    assert post.startswith(b"post /prefix/v1/invoke/a%2fb?version=3 http/1.1\r\n")
+    for request in (get, post):
+        assert b"\r\nx-team: red\r\n" in request
+        assert b"user-agent" not in request
+        assert b"accept-encoding" not in request
+    assert b"\r\naccept: text/plain\r\n" in get
+    assert b"\r\naccept: application/msgpack\r\n" in post
+    assert b"\r\ncontent-length: " in post
+
+
+@pytest.mark.parametrize("headers", [{"a b": "c"}, {"a": "b\r\nc: d"}, {"": "x"}, {"a": "\u20ac"}])
+def test_malformed_headers(make: Any, headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="headers"):
+        type_of(make)("http://127.0.0.1", headers=headers)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
+def test_malformed_urls(make: Any, url: str) -> None:
+    with pytest.raises(InvalidInput):
+        type_of(make)(url)
+
+
+def type_of(make: Any) -> Any:
+    return AsyncClient if make is LoopedClient else make
+
+
+@pytest.mark.parametrize("size", [100_000, 6 << 20])
+def test_large_bodies_are_not_copied(url: str, make: Any, size: int) -> None:
+    array = np.arange(size, dtype="uint8")
+    with make(url, timeout_s=20) as client:
+        client.invoke("echo", a=array)
+        tracemalloc.start()
+        try:
+            reply = client.invoke("echo", a=array)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert np.array_equal(reply.b.numpy("uint8"), array)
+    assert peak < 1.3 * size + 800_000  # the reply, and pieces on their way
+
+
+# --- servers that do not answer -----------------------------------------------------------------
+
+
+def test_no_server(make: Any) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with make(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+            assert not client.ready()
+            with pytest.raises(Unreachable, match=r"Connection refused.*dandelion serve"):
+                client.invoke("echo", a=b"")
+
+
+def test_no_such_host(make: Any) -> None:
+    with make("http://no.such.host.invalid") as client, pytest.raises(Unreachable):
+        client.invoke("echo", a=b"")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xc1\xc1",
+        b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\nproxy",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nxx\r\n0\r\n\r\n",
+        b"not HTTP at all\r\n\r\n",
+        b"",
+    ],
+)
+def test_a_server_that_is_not_a_node(make: Any, answer: bytes) -> None:
+    with (
+        scripted([answer]) as (url, _),
+        make(url, timeout_s=10) as client,
+        pytest.raises((Unreachable, InvalidInput)),
+    ):
+        client.invoke("echo", a=b"")
+
+
+@pytest.mark.parametrize("size", [0, 30 << 20])
+def test_a_silent_server(make: Any, size: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with make(url, timeout_s=0.1) as client:
+            with pytest.raises(Unreachable, match="no answer"):
+                client.invoke("echo", a=bytes(size))
+            listener.close()
+            assert not client.ready()  # meanwhile the loop sees that the connection is reset
+
+
+def test_a_reply_that_stops(make: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                whole_request(connection)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\nsome")
+                connection.recv(65536)  # until the client closes
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with make(url, timeout_s=0.1) as client, pytest.raises(Unreachable, match="no answer"):
+            client.invoke("echo", a=b"")
+        thread.join()
+
+
+# --- the end of a call --------------------------------------------------------------------------
+
+
+def test_deadline(url: str, gate: GateDriver, make: Any) -> None:
+    with make(url, timeout_s=20) as client, pytest.raises(DeadlineExceeded):
+        client.invoke("wait", a=b"", deadline_s=0.05)
+    assert gate.cancelled.acquire(timeout=10)
+    assert gate.started.acquire(timeout=10)
+
+
+def test_cancelling_a_call_cancels_the_invocation(url: str, gate: GateDriver) -> None:
+    async def main() -> None:
+        async with AsyncClient(url) as client:
+            call = asyncio.create_task(client.invoke("wait", a=b""))
+            assert await asyncio.to_thread(gate.started.acquire, timeout=10)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await asyncio.to_thread(gate.cancelled.acquire, timeout=10)
+            assert (await client.invoke("echo", a=b"next")).b.bytes() == b"next"
+
+    asyncio.run(main())
+
+
+class Interrupted(Exception):
+    """Raised by a signal."""
+
+
+def test_interrupting_a_call_cancels_the_invocation(url: str, gate: GateDriver) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def interrupt_when_started() -> None:
+        assert gate.started.acquire(timeout=10)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=interrupt_when_started)
+    try:
+        with Client(url) as client:
+            thread.start()
+            with pytest.raises(Interrupted):
+                client.invoke("wait", a=b"")
+            assert gate.cancelled.acquire(timeout=10)
+            assert client.invoke("echo", a=b"next").b.bytes() == b"next"
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

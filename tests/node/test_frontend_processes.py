@@ -1,0 +1,452 @@
+"""Frontends as processes: what only several processes can get wrong.
+
+That they answer as the frontend in the node does is held by `test_frontend` and
+`test_large_documents`, whose servers are both kinds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dandelion.cli.settings import load_settings
+from dandelion.errors import ContextFull, InternalError, InvalidInput
+from dandelion.frontend_process import supervisor as supervisor_module
+from dandelion.frontend_process.leases import SLAB_BYTES
+from dandelion.frontend_process.messages import INLINE_BYTES, PART_ITEMS
+from dandelion.frontend_process.supervisor import Supervisor
+from dandelion.node import Node, Settings
+
+from .frontend_processes import Processes
+from .served import DOCUMENT, GateDriver
+
+LIMIT_S = 20.0
+JSON = {"Content-Type": "application/json"}
+RAW = {"Content-Type": "application/octet-stream"}
+ARENA_BYTES = 64 << 20
+SETTINGS = Settings(
+    backends=("null",), arena_bytes=ARENA_BYTES, body_limit_bytes=12 << 20, max_waiting=64
+)
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Served:
+    """Two frontend processes, and the gate that functions named `wait` stand at."""
+
+    def __init__(self, processes: Processes, gate: GateDriver) -> None:
+        self.processes = processes
+        self.node = processes.node
+        self.gate = gate
+        self.at_rest = self.node.info().arena
+        self.opened = contextlib.ExitStack()
+
+    def connect(self) -> http.client.HTTPConnection:
+        port = self.processes.port
+        made = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        self.opened.callback(made.close)
+        return made
+
+    def connections(self) -> list[http.client.HTTPConnection]:
+        """Open connections until both frontends have some; those of the first come first."""
+        found: dict[int, list[http.client.HTTPConnection]] = {}
+        while len(found) < 2 or min(map(len, found.values())) < 2:
+            connection = self.connect()
+            before = self.counts()
+            assert invoke(connection, "echo", b"x") == (200, b"x")
+            (place,) = (
+                i for i, (a, b) in enumerate(zip(before, self.counts(), strict=True)) if a < b
+            )
+            found.setdefault(place, []).append(connection)
+        return [connection for place in sorted(found) for connection in found[place][:2]]
+
+    def counts(self) -> list[int]:
+        """How many invocations each frontend has submitted."""
+        places = self.processes.supervisor._places
+        return [place.link.invocations if place.link is not None else 0 for place in places]
+
+    def pids(self) -> list[int]:
+        return self.processes.supervisor.pids
+
+    def rests(self) -> bool:
+        return self.node.info().arena == self.at_rest
+
+
+def invoke(
+    connection: http.client.HTTPConnection, name: str, body: bytes, **headers: str
+) -> tuple[int, bytes]:
+    connection.request("POST", f"/v1/invoke/{name}", body, {**RAW, **headers})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.005)  # what is waited for is another process, which says nothing
+    raise AssertionError("it never came")
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Served]:
+    gate = GateDriver()
+    with Processes(SETTINGS, [gate], 2) as processes:
+        processes.node.register(DOCUMENT)
+        assert processes.node.wait_ready()
+        wait_for(lambda: processes.node.info().arena.contexts == 5)  # status, two slabs for each
+        yield Served(processes, gate)
+        gate.gate.open(100)
+
+
+@pytest.fixture
+def served(started: Served) -> Iterator[Served]:
+    wait_for(started.rests)  # also after a test that failed
+    with started.opened:
+        yield started
+
+
+# --- death --------------------------------------------------------------------------------------
+
+
+def test_a_killed_frontend_loses_its_own_connections_alone(served: Served) -> None:
+    first, _, other, waiting = served.connections()
+    victim = served.pids()[0]
+    answers: list[tuple[int, bytes]] = []
+    large = b"y" * 100_000
+    first.request("POST", "/v1/invoke/wait", b"z" * 2_000_000, RAW)
+    assert served.gate.gate.entered(LIMIT_S)
+    kept = threading.Thread(target=lambda: answers.append(invoke(waiting, "wait", large)))
+    kept.start()
+    wait_for(lambda: served.node.info().waiting == 1)
+
+    os.kill(victim, signal.SIGKILL)
+
+    with pytest.raises((http.client.HTTPException, OSError)):
+        first.getresponse()
+    assert served.gate.gate.was_cancelled(LIMIT_S)
+    assert served.gate.gate.entered(LIMIT_S)  # it was the next one's turn
+    assert invoke(other, "echo", b"still there") == (200, b"still there")
+    served.gate.gate.open()
+    kept.join(LIMIT_S)
+    assert answers == [(200, large)]
+    wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+    for connection in served.connections():
+        assert invoke(connection, "echo", b"again") == (200, b"again")
+    wait_for(served.rests)
+
+
+def test_frontends_killed_under_load_leave_nothing_behind(served: Served) -> None:
+    stopping = threading.Event()
+    right: list[int] = []
+    wrong: list[object] = []
+
+    def ask(size: int) -> None:
+        body = os.urandom(size)
+        while not stopping.is_set():
+            with contextlib.closing(served.connect()) as connection:
+                try:
+                    for _ in range(5):
+                        status, data = invoke(connection, "echo", body)
+                        if (status, data) == (200, body):
+                            right.append(size)
+                        else:
+                            wrong.append((status, data[:200]))
+                except (http.client.HTTPException, OSError):
+                    continue  # its frontend was killed
+
+    sizes = (10, INLINE_BYTES + 1, SLAB_BYTES // 4, SLAB_BYTES, 1_000_000)
+    threads = [threading.Thread(target=ask, args=(size,)) for size in sizes]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        wait_for(lambda: len(served.pids()) == 2)
+        right.clear()
+        wait_for(lambda: set(right) == set(sizes))
+        os.kill(served.pids()[0], signal.SIGKILL)
+    stopping.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not wrong
+    wait_for(lambda: len(served.pids()) == 2)
+    wait_for(served.rests)
+
+
+def test_memory_is_kept_while_a_process_may_write_to_it(served: Served) -> None:
+    """Play a converter that outlives its frontend: it has the lifeline open."""
+    (connection, *_) = served.connections()
+    victim = served.pids()[0]
+    connection.putrequest("POST", "/v1/invoke/echo")
+    connection.putheader("Content-Length", "2000000")
+    connection.endheaders(bytes(1_000_000))
+    wait_for(lambda: served.node.info().arena.used_bytes > served.at_rest.used_bytes + 2_000_000)
+    lifeline = Path(f"/proc/{victim}/cmdline").read_bytes().split(b"\0")[6].decode()
+    held = os.open(f"/proc/{victim}/fd/{lifeline}", os.O_WRONLY)
+    try:
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+        assert served.connections()  # both serve again
+        assert served.node.info().arena.used_bytes > served.at_rest.used_bytes + 2_000_000
+    finally:
+        os.close(held)
+    wait_for(served.rests)
+
+
+def test_converters_end_with_their_frontend(served: Served) -> None:
+    (connection, *_) = served.connections()
+    body = json.dumps({"sets": {"a": "z" * 3_000_000}}).encode()
+    connection.request("POST", "/v1/invoke/echo", body, JSON)
+    with connection.getresponse() as answer:
+        assert answer.status == 200
+        answer.read()
+    victim = served.pids()[0]
+    (converter,) = children_of(victim)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{converter}").exists())
+    wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+    wait_for(served.rests)
+
+
+def test_frontends_end_with_their_node(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dandelion", "serve", "--port", "0", "--backends", "null"]
+    command += ["--frontends", "2", "--json", "--catalog", f"sqlite:{tmp_path}"]
+    document = {"functions": [{"name": "f", "inputs": ["a"], "code": [{"format": "null"}]}]}
+
+    def started() -> tuple[subprocess.Popen[bytes], int, set[int]]:
+        node = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert node.stdout is not None
+        port = json.loads(node.stdout.readline())["port"]
+        return node, port, children_of(node.pid)
+
+    node, port, frontends = started()
+    with node:
+        assert len(frontends) == 2
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            connection.request("POST", "/v1/register", json.dumps(document), JSON)
+            assert connection.getresponse().read()
+        node.kill()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in frontends))
+    node, port, frontends = started()
+    with node:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            assert invoke(connection, "f", b"x")[0] == 200  # what was acknowledged is there
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(LIMIT_S) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in frontends)
+
+
+def children_of(process: int) -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == process:
+                found.add(int(stat.parent.name))
+    return found
+
+
+def test_processes_that_do_not_start_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "sys", SimpleNamespace(executable="/bin/false"))
+    with pytest.raises(InternalError, match="3 times"):
+        Processes(SETTINGS, [], 2)
+
+
+def test_requests_under_way_end_before_the_frontends_do() -> None:
+    gate = GateDriver()
+    answers: list[tuple[int, bytes]] = []
+    with Processes(SETTINGS, [gate], 2) as processes:
+        processes.node.register(DOCUMENT)
+        served = Served(processes, gate)
+        with served.opened:
+            threads = [
+                threading.Thread(
+                    target=lambda c=c: answers.append(invoke(c, "wait", bytes(50_000)))
+                )
+                for c in served.connections()[::2]
+            ]
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: served.node.info().running == 2)
+            processes.loop.call_soon_threadsafe(processes.left.set)
+            wait_for(lambda: refuses(processes.port))
+            gate.gate.open(2)
+            for thread in threads:
+                thread.join(LIMIT_S)
+    assert answers == [(200, bytes(50_000))] * 2
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+# --- one catalogue ------------------------------------------------------------------------------
+
+
+def test_what_one_frontend_registers_all_know_at_once(served: Served) -> None:
+    connections = served.connections()
+    for version in range(1, 6):
+        registering, asking = (connections[0], connections[3])[:: 1 if version % 2 else -1]
+        inputs = [f"a{version}"]
+        function = {"name": "grows", "inputs": inputs, "outputs": ["b"]}
+        document = {"functions": [{**function, "code": [{"format": "null"}]}]}
+        registering.request("POST", "/v1/register", json.dumps(document), JSON)
+        assert json.loads(registering.getresponse().read())["registered"][0]["version"] == version
+        body = json.dumps({"sets": {inputs[0]: "x"}}).encode()
+        asking.request("POST", "/v1/invoke/grows", body, JSON)
+        answer = asking.getresponse()
+        assert (answer.status, answer.read()[:5]) == (200, b'{"id"')
+
+
+def test_what_the_program_registers_reaches_the_frontends(served: Served) -> None:
+    both = served.connections()[::2]
+    assert served.node.remove(type(served.node.describe("echo")), "matrix")
+    wait_for(lambda: all(invoke(c, "matrix", bytes(8))[0] == 404 for c in both))
+
+
+def test_a_node_that_stands_still_is_told_of(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frontends go on, and must not say that all is well."""
+
+    def health() -> tuple[int, int]:
+        found = []
+        for path in ("/healthz", "/readyz"):
+            connection.request("GET", path)
+            with connection.getresponse() as answer:
+                found.append(answer.status)
+                answer.read()
+        return found[0], found[1]
+
+    (connection, *_) = served.connections()
+    assert health() == (200, 200)
+    writer = served.processes.supervisor._status
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "update", lambda: None)
+        writer._words[2] = 1  # it was long ago
+        assert health() == (503, 503)
+    wait_for(lambda: health() == (200, 200))
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "size", [0, INLINE_BYTES, INLINE_BYTES + 1, SLAB_BYTES // 4 + 1, 70_000, 300_000, 5_000_000]
+)
+def test_bodies_of_all_sizes(served: Served, size: int) -> None:
+    body = os.urandom(size)
+    for connection in served.connections():
+        for _ in range(5):
+            assert invoke(connection, "echo", body) == (200, body)
+    wait_for(served.rests)
+
+
+def test_a_body_of_unknown_size(served: Served) -> None:
+    with contextlib.closing(served.connect()) as connection:
+        connection.request("POST", "/v1/invoke/echo", iter([bytes(100_000)] * 3), RAW)
+        assert connection.getresponse().read() == bytes(300_000)
+    wait_for(served.rests)
+
+
+@pytest.mark.parametrize("count", [PART_ITEMS, PART_ITEMS + 1, 3 * PART_ITEMS + 1])
+def test_many_items(served: Served, count: int) -> None:
+    left = [{"name": str(i), "key": i, "text": "x" * (6000 if not i % 400 else 1)}
+            for i in range(count)]  # fmt: skip
+    body = json.dumps({"sets": {"left": left, "right": None}}).encode()
+    with contextlib.closing(served.connect()) as connection:
+        connection.request("POST", "/v1/invoke/pair", body, JSON)
+        sets = json.loads(connection.getresponse().read())["sets"]
+    assert list(sets) == ["left", "right"]
+    assert sets == {"left": left, "right": None}
+    wait_for(served.rests)
+
+
+def test_a_full_arena_is_an_answer(served: Served) -> None:
+    (first, *_) = served.connections()
+    held = []
+    for size in (1 << 20, 64 << 10, 4096):
+        with contextlib.suppress(ContextFull):
+            while True:
+                held.append(served.node.acquire(size))
+    status, data = invoke(first, "echo", bytes(3_000_000))
+    assert (status, json.loads(data)["error"]["type"]) == (507, "ContextFull")
+    for _ in range(2 * SLAB_BYTES // 10_000):  # there is no room for slabs either
+        assert invoke(first, "echo", bytes(10_000)) == (200, bytes(10_000))
+    held.clear()
+    assert invoke(first, "echo", bytes(3_000_000)) == (200, bytes(3_000_000))
+    wait_for(served.rests)
+
+
+def test_a_result_is_kept_while_its_reader_is_slow(served: Served) -> None:
+    body = os.urandom(11_000_000)  # more than the kernel's buffers take
+    connection = served.connect()
+    connection.sock = socket.socket()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
+    connection.sock.settimeout(LIMIT_S)
+    connection.sock.connect(("127.0.0.1", served.processes.port))
+    connection.request("POST", "/v1/invoke/echo", body, RAW)
+    answer = connection.getresponse()
+    with contextlib.closing(served.connect()) as other:
+        for _ in range(4):  # what is used anew is not what is still read
+            assert invoke(other, "echo", bytes(2_000_000))[0] == 200
+    assert answer.read() == body
+    connection.request("POST", "/v1/invoke/echo", body, RAW)
+    with connection.getresponse() as unread:
+        unread.read(10)
+    connection.close()  # a reader that leaves keeps nothing
+    wait_for(served.rests)
+
+
+def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
+    for size in (1, 100_000):
+        connection = served.connect()
+        connection.request("POST", "/v1/invoke/wait", bytes(size), RAW)
+        assert served.gate.gate.entered(LIMIT_S)
+        connection.close()
+        assert served.gate.gate.was_cancelled(LIMIT_S)
+    wait_for(served.rests)
+
+
+# --- settings and addresses ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_bad_numbers_of_frontends_are_refused(count: str) -> None:
+    with pytest.raises(InvalidInput, match="frontends"):
+        load_settings(None, {}, {"frontends": [count]})
+    assert load_settings(None, {"DANDELION_FRONTENDS": "3"}, {}).frontends == 3
+
+
+def test_the_port_is_not_shared_with_another_program(served: Served) -> None:
+    async def second() -> None:
+        async with Node(SETTINGS) as node:
+            Supervisor(node, "127.0.0.1", served.processes.port, 2, 1)
+
+    with pytest.raises(InvalidInput, match="in use"):
+        asyncio.run(second())
+
+
+def test_limits_of_connections_are_split() -> None:
+    settings = Settings(max_connections=101, max_connections_per_peer=50)
+    share = supervisor_module._share(settings, 4)
+    assert (share.max_connections, share.max_connections_per_peer) == (26, 13)
