@@ -8,7 +8,7 @@ from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policy import Fifo
 from dandelion.scheduler.records import CallQueue, EngineState
-from dandelion.scheduler.residency import Place, Residency
+from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
 from tests.scheduler.simulation import Simulation
 
@@ -54,7 +54,7 @@ def quota_of_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_is_overcommitted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Place, "victims", lambda self, *_, **__: [])
+    patch.setattr(FunctionMemory, "victims", lambda self, *_, **__: [])
 
 
 def pins_are_never_given_back(patch: pytest.MonkeyPatch) -> None:
