@@ -28,7 +28,7 @@ from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.validate import Signature, validate
+from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.documents import (
     CodeDocument,
     ContentLike,
@@ -330,10 +330,10 @@ class Registrar:
         problems = validate(module, known, names=names)
         if not problems:
             signatures = {
-                c.name: Signature(c.name, c.inputs, c.outputs) for c in module.compositions
+                c.name: FunctionSignature(c.name, c.inputs, c.outputs) for c in module.compositions
             }
 
-            def find(name: str) -> Signature | None:
+            def find(name: str) -> FunctionSignature | None:
                 return signatures.get(name) or known(name)
 
             problems = [
@@ -344,8 +344,10 @@ class Registrar:
             raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
         return [_record(module, c, find) for c in module.compositions]
 
-    def _known(self, functions: Mapping[str, FunctionSpec]) -> Callable[[str], Signature | None]:
-        def known(name: str) -> Signature | None:
+    def _known(
+        self, functions: Mapping[str, FunctionSpec]
+    ) -> Callable[[str], FunctionSignature | None]:
+        def known(name: str) -> FunctionSignature | None:
             found = functions.get(name) or self._find(name)
             return None if found is None else signature_of(found)
 
@@ -399,7 +401,7 @@ class Registrar:
         new.update({c.name: c for c in compositions})
         replaced = {c.name for c in compositions}
 
-        def known(name: str) -> Signature | None:
+        def known(name: str) -> FunctionSignature | None:
             found = new.get(name) or self._find(name)
             return None if found is None else signature_of(found)
 
@@ -416,15 +418,17 @@ class Registrar:
                 )
 
 
-def signature_of(found: FunctionSpec | CompositionRecord) -> Signature:
+def signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
     """Return the names of the sets of a function or composition."""
     if isinstance(found, FunctionSpec):
-        return Signature(found.name, found.input_names, found.output_names)
-    return Signature(found.name, found.inputs, found.outputs)
+        return FunctionSignature(found.name, found.input_names, found.output_names)
+    return FunctionSignature(found.name, found.inputs, found.outputs)
 
 
 def _record(
-    module: CompositionModule, composition: Composition, find: Callable[[str], Signature | None]
+    module: CompositionModule,
+    composition: Composition,
+    find: Callable[[str], FunctionSignature | None],
 ) -> CompositionRecord:
     uses = tuple(dict.fromkeys(a.function for a in composition.applications))
     signatures = [s for s in map(find, uses) if s is not None]

@@ -15,7 +15,7 @@ from dandelion.data import SetSpec
 from dandelion.dataflow.dsl import composition, each, functions, keyed
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import from_json, print_module, to_json
-from dandelion.dataflow.rules_names import Signature
+from dandelion.dataflow.rules_names import FunctionSignature
 from dandelion.dataflow.syntax_words import spellings
 from dandelion.dataflow.validate import check_module, validate
 from dandelion.documents import RegistrationDocument
@@ -40,7 +40,7 @@ KNOWN = {
         {"weights": (("w", Digest("0" * 64)),)},
     ),
 }  # fmt: skip
-SIGNATURES = {n: Signature(n, s.input_names, s.output_names) for n, s in KNOWN.items()}
+SIGNATURES = {n: FunctionSignature(n, s.input_names, s.output_names) for n, s in KNOWN.items()}
 
 
 # --- texts ------------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ import pytest
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Application, Composition, CompositionModule, Join, Strategy
 from dandelion.dataflow.language import parse
-from dandelion.dataflow.validate import Signature, check_module, ensure_valid, validate
+from dandelion.dataflow.validate import FunctionSignature, check_module, ensure_valid, validate
 from dandelion.errors import InvalidComposition, Problem
 
 KNOWN = {
     s.name: s
     for s in (
-        Signature("HTTP", ("requests",), ("headers", "bodies")),
-        Signature("Access", ("token",), ("request",)),
-        Signature("Merge", ("left", "right", "style"), ("merged", "rest")),
-        Signature("Old", ("a",), ("b",)),
+        FunctionSignature("HTTP", ("requests",), ("headers", "bodies")),
+        FunctionSignature("Access", ("token",), ("request",)),
+        FunctionSignature("Merge", ("left", "right", "style"), ("merged", "rest")),
+        FunctionSignature("Old", ("a",), ("b",)),
     )
 }
 VALID = """\
@@ -310,9 +310,9 @@ def test_check_module_takes_declarations_at_their_word() -> None:
     wrong = text.replace("all a", "all c").replace("b = b", "b = c")
     codes = [p.code for p in check_module(parse(wrong))]
     assert codes == ["unknown-set", "unknown-return"]
-    assert [p.code for p in check_module(parse(text), {"Later": Signature("Later")}.get)] == [
-        "declaration-mismatch"
-    ]
+    assert [
+        p.code for p in check_module(parse(text), {"Later": FunctionSignature("Later")}.get)
+    ] == ["declaration-mismatch"]
 
 
 def test_recursion_is_found_through_registered_compositions() -> None:

@@ -42,7 +42,7 @@ from dandelion.dataflow.graph import (
     Sharding,
     SourcePosition,
 )
-from dandelion.dataflow.rules_names import Signature, problem
+from dandelion.dataflow.rules_names import FunctionSignature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
@@ -76,7 +76,7 @@ class SetHandle:
 class DraftApplication:
     """One application: its function, its bindings, and handles of the outputs used so far."""
 
-    signature: Signature
+    signature: FunctionSignature
     bindings: tuple[DraftBinding, ...]
     join: Join | None
     place: SourcePosition
@@ -136,7 +136,7 @@ class Draft:
 
     def _add_same(self, name: str, handle: SetHandle) -> None:
         binding = DraftBinding("set", handle, Sharding.ALL, optional=False)
-        signature = Signature(SAME.name, SAME.inputs, SAME.outputs)
+        signature = FunctionSignature(SAME.name, SAME.inputs, SAME.outputs)
         same = DraftApplication(signature, (binding,), None, self.place)
         same.outputs["set"] = SetHandle(self, "set", same)
         self.renamed[same.outputs["set"]] = name

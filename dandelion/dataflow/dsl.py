@@ -55,7 +55,7 @@ from dandelion.dataflow.graph import (
 )
 from dandelion.dataflow.language import parse_signature
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.rules_names import Signature, meant
+from dandelion.dataflow.rules_names import FunctionSignature, meant
 from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidComposition
 
@@ -91,7 +91,7 @@ RESULT = "result"
 class _Applicable:
     """A function or composition that compositions apply by calling it."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: FunctionSignature) -> None:
         self._signature = signature
 
     @property
@@ -170,7 +170,9 @@ class FunctionHandle(_Applicable):
     """A function that is or will be registered; see `functions` and `handle_of`."""
 
     def __init__(self, declaration: Declaration) -> None:
-        super().__init__(Signature(declaration.name, declaration.inputs, declaration.outputs))
+        super().__init__(
+            FunctionSignature(declaration.name, declaration.inputs, declaration.outputs)
+        )
         self.declaration = declaration
 
     def _needs(self) -> CompositionModule:
@@ -190,7 +192,9 @@ class CompositionHandle(_Applicable):
 
     def __init__(self, module: CompositionModule, doc: str | None = None) -> None:
         composition = module.compositions[-1]
-        super().__init__(Signature(composition.name, composition.inputs, composition.outputs))
+        super().__init__(
+            FunctionSignature(composition.name, composition.inputs, composition.outputs)
+        )
         self.composition: Composition = composition
         self.module = module
         self.__doc__ = doc

@@ -16,7 +16,7 @@ from dandelion.dataflow.draft import (
 )
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import Feed, RepeatClause, Sharding, SourcePosition, Strategy
-from dandelion.dataflow.rules_names import Signature, meant, problem
+from dandelion.dataflow.rules_names import FunctionSignature, meant, problem
 from dandelion.errors import InvalidComposition
 
 
@@ -101,7 +101,7 @@ class UnknownOutput(InvalidComposition, AttributeError):
     """An application has no output set of this name."""
 
 
-def _no_such_output(signature: Signature, name: str) -> UnknownOutput:
+def _no_such_output(signature: FunctionSignature, name: str) -> UnknownOutput:
     message = f"'{signature.name}' has no output set '{name}'"
     known = ", ".join(f"'{s}'" for s in signature.outputs) or "no output set at all"
     near = meant(name, signature.outputs)

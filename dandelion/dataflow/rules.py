@@ -23,7 +23,7 @@ from dandelion.dataflow.graph import (
 )
 from dandelion.dataflow.rules_clauses import join_problems, repeat_problems
 from dandelion.dataflow.rules_names import (
-    Signature,
+    FunctionSignature,
     bad_names,
     meant,
     no_such_set,
@@ -64,7 +64,7 @@ def _loop_through(graph: nx.DiGraph[str], first: str) -> list[str]:
 
 
 def check_composition(
-    composition: Composition, signature: Callable[[str], Signature | None]
+    composition: Composition, signature: Callable[[str], FunctionSignature | None]
 ) -> Iterator[Problem]:
     """Check one composition.
 
@@ -136,7 +136,7 @@ _RENAME = "give this result a name of its own"
 
 
 def _bindings(
-    application: Application, called: Signature | None, sources: dict[str, None]
+    application: Application, called: FunctionSignature | None, sources: dict[str, None]
 ) -> Iterator[Problem]:
     seen: set[str] = set()
     for binding in application.bindings:
@@ -151,7 +151,7 @@ def _bindings(
         seen.add(binding.parameter)
 
 
-def _returns(application: Application, called: Signature | None) -> Iterator[Problem]:
+def _returns(application: Application, called: FunctionSignature | None) -> Iterator[Problem]:
     first: dict[str, str] = {}
     for returned in application.returns:
         if called is not None and returned.output not in called.outputs:
@@ -166,7 +166,7 @@ def _returns(application: Application, called: Signature | None) -> Iterator[Pro
         first.setdefault(returned.output, returned.target)
 
 
-def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, None]) -> str:
+def _swapped_binding(binding: Binding, called: FunctionSignature, sources: dict[str, None]) -> str:
     """Detect a binding that is written the wrong way round."""
     if binding.parameter in called.inputs or binding.parameter not in sources:
         return ""
@@ -176,7 +176,7 @@ def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, Non
     return f"the input set of the function stands on the left: '{right}'"
 
 
-def _swapped_return(returned: Return, called: Signature) -> str:
+def _swapped_return(returned: Return, called: FunctionSignature) -> str:
     """Detect a result that is written the wrong way round."""
     if returned.target not in called.outputs or meant(returned.output, called.outputs):
         return ""
@@ -185,7 +185,7 @@ def _swapped_return(returned: Return, called: Signature) -> str:
 
 
 def _unknown_sets(
-    application: Application, called: Signature | None, sources: dict[str, None]
+    application: Application, called: FunctionSignature | None, sources: dict[str, None]
 ) -> Iterator[Problem]:
     for binding in application.bindings:
         is_swapped = called is not None and _swapped_binding(binding, called, sources)

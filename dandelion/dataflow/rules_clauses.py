@@ -16,7 +16,7 @@ from dandelion.dataflow.graph import (
     SourcePosition,
 )
 from dandelion.dataflow.rules_names import (
-    Signature,
+    FunctionSignature,
     bad_names,
     meant,
     no_such_set,
@@ -29,7 +29,7 @@ SHOWN_LIMIT = 10**18  # numbers beyond it are not written out
 
 
 def join_problems(
-    application: Application, join: Join, called: Signature | None
+    application: Application, join: Join, called: FunctionSignature | None
 ) -> Iterator[Problem]:
     """Report the problems of a `by` clause; `called` is None if the function is unknown."""
     if len(join.strategies) != len(join.order) - 1:
@@ -59,7 +59,10 @@ def join_problems(
 
 
 def _not_bound(
-    application: Application, parameter: str, called: Signature | None, place: SourcePosition
+    application: Application,
+    parameter: str,
+    called: FunctionSignature | None,
+    place: SourcePosition,
 ) -> Problem:
     names = [binding.parameter for binding in application.bindings]
     by_source = [b.parameter for b in application.bindings if b.source == parameter]
@@ -83,7 +86,7 @@ def _not_keyed(binding: Binding, place: SourcePosition) -> Problem:
 
 
 def repeat_problems(
-    application: Application, repeat: RepeatClause, called: Signature | None
+    application: Application, repeat: RepeatClause, called: FunctionSignature | None
 ) -> Iterator[Problem]:
     """Report the problems of a `repeat` clause; `called` is None if the function is unknown."""
     if not 1 <= repeat.times <= TIMES_LIMIT:
@@ -120,6 +123,8 @@ def repeat_problems(
         yield problem("feed-duplicate", message, place)
 
 
-def _no_output(name: str, called: Signature | None, place: SourcePosition) -> Iterator[Problem]:
+def _no_output(
+    name: str, called: FunctionSignature | None, place: SourcePosition
+) -> Iterator[Problem]:
     if called is not None and name not in called.outputs:
         yield no_such_set("unknown-return", "output", called, name, place)

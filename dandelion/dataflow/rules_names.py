@@ -16,7 +16,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 NAME_LIMIT = 255  # characters
 
 
-class Signature(msgspec.Struct, frozen=True):
+class FunctionSignature(msgspec.Struct, frozen=True):
     """The name of a function or composition and its sets, in order."""
 
     name: str
@@ -66,7 +66,12 @@ def bad_names(names: Iterable[str], place: SourcePosition) -> Iterator[Problem]:
 
 
 def no_such_set(
-    code: str, kind: str, called: Signature, name: str, place: SourcePosition, advice: str = ""
+    code: str,
+    kind: str,
+    called: FunctionSignature,
+    name: str,
+    place: SourcePosition,
+    advice: str = "",
 ) -> Problem:
     """Report a set that a function does not have.
 

@@ -24,14 +24,22 @@ import networkx as nx
 from dandelion.dataflow.excerpt import in_text, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration, SourcePosition
 from dandelion.dataflow.rules import check_composition, loops
-from dandelion.dataflow.rules_names import Signature, bad_names, meant, problem, repeated
+from dandelion.dataflow.rules_names import FunctionSignature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
 
-__all__ = ["Known", "Signature", "Uses", "check_module", "ensure_valid", "signature_of", "validate"]
+__all__ = [
+    "FunctionSignature",
+    "Known",
+    "Uses",
+    "check_module",
+    "ensure_valid",
+    "signature_of",
+    "validate",
+]
 
 LIMIT = 200  # problems reported of one module
 
-Known: TypeAlias = Callable[[str], Signature | None]
+Known: TypeAlias = Callable[[str], FunctionSignature | None]
 """Returns the sets of a registered function or composition, or None if the name is unknown."""
 
 Uses: TypeAlias = Callable[[str], Collection[str]]
@@ -102,9 +110,9 @@ def ensure_valid(
         raise InvalidComposition(tuple(problems))
 
 
-def signature_of(what: Composition | Declaration) -> Signature:
+def signature_of(what: Composition | Declaration) -> FunctionSignature:
     """Return the sets of a composition or declaration."""
-    return Signature(what.name, what.inputs, what.outputs)
+    return FunctionSignature(what.name, what.inputs, what.outputs)
 
 
 @dataclass(slots=True)
@@ -125,12 +133,12 @@ class _Scope:
         for declaration in self.module.declarations:
             self.declarations.setdefault(declaration.name, declaration)
 
-    def real(self, name: str) -> Signature | None:
+    def real(self, name: str) -> FunctionSignature | None:
         """Return the composition of the text or the registration, ignoring declarations."""
         local = self.compositions.get(name)
         return signature_of(local) if local else self.known(name)
 
-    def signature(self, name: str) -> Signature | None:
+    def signature(self, name: str) -> FunctionSignature | None:
         """Return the signature that applications of `name` are checked against."""
         declaration = self.declarations.get(name)
         return signature_of(declaration) if declaration else self.real(name)
@@ -182,7 +190,7 @@ def _declarations(scope: _Scope) -> Iterator[Problem]:
             yield problem("unknown-function", message, place, nearest=scope.nearest(name))
 
 
-def _differs(code: str, message: str, real: Signature, declaration: Declaration) -> Problem:
+def _differs(code: str, message: str, real: FunctionSignature, declaration: Declaration) -> Problem:
     said = signature_of(declaration)
     wrong = [s for s in (*said.inputs, *said.outputs) if s not in (*real.inputs, *real.outputs)]
     near = meant(wrong[0], (*real.inputs, *real.outputs)) if wrong else ""

@@ -25,7 +25,7 @@ from dandelion.dataflow.graph import (
     Strategy,
 )
 from dandelion.dataflow.sharding import Partitioning, joined_rows
-from dandelion.dataflow.validate import Signature, validate
+from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
 from dandelion.function import FunctionSpec
 from tests.reference import Interpreter, Partitions, Set, TooBig
@@ -158,7 +158,7 @@ def check(seed: int) -> bool:
     inner = composition(source, "Inner", FUNCTIONS)
     callables = {**FUNCTIONS, "Inner": (inner.inputs, inner.outputs)}
     outer = composition(source, "Outer", callables)
-    known = {n: Signature(n, i, o) for n, (i, o) in callables.items()}
+    known = {n: FunctionSignature(n, i, o) for n, (i, o) in callables.items()}
     for one in (inner, outer):
         assert not validate(CompositionModule((), (one,)), known.get), one
     given = {name: items(source) for name in outer.inputs}
