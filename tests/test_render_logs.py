@@ -214,9 +214,9 @@ def test_the_python_description_runs(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("token", "reason"),
-    [("nobody", "401 Unauthorized: nobody has"), ("token-dan", "403 Forbidden: Dan is locked")],
+    [("nobody", "401 Unauthorized: unknown token"), ("token-dan", "403 Forbidden: Dan is locked")],
 )
-def test_a_refused_token_gives_the_reason_and_asks_nobody_else(
+def test_a_refused_token_gives_the_reason_and_sends_no_other_request(
     node: Node, token: str, reason: str
 ) -> None:
     outputs, seen = invoke(node, world.EXAMPLE, token)
