@@ -23,7 +23,7 @@ from .gpu.source import CodeFormat
 _REMEDY = "pip install 'dandelion-engine[cuda]', and NVIDIA's driver"
 _LOG_BYTES = 16384
 _PARAMETERS_SINCE = 12040
-"""The driver from which on a kernel's parameters can be asked for."""
+"""The first driver that gives the sizes of a kernel's parameters."""
 
 
 def driver() -> Driver:

@@ -348,7 +348,9 @@ class OpenClDevice(Device):
     def _unload(self, module: Handle) -> None:
         """A program goes with its last reference."""
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
+    def _prepare(
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None
+    ) -> Handle:
         assert isinstance(module, dict)
         kernel = module.get(symbol)
         if kernel is None:

@@ -14,9 +14,16 @@ from typing import TypeVar
 
 import msgspec
 
-from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord, Record
+from dandelion.catalog import (
+    Batch,
+    Catalog,
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    kind_of,
+)
 from dandelion.data import Bytes
-from dandelion.errors import Conflict, InvalidInput, Unknown
+from dandelion.errors import Conflict, InvalidInput, Unknown, nearest
 from dandelion.function import Digest, FunctionSpec
 
 DEFAULT_TENANT = "default"
@@ -41,6 +48,11 @@ def qualified(tenant: str, name: str) -> str:
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 
+def _is_qualified(kind: type[Record], name: str) -> bool:
+    """Tell whether a name has the separator in it, so that no tenant may give or use it."""
+    return (_SEPARATOR if kind is LibraryRecord else "/") in name
+
+
 class Namespace(Catalog):
     """One tenant's view of a catalogue.
 
@@ -60,9 +72,9 @@ class Namespace(Catalog):
         return self._all.generation
 
     def _register(self, batch: Batch) -> list[Record]:
-        for library in batch.libraries:
-            if _SEPARATOR in library.name:
-                raise InvalidInput("libraries", f"{library.name!r} has a control character")
+        for record in batch.records():
+            if _is_qualified(type(record), record.name):
+                raise InvalidInput(kind_of(record), f"{record.name!r} is not a valid name")
         if not self._prefix:
             return self._all.register(batch)
         own = replace(
@@ -79,13 +91,16 @@ class Namespace(Catalog):
         try:
             return [self._plain(record) for record in self._all.register(own)]
         except Conflict as error:
-            raise replace(error, name=self._plain_name(error.name)) from None
+            raise self._plain_conflict(error) from None
 
     def _of(self, kind: type[Record]) -> str:
         return self._library_prefix if kind is LibraryRecord else self._prefix
 
-    def _plain_name(self, name: str) -> str:
-        return name.removeprefix(self._library_prefix).removeprefix(self._prefix)
+    def _plain_conflict(self, error: Conflict) -> Conflict:
+        """Name records as the tenant does; there are none of others in it."""
+        name = error.name.removeprefix(self._library_prefix).removeprefix(self._prefix)
+        message = error.message.replace(self._prefix, "") if self._prefix else error.message
+        return replace(error, name=name, message=message)
 
     def _qualified(self, record: _Named) -> _Named:
         return msgspec.structs.replace(record, name=self._of(type(record)) + record.name)
@@ -102,7 +117,7 @@ class Namespace(Catalog):
     def find_callable(
         self, name: str, version: int | None = None
     ) -> FunctionSpec | CompositionRecord | None:
-        if "/" in name:
+        if _is_qualified(FunctionSpec, name):
             return None
         found = self._all.find_callable(self._prefix + name, version)
         if found is None or not self._prefix:
@@ -112,7 +127,7 @@ class Namespace(Catalog):
         return plain
 
     def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
-        if _SEPARATOR in name:
+        if _is_qualified(LibraryRecord, name):
             return None
         found = self._all.find_library(self._library_prefix + name, version)
         return None if found is None else msgspec.structs.replace(found, name=name)
@@ -123,10 +138,11 @@ class Namespace(Catalog):
     def _owns(self, record: Record) -> bool:
         if self._prefix:
             return record.name.startswith(self._of(type(record)))
-        other = _SEPARATOR if isinstance(record, LibraryRecord) else "/"
-        return other not in record.name
+        return not _is_qualified(type(record), record.name)
 
     def versions(self, kind: type[Record], name: str) -> list[int]:
+        if _is_qualified(kind, name):
+            return []
         return self._all.versions(kind, self._of(kind) + name)
 
     def has_blob(self, digest: Digest) -> bool:
@@ -139,11 +155,14 @@ class Namespace(Catalog):
         return self._all.blob_bytes(digest)
 
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        if _is_qualified(kind, name):
+            raise Unknown(kind_of(kind), name, version)
         try:
             removed = self._all.remove(kind, self._of(kind) + name, version)
         except Unknown as error:
-            known = error.nearest if error.nearest and not self._prefix else None
-            raise Unknown(error.kind, name, version, known) from None
+            own = [record.name for record in self.records() if type(record) is kind]
+            close = nearest(name, own) if version is None else None
+            raise Unknown(error.kind, name, version, close) from None
         except Conflict as error:
-            raise replace(error, name=self._plain_name(error.name)) from None
+            raise self._plain_conflict(error) from None
         return [self._plain(record) for record in removed]

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.driver import Hosting
 from dandelion.errors import DandelionError
 from dandelion.executors import ProcessExecutor, processes
@@ -60,7 +60,7 @@ def register(
     node: Node, name: str, code_format: str = "played", wall_s: float = 60.0, main: bytes = b""
 ) -> None:
     """Register a function with one input set ``a`` and one output set ``b``."""
-    code = (CodeDocument(code_format, main) if main else CodeDocument(code_format),)
+    code = (CodeDocument(code_format, Content(data=main)) if main else CodeDocument(code_format),)
     limits = Limits(wall_s=wall_s, output_bytes=400_000)
     node.register(FunctionDocument(name, ("a",), ("b",), code=code, limits=limits))
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from dandelion.backends.gpu.code_facts import CodeFacts, facts_of
+from dandelion.backends.gpu.code_info import CodeInfo, info_of
 from dandelion.backends.gpu.compiling import CodeCache, default_folder
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode, choose
 from dandelion.backends.gpu.source_check import checked_source
@@ -26,27 +26,25 @@ PTX = b""".version 8.0
 """
 
 
-# --- facts ----------------------------------------------------------------------------------
+# --- code info ------------------------------------------------------------------------------
 
 
-def test_facts_of_cubins() -> None:
-    assert facts_of(image("cuda", "sm_86", b"")) == CodeFacts("sm_86", variables=False)
-    assert facts_of(image("cuda", "sm_90", b"", variables=True)).variables
+def test_info_of_cubins() -> None:
+    assert info_of(image("cuda", "sm_86", b"")) == CodeInfo("sm_86", variables=False)
+    assert info_of(image("cuda", "sm_90", b"", variables=True)).variables
 
 
 def test_cubins_of_older_compilers_have_their_number_elsewhere() -> None:
     data = bytearray(image("cuda", "sm_86", b""))
     data[8] = 7
     data[48:52] = struct.pack("<I", 0x560056)
-    assert facts_of(bytes(data)).arch == "sm_86"
+    assert info_of(bytes(data)).arch == "sm_86"
 
 
-def test_facts_of_amds_code_objects() -> None:
+def test_info_of_amds_code_objects() -> None:
     data = image("hip", "gfx90a", b"", parameters={"k": [8, 4], "n": []})
-    assert facts_of(data) == CodeFacts(
-        "gfx90a", False, kernels={"k": (8, 4), "n": ()}, complete=True
-    )
-    assert facts_of(image("hip", "gfx90a", b"", variables=True)).variables
+    assert info_of(data) == CodeInfo("gfx90a", False, kernels={"k": (8, 4), "n": ()}, complete=True)
+    assert info_of(image("hip", "gfx90a", b"", variables=True)).variables
 
 
 def test_the_device_takes_its_own_object_of_a_bundle() -> None:
@@ -62,9 +60,9 @@ def test_the_device_takes_its_own_object_of_a_bundle() -> None:
         table += struct.pack("<QQQ", start + len(body), len(data), len(name)) + name
         body += data
     bundle = head + table + body
-    assert facts_of(bundle, ("gfx1100",)).kernels == {"k": (4,)}
-    assert facts_of(bundle, ("gfx90a",)).variables
-    assert facts_of(bundle, ("gfx906",)).arch == "gfx1100 gfx90a"
+    assert info_of(bundle, ("gfx1100",)).kernels == {"k": (4,)}
+    assert info_of(bundle, ("gfx90a",)).variables
+    assert info_of(bundle, ("gfx906",)).arch == "gfx1100 gfx90a"
 
 
 def fatbin(*parts: tuple[int, bytes]) -> bytes:
@@ -72,31 +70,31 @@ def fatbin(*parts: tuple[int, bytes]) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
-def test_facts_of_fat_binaries() -> None:
+def test_info_of_fat_binaries() -> None:
     clean, stateful = (image("cuda", "sm_90", b"", variables=v) for v in (False, True))
-    assert not facts_of(fatbin((2, clean), (2, clean))).variables
-    assert facts_of(fatbin((2, clean), (2, stateful))).variables
-    assert facts_of(fatbin((2, clean), (1, b"compressed"))).variables, "nobody knows"
-    assert facts_of(fatbin((2, b"compressed"))).variables
+    assert not info_of(fatbin((2, clean), (2, clean))).variables
+    assert info_of(fatbin((2, clean), (2, stateful))).variables
+    assert info_of(fatbin((2, clean), (1, b"compressed"))).variables, "nobody knows"
+    assert info_of(fatbin((2, b"compressed"))).variables
 
 
-def test_facts_of_ptx() -> None:
-    assert facts_of(PTX) == CodeFacts("", False, kernels={"k": (8,)}, complete=True)
+def test_info_of_ptx() -> None:
+    assert info_of(PTX) == CodeInfo("", False, kernels={"k": (8,)}, complete=True)
     for variable in (
         b".global .align 4 .u32 counter;",
         b".visible .global .u32 x = 7;",
         b"\t.global\t.b8 a[4];",
     ):
-        assert facts_of(PTX + variable).variables, variable
-    assert facts_of(PTX + b".extern .func (.param .b64 r) malloc\n(\n.param .b64 p\n);").allocates
+        assert info_of(PTX + variable).variables, variable
+    assert info_of(PTX + b".extern .func (.param .b64 r) malloc\n(\n.param .b64 p\n);").allocates
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 7))
 def test_bytes_that_are_cut_off_are_unknown(cut: int) -> None:
     whole = image("hip", "gfx90a", b"payload" * 9, variables=True, parameters={"k": [8]})
-    facts_of(whole[:cut])
-    facts_of(fatbin((2, whole))[:cut])
-    facts_of(b"__CLANG_OFFLOAD_BUNDLE__" + whole[:cut])
+    info_of(whole[:cut])
+    info_of(fatbin((2, whole))[:cut])
+    info_of(b"__CLANG_OFFLOAD_BUNDLE__" + whole[:cut])
 
 
 # --- choosing and including -----------------------------------------------------------------

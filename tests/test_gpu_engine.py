@@ -15,20 +15,17 @@ import numpy.typing as npt
 import pytest
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.conformance import HOST_KERNELS
-from dandelion.backends.gpu.device import Device, Properties, Protection
+from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
-from dandelion.backends.gpu.factory import GpuFactory
 from dandelion.backends.gpu.host import HostDevice, Memory
-from dandelion.backends.gpu.options import GpuOptions
 from dandelion.backends.gpu.plan import Launch
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.backends.gpu.weights import WeightsLimit
 from dandelion.backends.gpu.wrappers import FailingDevice
 from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.driver import Call, Hosting, InstanceSets, Resource, load_driver
+from dandelion.driver import Call, Hosting, InstanceSets, load_driver
 from dandelion.errors import (
     BackendUnavailable,
     ContextFull,
@@ -48,6 +45,8 @@ from dandelion.testing import Failing, Tracked
 
 POOL_BYTES = 1 << 20
 FAR_NS = 60 * 10**9
+LONG_NS = 10**9
+"""Calls are not cut into parts, however busy this machine is."""
 
 SOURCE = """
 #include "dandelion.h"
@@ -149,10 +148,14 @@ class Runner:
     """An engine, its domain, and calls with little ceremony."""
 
     def __init__(
-        self, device: Device, domain: MemoryDomain | None = None, first_bytes: int = 0
+        self,
+        device: Device,
+        domain: MemoryDomain | None = None,
+        first_bytes: int = 0,
+        part_ns: int = LONG_NS,
     ) -> None:
         self.domain = Tracked(domain or HeapDomain(1 << 24))
-        self.engine = SequentialEngine(device, POOL_BYTES, first_bytes=first_bytes)
+        self.engine = SequentialEngine(device, POOL_BYTES, first_bytes=first_bytes, part_ns=part_ns)
         self.number = 0
 
     def call(self, wanted: Function, *inputs: ItemSet | None, left_ns: int = FAR_NS) -> Call:
@@ -387,12 +390,14 @@ def test_a_deadline_that_has_passed(runner: Runner) -> None:
     assert first(runner.run(totals(), one("x", bytes(64)))).bytes() == bytes(64)
 
 
-def test_a_deadline_that_passes_while_it_runs(host: Runner) -> None:
+def test_a_deadline_that_passes_while_it_runs() -> None:
+    host = Runner(HostDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True), part_ns=10**6)
     call = host.call(totals(times=900_000), one("x", bytes(64)), left_ns=5 * 10**7)
     with pytest.raises(TimedOut):
         host.engine.run(call)
     ones = np.ones(16, dtype=np.int32)
     assert (first(host.run(totals(), one("x", ones))).numpy(np.int32) == 3).all()
+    host.engine.close()
 
 
 def test_a_fault_ends_the_call_and_the_engine_says_so_afterwards(host: Runner) -> None:
@@ -493,175 +498,6 @@ def test_many_modules_of_one_function_outlive_the_bound(host: Runner) -> None:
     for _ in range(3):
         result = first(host.run(wanted, one("x", bytes(16))))
         assert (result.numpy(np.int32) == 100).all()
-
-
-# --- constants ------------------------------------------------------------------------------
-
-WEIGHTS = np.arange(40_000, dtype=np.int32)
-
-
-def weighed(weights: npt.NDArray[Any] = WEIGHTS, name: str = "F", static: bool = True) -> Function:
-    """y = w + x for the first thousand, with w a static set."""
-    b = bp.Blueprint(inputs=["x"], weights=["w"], outputs=["y"], modules=MODULES)
-    b.kernel("add", module="kernels", access=["read", "read", "both", "value"])
-    y = b.buffer("y", like="x")
-    b.launch("add", [b.w, b.x, y, bp.scalar("u64", 1000)], grid=16, block=64)
-    made = function(b, ("y",))
-    spec = made.spec
-    fixed = {"w": (StaticItem("w", digest_of(weights.tobytes())),)} if static else {}
-    spec = FunctionSpec(name, spec.inputs, spec.outputs, fixed, spec.code)
-    return Function(spec, made.code, made.main, made.files)
-
-
-@pytest.mark.parametrize(("limit", "kept"), [("25%", True), ("1M", True), ("0", False)])
-def test_constants_that_stay_on_the_device_need_no_room_in_the_pool(limit: str, kept: bool) -> None:
-    driver = load_driver("cuda")
-    assert isinstance(driver, GpuDriver)
-    driver.configure({"weights": limit})
-    x = np.arange(1000, dtype=np.int32)
-    found = driver.planner().demand(weighed(), (one("x", x), one("w", WEIGHTS)))
-    both = x.nbytes * 2 + 256
-    assert (found.device_bytes < both) if kept else (found.device_bytes > WEIGHTS.nbytes)
-    assert (found.blocks, found.block_threads) == (16, 64)
-
-
-class HoldingRunner(Runner):
-    """An engine on a device that holds memory."""
-
-    def __init__(self, device: Device, limit_bytes: int = 64 << 20) -> None:
-        self.domain = Tracked(HeapDomain(1 << 24))
-        weights = WeightsLimit(limit_bytes)
-        self.engine = SequentialEngine(device, POOL_BYTES, weights=weights)
-        self.number = 0
-
-    def weigh(self, wanted: Function, weights: npt.NDArray[Any] = WEIGHTS) -> None:
-        """Run `weighed` and hold its result against the right one."""
-        x = np.arange(1000, dtype=np.int32)
-        result = first(self.run(wanted, one("x", x), one("w", weights)))
-        assert (result.numpy(np.int32) == x + weights[:1000]).all()
-
-
-def holding() -> HostDevice:
-    return HostDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True, holds=True)
-
-
-def test_constants_are_brought_once_and_shared_by_content() -> None:
-    runner = HoldingRunner(device := holding())
-    for _ in range(3):
-        runner.weigh(weighed())
-        runner.weigh(weighed(name="G"))
-        runner.run(totals(), one("x", bytes(64)))
-    assert (runner.engine.weights.uploads, device.held) == (1, 1)
-    runner.weigh(weighed(WEIGHTS + 1), WEIGHTS + 1)
-    assert (runner.engine.weights.uploads, device.held) == (2, 2)
-    runner.engine.forget(weighed())
-    assert device.held == 2, "another function has the same"
-    runner.engine.forget(weighed(name="G"))
-    assert device.held == 1
-    runner.engine.close()
-    assert device.held == 0
-
-
-def test_constants_are_open_only_for_their_own_calls() -> None:
-    runner = HoldingRunner(holding())
-    seen = []
-
-    class Watching(HostDevice):
-        def _launch(self, prepared: Any) -> None:
-            blocks = runner.engine.weights._blocks.values()
-            seen.append([block.held.protection for block in blocks])  # type: ignore[attr-defined]
-            super()._launch(prepared)
-
-    runner = HoldingRunner(Watching(KERNELS, POOL_BYTES, holds=True))
-    other = WEIGHTS * 2
-    runner.weigh(weighed())
-    runner.weigh(weighed(other, "G"), other)
-    runner.run(totals(times=1), one("x", bytes(64)), settle=False)
-    runner.weigh(weighed())
-    closed, open_ = Protection.NONE, Protection.READ
-    assert next(s for s in seen if s) == [open_]
-    assert [closed, open_] in seen
-    assert [closed, closed] in seen
-    assert seen[-1] == [open_, closed] or seen[-2] == [open_, closed]
-    assert all(s.count(open_) <= 1 and Protection.WRITE not in s for s in seen)
-
-
-def test_constants_that_somebody_gives_are_inputs() -> None:
-    """Without a digest at registration nobody knows that the content stays."""
-    runner = HoldingRunner(device := holding())
-    for i in range(3):
-        runner.weigh(weighed(static=False), WEIGHTS + i)
-    assert device.held == 0
-
-
-def test_constants_keep_to_their_limit() -> None:
-    runner = HoldingRunner(device := holding(), limit_bytes=4 << 20)
-    for i in (0, 1, 2, 0, 1, 2):
-        runner.weigh(weighed(WEIGHTS + i, f"F{i}"), WEIGHTS + i)
-        assert device.held <= 2
-    assert runner.engine.weights.used_bytes == 4 << 20
-
-
-def test_a_device_that_fails_amid_constants_leaves_none_open() -> None:
-    """Each call of the device fails once; afterwards everything is right, and nothing is left."""
-
-    def two_tenants(runner: HoldingRunner) -> None:
-        for i in (0, 1, 0):
-            for _ in range(2):
-                with contextlib.suppress(DeviceFault):
-                    runner.weigh(weighed(WEIGHTS + i, f"F{i}"), WEIGHTS + i)
-        for i in (0, 1):
-            runner.weigh(weighed(WEIGHTS + i, f"F{i}"), WEIGHTS + i)
-
-    whole = FailingDevice(holding())
-    two_tenants(HoldingRunner(whole))
-    for number in range(1, whole.calls):  # the first allocates the pool
-        inner = holding()
-        runner = HoldingRunner(FailingDevice(inner, left=number))
-        with contextlib.suppress(DeviceFault):  # the last call may be the one that fails
-            two_tenants(runner)
-            assert inner.held == 2
-        runner.engine.device.left = -1  # type: ignore[attr-defined]  # it is a FailingDevice
-        runner.engine.close()
-        assert inner.held == 0
-
-
-class CrowdedDevice(HostDevice):
-    """Three quarters of its memory are in use by others as it is opened."""
-
-    def properties(self) -> Properties:
-        return Properties("crowded", 4 * self._memory_bytes, self._memory_bytes)
-
-
-class CrowdedFactory(GpuFactory):
-    """Leaves a quarter of what it finds to constants."""
-
-    def __init__(self) -> None:
-        super().__init__(GpuOptions("crowded", {**GpuOptions.SHARED, "weights": "25%"}))
-
-    def probe(self) -> list[Resource]:
-        return [Resource("0", "crowded")]
-
-    def device(self, resource: str) -> CrowdedDevice:
-        return CrowdedDevice(KERNELS, 16 << 20, holds=True)
-
-
-def test_an_engine_that_replaces_another_keeps_as_many_constants() -> None:
-    lost_bytes, held = 0, []
-    for _ in range(2):
-        factory = CrowdedFactory()
-        factory.prepare_failover(lost_bytes)
-        runner = HoldingRunner(holding())
-        runner.engine.close()
-        engine = factory.engine("0")
-        assert isinstance(engine, SequentialEngine)
-        runner.engine = engine
-        for i in range(4):
-            runner.weigh(weighed(WEIGHTS + i, f"F{i}"), WEIGHTS + i)
-        lost_bytes = engine.capacity.device_bytes
-        held.append((lost_bytes, engine.weights.used_bytes))
-        engine.close()
-    assert held == [(12 << 20, 4 << 20)] * 2
 
 
 # --- the driver -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dandelion.backends.gpu.code_facts import CodeFacts, facts_of
+from dandelion.backends.gpu.code_info import CodeInfo, info_of
 from dandelion.backends.gpu.launch_sizes import misfits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,32 +62,30 @@ def bundle(*objects: tuple[str, bytes]) -> bytes:
     "name", ["sizes.sm_75.cubin", "sizes.sm_120.cubin", "sizes.fatbin", "sizes.ptx"]
 )
 def test_parameters_of_nvidias_kernels(name: str) -> None:
-    facts = facts_of(binary(name))
-    assert facts.kernels == CUDA
-    assert facts.complete
+    info = info_of(binary(name))
+    assert info.kernels == CUDA
+    assert info.complete
 
 
 def test_parameters_of_amds_kernels() -> None:
     expected = {"mixed": (*MIXED, 4), "none": ()}
-    assert facts_of(binary("sizes.gfx90a.hsaco")) == CodeFacts(
-        "gfx90a", False, False, expected, True
-    )
+    assert info_of(binary("sizes.gfx90a.hsaco")) == CodeInfo("gfx90a", False, False, expected, True)
     both = bundle(("gfx90a:xnack-", binary("sizes.gfx90a.hsaco")), ("gfx1100", b"CCOB compressed"))
-    assert facts_of(both).kernels == expected
-    assert not facts_of(both).complete, "the other one may have more"
-    assert facts_of(both, ("gfx90a",)).complete
+    assert info_of(both).kernels == expected
+    assert not info_of(both).complete, "the other one may have more"
+    assert info_of(both, ("gfx90a",)).complete
 
 
 def test_what_is_compressed_is_unknown() -> None:
-    assert facts_of(binary("sizes.compressed.fatbin")) == CodeFacts()
+    assert info_of(binary("sizes.compressed.fatbin")) == CodeInfo()
 
 
 def test_objects_that_disagree_tell_nothing() -> None:
     first = image("hip", "gfx90a", b"", parameters={"k": [8, 4], "n": [4]})
     second = image("hip", "gfx1100", b"", parameters={"k": [8, 8], "n": [4]})
-    facts = facts_of(bundle(("gfx90a", first), ("gfx1100", second)))
-    assert facts.kernels == {"k": None, "n": (4,)}
-    assert facts_of(bundle(("gfx90a", first), ("gfx1100", second)), ("gfx1100",)).kernels["k"] == (
+    info = info_of(bundle(("gfx90a", first), ("gfx1100", second)))
+    assert info.kernels == {"k": None, "n": (4,)}
+    assert info_of(bundle(("gfx90a", first), ("gfx1100", second)), ("gfx1100",)).kernels["k"] == (
         8,
         8,
     )
@@ -110,12 +108,12 @@ def test_objects_that_disagree_tell_nothing() -> None:
 )
 def test_parameters_in_ptx(declared: str, sizes: tuple[int, ...] | None) -> None:
     text = f".version 8.0\n.visible .entry k({declared})\n{{ ret; }}\n.entry l\n{{ ret; }}"
-    assert facts_of(text.encode()).kernels == {"k": sizes, "l": ()}
+    assert info_of(text.encode()).kernels == {"k": sizes, "l": ()}
 
 
 def test_a_kernel_that_cannot_be_read_hides_nothing_else() -> None:
     text = b".version 8.0\n.extern .func (.param .b64 r) malloc (.param .b64 p);\n.entry k("
-    assert facts_of(text) == CodeFacts("", False, True)
+    assert info_of(text) == CodeInfo("", False, True)
 
 
 # --- bytes that were made to do harm --------------------------------------------------------
@@ -141,10 +139,10 @@ def test_thousands_of_broken_files(name: str) -> None:
     whole = bundle(("gfx90a", hsaco), ("gfx1100", hsaco)) if name == "bundle" else binary(name)
     read = unread = 0
     for data in mutants(whole, len(name), 1500):
-        facts = facts_of(data, ("gfx90a",) if data[0] & 1 else ())
-        read += bool(facts.kernels)
-        unread += not facts.kernels
-        for sizes in facts.kernels.values():
+        info = info_of(data, ("gfx90a",) if data[0] & 1 else ())
+        read += bool(info.kernels)
+        unread += not info.kernels
+        for sizes in info.kernels.values():
             assert sizes is None or all(0 <= size <= 2**40 for size in sizes)
     assert read > 50
     assert unread > 50 or name == "sizes.ptx"
@@ -164,14 +162,14 @@ def test_thousands_of_broken_files(name: str) -> None:
     st.binary(max_size=400),
 )
 def test_any_bytes_are_read_or_unknown(head: bytes, rest: bytes) -> None:
-    facts_of(head + rest)
+    info_of(head + rest)
 
 
 def test_metadata_nested_without_end() -> None:
     whole = binary("sizes.gfx90a.hsaco")
     start = whole.index(b"\xaeamdhsa.kernels") + 15
     nested = whole[:start] + b"\x91" * (len(whole) - start)
-    assert facts_of(nested).kernels == {}
+    assert info_of(nested).kernels == {}
 
 
 def overlapping_sections(count: int, size: int) -> bytes:
@@ -228,7 +226,7 @@ LARGE = 2_000_000
 )
 @pytest.mark.timeout(20)
 def test_files_made_to_take_long_or_much(data: bytes) -> None:
-    assert not facts_of(data).kernels.get("a")
+    assert not info_of(data).kernels.get("a")
 
 
 # --- launches -------------------------------------------------------------------------------

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
-from dandelion.errors import BackendUnavailable, DandelionError, EngineDied, Faulted, TimedOut
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    DandelionError,
+    EngineDied,
+    Faulted,
+    TimedOut,
+)
+from dandelion.testing import StoppedCall
 
 from .kernel_attacks import Attacker, attacker, function, packed
 
@@ -141,6 +150,22 @@ def test_silence_costs_the_time_of_its_call(lie: str) -> None:
         call = who.call(function("Liar"), packed([("getpid",)]), b"x", 10**9)
         with pytest.raises(TimedOut):
             who.run(call)
+        honest(who)
+
+
+def test_a_call_that_is_not_wanted_ends_with_its_host() -> None:
+    with attacker(played("time.sleep(60)")) as who:
+        honest(who)
+        kept = who.engine.hosts()
+        lasted_ns = []
+        for _ in range(3):
+            call = who.call(function("Liar"), packed([("getpid",)]), b"x")
+            stopped = StoppedCall.like(call, looks=2)
+            with pytest.raises(Cancelled):
+                who.run(stopped)
+            lasted_ns.append(time.monotonic_ns() - stopped.stopped_ns)
+            assert who.engine.hosts() == kept
+        assert min(lasted_ns) < 50_000_000
         honest(who)
 
 

@@ -247,9 +247,9 @@ def test_inputs_that_are_held_take_no_memory_of_the_pool() -> None:
     b = make(("A",), weights=["w"], outputs=["A"])
     b.kernel("read", access=["read", "both"])
     b.launch("read", [b.w, b.A])
-    made = plan(b.build(), {"A": 512, "w": 512}, lambda n, i: 0, held={"w": Slot(2048, 512)})
+    made = plan(b.build(), {"A": 512, "w": 512}, lambda n, i: 0, resident={"w": Slot(2048, 512)})
     (launch,) = launches(made)
-    assert launch.args == (Pointer(2048, 512, held=True), Pointer(0, 512))
+    assert launch.args == (Pointer(2048, 512, constant=True), Pointer(0, 512))
     assert (set(made.slots), made.used_bytes) == ({"A"}, 512)
 
 

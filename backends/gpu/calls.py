@@ -92,7 +92,7 @@ class Calls:
     copy_in: Function
     copy_out: Function
     fill: Function
-    # memory in mappings of its own; see `.cudalike.Held`
+    # memory in mappings of its own; see `.cudalike_protected`
     granularity: Function  # (ordinal) -> bytes
     reserve: Function  # (bytes) -> address
     unreserve: Function

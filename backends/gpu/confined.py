@@ -8,7 +8,8 @@ process, and the arena is mapped in none of them.
 
 A host is believed nothing. What a call needs and gives is planned here, so of an answer only one
 is right, and is compared; errors are taken if they are of a kind that a function can cause. A host
-that lies, dies or overruns costs its own call an error and is replaced.
+that lies, dies or overruns costs its own call an error and is replaced. The host of a call that is
+not wanted any more is killed.
 
 When all places are taken, the host goes whose function was not called for longest. One more host,
 with the device open and the compiler warm, waits for the next function. All are forked from one
@@ -28,6 +29,7 @@ from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.engine_process.messages import WireItem, WireSet
 from dandelion.errors import (
     BackendUnavailable,
+    Cancelled,
     DeviceFull,
     EngineDied,
     Faulted,
@@ -37,7 +39,7 @@ from dandelion.function import Function
 
 from .host_folder import HostFolders
 from .host_memory import POOL_BYTES, HostMemory, Place
-from .host_process import START_LIMIT_S, HostEnded, HostProcess
+from .host_process import LOOK_S, START_LIMIT_S, HostEnded, HostProcess
 from .host_template import HostTemplate
 from .hosts_ahead import HostsAhead
 from .layout import aligned
@@ -52,7 +54,6 @@ DEFAULT_PROCESSES = 8
 MAX_PROCESSES = 256
 _KNOWN_CALLS = 256
 _END_LIMIT_S = 30.0
-_LOOK_S = 0.1  # shorter than the node waits beyond a deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +251,14 @@ class ConfinedEngine(Engine):
         """Wait until a host is confined. The call's time limit begins after it.
 
         Raises:
-            TimedOut: the call's invocation has ended.
+            TimedOut, Cancelled: the call's invocation has ended.
             BackendUnavailable, EngineDied, InternalError: the host cannot be used.
         """
         end_s = time.monotonic() + START_LIMIT_S
-        while not host.wait_confined(_LOOK_S):
+        while not host.wait_confined(LOOK_S):
             call.start_deadline(time.monotonic_ns())
+            if call.is_stopped():
+                raise Cancelled("its invocation ended")
             if call.left_s() <= 0:
                 raise TimedOut(call.function.spec.name, "wall", call.limit_s)
             if time.monotonic() > end_s:

@@ -270,7 +270,7 @@ def check_launch(device: Device) -> None:
 
 
 def check_order(device: Device) -> None:
-    """Launches, copies and zeroing take effect in the order in which they were asked for."""
+    """Launches, copies and zeroing take effect in the order in which they were made."""
     x = _put(device, 512, np.ones(32, dtype=np.int32))
     steps = [
         _prepare(device, "axpy", (x, _value("i", 2), _value("i", i % 3)), (1, 1, 1), (32, 1, 1))
@@ -333,33 +333,33 @@ def check_graphs(device: Device) -> None:
     device.discard(steps, graph)
 
 
-def check_held_memory(device: Device) -> None:
-    """Held memory begins with zeros, keeps what it was filled with, and kernels can read it."""
-    if not device.abilities.holds:
-        _raises(InternalError, lambda: device.hold(4096))
+def check_protected_memory(device: Device) -> None:
+    """Protected memory begins with zeros, keeps what was copied to it, and kernels can read it."""
+    if not device.abilities.protected_memory:
+        _raises(InternalError, lambda: device.allocate_protected(4096))
         return
     a = np.arange(500, dtype=np.int32)
-    held = device.hold(3_000_000)
-    device.fill(held, 4096, a.tobytes())
+    memory = device.allocate_protected(3_000_000)
+    device.fill_protected(memory, 4096, a.tobytes())
     out = _put(device, 0, np.full(1000, 7, dtype=np.int32))
     arguments = (
-        Pointer(4096, 4000, held=True),
-        Pointer(0, 4000, held=True),
+        Pointer(4096, 4000, constant=True),
+        Pointer(0, 4000, constant=True),
         out,
         _value("Q", 1000),
     )
     module = device.load(code_for(device))
-    launch = device.prepare(module, "add", Launch("add", arguments, (8, 1, 1), (128, 1, 1)), held)
+    launch = device.prepare(module, "add", Launch("add", arguments, (8, 1, 1), (128, 1, 1)), memory)
     device.synchronize()
     for _ in range(2):
-        device.protect(held, Protection.READ)
+        device.protect(memory, Protection.READ)
         device.launch([launch])
         device.zero(0, 0)
         result = _get(device, 0, 1000, np.int32)
         assert (result[:500] == a).all()
         assert not result[500:].any()
-        device.protect(held, Protection.NONE)
-    device.drop(held)
+        device.protect(memory, Protection.NONE)
+    device.free_protected(memory)
 
 
 def check_unknown_kernel(device: Device) -> None:
@@ -390,7 +390,7 @@ def check_scalars(device: Device) -> None:
 
 
 def check_coordinates(device: Device) -> None:
-    """Every thread knows where it is, in three dimensions."""
+    """Every thread has its coordinates, in three dimensions."""
     grid, block = (2, 3, 4), (4, 2, 1)
     threads = int(np.prod(grid) * np.prod(block))
     out = _put(device, 0, np.zeros(12 * threads, dtype=np.uint32))
@@ -497,7 +497,7 @@ CHECKS: tuple[Check, ...] = (
     check_again,
     check_marks,
     check_graphs,
-    check_held_memory,
+    check_protected_memory,
     check_unknown_kernel,
     check_reopening,
 )

@@ -1,19 +1,20 @@
 """The device that CUDA and HIP share: one context, one pool, one stream.
 
-Everything is asynchronous on one stream, so order is kept without a word. A launch is prepared
-once: its arguments lie packed in memory of their own, and launching is one call of the binding.
-Copies name host memory by its buffer, so nothing is made for them either.
+All work is asynchronous on one stream, which keeps its order. A launch is prepared once: its
+arguments are packed in memory of their own, and launching is one call of the binding. Copies take
+host buffers as they are, so they need no preparation.
 
-Memory that is held (`hold`) lies in mappings of its own, made with the virtual memory functions:
-read and written until `protect` says otherwise, which the device then enforces.
+Protected memory lies in mappings of its own, made with the virtual memory functions. Kernels can
+read and write it until `protect` says otherwise; the device enforces that.
 
 Errors: a code in `.calls.BROKEN` breaks the device for good; out of memory is `DeviceFull`; all
-else is a `DeviceFault` after which the device still works. Whatever was made is on a list until it
-is unmade, and `close` unmakes the rest, each step whether or not another one failed.
+others are a `DeviceFault` after which the device still works. Each resource is on a list until it
+is released, and `close` releases the rest, whether or not one of these steps fails.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
-from .cudalike_held import Held, HeldMemory
+from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .plan import Launch, Zero
 from .source import LoadedCode
@@ -33,6 +34,8 @@ _SPARE_BYTES = 256 * 2**20
 _GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
 """How many device addresses are kept ready."""
+_ASLEEP, _WITHOUT_TIME = 1, 2
+"""Flags of events: waiting for them takes no core, they do not measure."""
 
 
 class CudaLikeDevice(Device):
@@ -65,7 +68,8 @@ class CudaLikeDevice(Device):
         self._graphs: list[Any] = []
         self._events: list[Any] = []
         self._idle_events: list[Any] = []
-        self._held: HeldMemory
+        self._recorded: list[Any] = []  # events that were not waited for yet
+        self._protected: ProtectedMemory
 
     @classmethod
     def calls(cls) -> Calls:
@@ -121,11 +125,11 @@ class CudaLikeDevice(Device):
                 raise BackendUnavailable(self.backend, missing, f"there are {known}")
             self._do("open", calls.retain(self._ordinal))
             self._retained = True
-            self._held = HeldMemory(calls, self._ordinal, self._do, self._undo)
+            self._protected = ProtectedMemory(calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
-            self._held.stream = self._stream
-            holds = self._trusts_protection and bool(self._attribute("virtual_memory"))
-            self.abilities = Abilities(graphs=True, asynchronous=True, registers=True, holds=holds)
+            self._protected.stream = self._stream
+            protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
+            self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
             self._limits = self._read_limits()
@@ -169,7 +173,7 @@ class CudaLikeDevice(Device):
             self._undo(calls.destroy_executable, graph)
         for module in self._modules:
             self._undo(calls.unload_module, module.handle)
-        self._held.close()
+        self._protected.close()
         if self._pool:
             self._undo(calls.free, calls.pointer(self._pool))
         for address in self._registered:
@@ -182,7 +186,7 @@ class CudaLikeDevice(Device):
         self._forget()
 
     def _undo(self, call: Function, *arguments: Any) -> None:
-        """Call, and once more if it failed; nobody could do anything about a second failure."""
+        """Call, and once more if it failed; a second failure cannot be helped."""
         if call(*arguments)[0]:
             call(*arguments)
 
@@ -196,6 +200,7 @@ class CudaLikeDevice(Device):
             made.clear()
         self._events.clear()
         self._idle_events.clear()
+        self._recorded.clear()
 
     def properties(self) -> Properties:
         calls = self._calls
@@ -269,22 +274,22 @@ class CudaLikeDevice(Device):
 
     # memory with protection
 
-    def _hold(self, size_bytes: int) -> Handle:
-        return Handle(self._held.hold(size_bytes))
+    def _allocate_protected(self, size_bytes: int) -> Handle:
+        return Handle(self._protected.allocate(size_bytes))
 
-    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        assert isinstance(held, Held)
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        assert isinstance(memory, ProtectedMapping)
         size = data.nbytes if isinstance(data, memoryview) else len(data)
-        target = self._calls.pointer(held.address + offset_bytes)
+        target = self._calls.pointer(memory.address + offset_bytes)
         self._do("fill", self._calls.copy_in(target, data, size, self._stream))
 
-    def _protect(self, held: Handle, protection: Protection) -> None:
-        assert isinstance(held, Held)
-        self._held.protect(held, protection)
+    def _protect(self, memory: Handle, protection: Protection) -> None:
+        assert isinstance(memory, ProtectedMapping)
+        self._protected.protect(memory, protection)
 
-    def _drop(self, held: Handle) -> None:
-        assert isinstance(held, Held)
-        self._held.drop(held)
+    def _free_protected(self, memory: Handle) -> None:
+        assert isinstance(memory, ProtectedMapping)
+        self._protected.free(memory)
 
     # code
 
@@ -300,14 +305,13 @@ class CudaLikeDevice(Device):
 
     def _stateful(self, module: Handle) -> bool:
         assert isinstance(module, LoadedModule)
-        return module.facts.variables
+        return module.info.variables
 
     def _prepare(
-        self, module: Handle, symbol: str, launch: Launch, held: Handle | None = None
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None
     ) -> Handle:
         assert isinstance(module, LoadedModule)
-        block = held.address if isinstance(held, Held) else 0
-        bases = (self._pool, block)
+        bases = (self._pool, constants.address if isinstance(constants, ProtectedMapping) else 0)
         made = prepare_kernel(
             self._calls, module, symbol, launch, bases, self._limits, self._stream, self._do
         )
@@ -368,19 +372,25 @@ class CudaLikeDevice(Device):
             self._undo(self._calls.destroy_executable, graph)
 
     def _mark(self) -> Handle | None:
-        if self._idle_events:
-            event = self._idle_events.pop()
-        else:
-            event = self._do("mark", self._calls.create_event(2))  # without its time
+        if not self._idle_events:
+            event = self._do("mark", self._calls.create_event(_ASLEEP | _WITHOUT_TIME))
             self._events.append(event)
+            self._idle_events.append(event)
+        event = self._idle_events[-1]
         self._do("mark", self._calls.record(event, self._stream))
+        self._recorded.append(self._idle_events.pop())
         return Handle(event)
 
     def _wait(self, mark: Handle) -> None:
         self._do("wait", self._calls.wait(mark))
-        self._idle_events.append(mark)
+        if mark in self._recorded:
+            self._recorded.remove(mark)
+            self._idle_events.append(mark)
 
     def _synchronize(self) -> None:
         error = self._calls.synchronize(self._stream)[0]
         if error:
             raise self._fail("synchronize", error)
+        if self._recorded:
+            self._idle_events += self._recorded
+            self._recorded.clear()

@@ -15,7 +15,7 @@ from dandelion.errors import (
 )
 
 from .calls import NO_BINARY, Calls, Function
-from .code_facts import CodeFacts, facts_of
+from .code_info import CodeInfo, info_of
 from .compiling import SOURCES, CodeCache, compiled
 from .plan import Launch, Pointer
 from .source import LoadedCode
@@ -57,7 +57,7 @@ class LoadedModule:
 
     handle: Any
     name: str
-    facts: CodeFacts
+    info: CodeInfo
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
 
@@ -86,19 +86,19 @@ def load_module(
     data = code.data
     if code.format in SOURCES:
         data = compiled(calls.compiler, code, archs[0], cache)
-    facts = facts_of(data, archs)
-    if facts.allocates:
+    info = info_of(data, archs)
+    if info.allocates:
         message = "kernels cannot allocate memory; give the blueprint a buffer"
         raise InvalidFunction((Problem("allocation", message, code.name, found="malloc"),))
     answer = calls.load_module(data)
     if not answer[0]:
-        return LoadedModule(answer[1], code.name, facts)
+        return LoadedModule(answer[1], code.name, info)
     error = fail("load", answer[0])
     if int(answer[0]) not in NO_BINARY:
         raise error
     message = f"{backend} does not load it"
-    if facts.arch and facts.arch not in archs:
-        message = f"it is code for {facts.arch}, this device is {archs[0]}"
+    if info.arch and info.arch not in archs:
+        message = f"it is code for {info.arch}, this device is {archs[0]}"
     log = answer[1] if len(answer) > 1 and isinstance(answer[1], str) else ""
     problem = Problem("no-code", message, code.name, found=str(error), excerpt=log)
     raise InvalidFunction((problem,))
@@ -117,7 +117,7 @@ def prepare_kernel(
     """Check a launch against the kernel and the device, and pack its arguments.
 
     Args:
-        bases: addresses of the pool and of the memory that is held.
+        bases: addresses of the pool and of the function's constants.
         do: gives the result of a call, or raises.
 
     Raises:
@@ -134,7 +134,7 @@ def prepare_kernel(
             do("prepare", calls.set_kernel_attribute(kernel.handle, key, launch.shared_bytes))
         kernel.dynamic_bytes = launch.shared_bytes
     values = [
-        (bases[a.held] + a.offset_bytes).to_bytes(8, "little") if isinstance(a, Pointer) else a
+        (bases[a.constant] + a.offset_bytes).to_bytes(8, "little") if isinstance(a, Pointer) else a
         for a in launch.args
     ]
     pointers, memory = _packed(values)
@@ -154,7 +154,7 @@ def _kernel(calls: Calls, module: LoadedModule, symbol: str, do: Do) -> Kernel:
     if calls.parameter is not None:
         parameters: tuple[int, ...] | None = _parameters(calls.parameter, handle, do)
     else:
-        parameters = module.facts.kernels.get(symbol)
+        parameters = module.info.kernels.get(symbol)
     return Kernel(handle, parameters, threads, shared)
 
 

@@ -14,7 +14,8 @@ happened; the device then accepts nothing but `close`.
 ========== ====================================================================================
 life       `open`, `close`, `properties`, `fault`
 memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
-held       `hold`, `fill`, `protect`, `drop`: memory beside the pool that keeps its content
+protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: memory beside the
+           pool that keeps its content
 code       `load`, `unload`, `stateful`, `prepare`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
 ========== ====================================================================================
@@ -47,7 +48,7 @@ class Abilities:
         asynchronous: calls return before the work is done.
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
-        holds: there is memory beside the pool, and kernels obey its `Protection`.
+        protected_memory: there is memory beside the pool, and kernels obey its `Protection`.
         host_execution: kernels run on the host's processors, as code of this process.
     """
 
@@ -55,12 +56,12 @@ class Abilities:
     asynchronous: bool = False
     registers: bool = False
     host_visible: bool = False
-    holds: bool = False
+    protected_memory: bool = False
     host_execution: bool = False
 
 
 class Protection(enum.Enum):
-    """What kernels may do with held memory."""
+    """What kernels may do with protected memory."""
 
     NONE = "none"
     READ = "read"
@@ -74,9 +75,9 @@ class Properties:
     Attributes:
         description: for people.
         memory_bytes: its memory, as far as a pool could use it.
-        pool_bytes: size of a pool unless somebody says another.
+        pool_bytes: size of a pool by default.
         compute_units: processors that run blocks in parallel.
-        unit_threads: threads that one of them holds at the same time; 0 if it does not say.
+        unit_threads: threads that one of them runs at the same time; 0 if it does not say.
         block_threads: bound on the threads of a block.
         shared_bytes: bound on the local memory of a block.
         archs: architectures whose binaries it loads, best first.
@@ -126,10 +127,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def properties(self) -> Properties:
-        """Tell facts; the device is open."""
+        """Give facts about the device; it is open."""
 
     def fault(self) -> str | None:
-        """Tell what broke the device for good, or None if it works."""
+        """Give what broke the device for good, or None if it works."""
         return None
 
     # memory
@@ -141,7 +142,7 @@ class Device(abc.ABC):
             DeviceFault: the device has not got that much.
         """
         if self.pool_bytes:
-            raise InternalError(f"{self.name}: a second pool was asked for")
+            raise InternalError(f"{self.name}: it has a pool already")
         self._allocate(size_bytes)
         self.pool_bytes = size_bytes
 
@@ -178,31 +179,31 @@ class Device(abc.ABC):
         if size_bytes:
             self._zero(offset_bytes, size_bytes)
 
-    # held memory, only where `Abilities.holds`
+    # protected memory, only where `Abilities.protected_memory`
 
-    def hold(self, size_bytes: int) -> Handle:
-        """Take memory beside the pool: zeroed, and open for writing until `protect`.
+    def allocate_protected(self, size_bytes: int) -> Handle:
+        """Allocate memory beside the pool: zeroed, and open for writing until `protect`.
 
         Raises:
             DeviceFull: there is no room.
         """
-        if not self.abilities.holds:
-            raise InternalError(f"{self.name}: it holds no memory")
-        return self._hold(size_bytes)
+        if not self.abilities.protected_memory:
+            raise InternalError(f"{self.name}: it has no protected memory")
+        return self._allocate_protected(size_bytes)
 
-    def fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        """Copy host bytes into held memory that is open for writing, in the order of the work."""
+    def fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        """Copy host bytes into memory that is open for writing, in the order of the work."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         if size:
-            self._fill(held, offset_bytes, data)
+            self._fill_protected(memory, offset_bytes, data)
 
-    def protect(self, held: Handle, protection: Protection) -> None:
-        """Say what may be done with held memory from now on; nothing that uses it is in flight."""
-        self._protect(held, protection)
+    def protect(self, memory: Handle, protection: Protection) -> None:
+        """Say what kernels may do with memory from now on; nothing that uses it is in flight."""
+        self._protect(memory, protection)
 
-    def drop(self, held: Handle) -> None:
-        """Give held memory back; none of its launches is used any more."""
-        self._drop(held)
+    def free_protected(self, memory: Handle) -> None:
+        """Free memory; no launch that points into it is used any more."""
+        self._free_protected(memory)
 
     # code
 
@@ -219,11 +220,11 @@ class Device(abc.ABC):
         self._unload(module)
 
     def stateful(self, module: Handle) -> bool:
-        """Tell whether a module has, or may have, variables that keep their values."""
+        """Check whether a module has, or may have, variables that keep their values."""
         return self._stateful(module)
 
     def prepare(
-        self, module: Handle, symbol: str, launch: Launch, held: Handle | None = None
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None
     ) -> Handle:
         """Make a launch ready to be given to `launch` many times.
 
@@ -231,16 +232,16 @@ class Device(abc.ABC):
             module: with the kernel.
             symbol: of the kernel.
             launch: what is launched.
-            held: the memory that pointers with `Pointer.held` point into.
+            constants: the memory that pointers with `Pointer.constant` point into.
 
         Raises:
             InvalidBlueprint: the module has no such kernel, or it has other parameters, or the
                 device cannot launch that.
         """
         for argument in launch.args:
-            if isinstance(argument, Pointer) and not argument.held:
+            if isinstance(argument, Pointer) and not argument.constant:
                 self._inside("prepare", argument.offset_bytes, argument.size_bytes)
-        return self._prepare(module, symbol, launch, held)
+        return self._prepare(module, symbol, launch, constants)
 
     def prepare_zero(self, step: Zero) -> Handle:
         """Make zeroing a part of the pool ready to be given to `launch`."""
@@ -254,7 +255,7 @@ class Device(abc.ABC):
         self._launch(prepared)
 
     def capture(self, prepared: Sequence[Handle]) -> Handle | None:
-        """Make one graph of launches; None if the device would rather not (see `Abilities`)."""
+        """Make one graph of launches; None if the device has no graphs or no room."""
         return self._capture(prepared) if self.abilities.graphs else None
 
     def replay(self, graph: Handle) -> None:
@@ -298,16 +299,16 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _zero(self, offset_bytes: int, size_bytes: int) -> None: ...
 
-    def _hold(self, size_bytes: int) -> Handle:
+    def _allocate_protected(self, size_bytes: int) -> Handle:
         raise NotImplementedError
 
-    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
         raise NotImplementedError
 
-    def _protect(self, held: Handle, protection: Protection) -> None:
+    def _protect(self, memory: Handle, protection: Protection) -> None:
         raise NotImplementedError
 
-    def _drop(self, held: Handle) -> None:
+    def _free_protected(self, memory: Handle) -> None:
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -321,7 +322,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def _prepare(
-        self, module: Handle, symbol: str, launch: Launch, held: Handle | None
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None
     ) -> Handle: ...
 
     @abc.abstractmethod
@@ -359,7 +360,7 @@ def prepare_steps(
     device: Device,
     steps: Sequence[Step],
     modules: Mapping[str, tuple[Handle, str]],
-    held: Handle | None = None,
+    constants: Handle | None = None,
 ) -> list[Handle]:
     """Prepare all steps of a plan.
 
@@ -367,7 +368,7 @@ def prepare_steps(
         device: where.
         steps: of the plan.
         modules: the loaded module and the symbol of each kernel, by its name in the blueprint.
-        held: memory with the function's constants, if there is any.
+        constants: memory with the function's constants, if there is any.
     """
     prepared = []
     for step in steps:
@@ -375,5 +376,5 @@ def prepare_steps(
             prepared.append(device.prepare_zero(step))
         else:
             module, symbol = modules[step.kernel]
-            prepared.append(device.prepare(module, symbol, step, held))
+            prepared.append(device.prepare(module, symbol, step, constants))
     return prepared

@@ -33,7 +33,7 @@ class _Module:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _Protected:
     data: Memory
     protection: Protection = Protection.WRITE
 
@@ -54,7 +54,7 @@ class HostDevice(Device):
         memory_bytes: how much the pool may have.
         lazy: do nothing until somebody waits.
         graphs: offer graphs.
-        holds: offer memory beside the pool.
+        protects: offer protected memory.
     """
 
     backend: ClassVar[str] = "host"
@@ -67,20 +67,23 @@ class HostDevice(Device):
         *,
         lazy: bool = False,
         graphs: bool = False,
-        holds: bool = False,
+        protects: bool = False,
     ) -> None:
         self.name = "host:0"
-        self.abilities = Abilities(graphs=graphs, asynchronous=lazy, host_visible=True, holds=holds)
+        self.abilities = Abilities(
+            graphs=graphs, asynchronous=lazy, host_visible=True, protected_memory=protects
+        )
         self._kernels = kernels
         self._memory_bytes = memory_bytes
         self._lazy = lazy
         self._pool: Memory | None = None
         self._queue: deque[Callable[[], None]] = deque()
+        self._ended = 0  # how much of the work is done
         self._broken: str | None = None
         self.is_open = False
         self.modules = 0
         self.graphs = 0
-        self.held = 0
+        self.protected = 0
 
     def open(self) -> None:
         self.is_open = True
@@ -103,12 +106,17 @@ class HostDevice(Device):
             self._synchronize()
 
     def _synchronize(self) -> None:
-        while self._queue:
+        self._run(len(self._queue))
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
             work = self._queue.popleft()
+            self._ended += 1
             try:
                 work()
             except Exception as error:
                 self._broken = f"{type(error).__name__}: {error}"
+                self._ended += len(self._queue)
                 self._queue.clear()
                 raise DeviceFault(self.name, "launch", self._broken) from error
 
@@ -138,23 +146,23 @@ class HostDevice(Device):
     def _zero(self, offset_bytes: int, size_bytes: int) -> None:
         self._launch([self._prepare_zero(Zero(offset_bytes, size_bytes))])
 
-    def _hold(self, size_bytes: int) -> Handle:
-        self.held += 1
-        return Handle(_Held(np.zeros(size_bytes, dtype=np.uint8)))
+    def _allocate_protected(self, size_bytes: int) -> Handle:
+        self.protected += 1
+        return Handle(_Protected(np.zeros(size_bytes, dtype=np.uint8)))
 
-    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        assert isinstance(held, _Held)
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        assert isinstance(memory, _Protected)
         source = np.frombuffer(data, dtype=np.uint8)
-        target = held.data[offset_bytes : offset_bytes + source.size]
+        target = memory.data[offset_bytes : offset_bytes + source.size]
         self._do(lambda: np.copyto(target, source))
 
-    def _protect(self, held: Handle, protection: Protection) -> None:
-        assert isinstance(held, _Held)
+    def _protect(self, memory: Handle, protection: Protection) -> None:
+        assert isinstance(memory, _Protected)
         self._synchronize()
-        held.protection = protection
+        memory.protection = protection
 
-    def _drop(self, held: Handle) -> None:
-        self.held -= 1
+    def _free_protected(self, memory: Handle) -> None:
+        self.protected -= 1
 
     def _load(self, code: LoadedCode) -> Handle:
         names = code.text.split()
@@ -168,7 +176,9 @@ class HostDevice(Device):
     def _unload(self, module: Handle) -> None:
         self.modules -= 1
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
+    def _prepare(
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None
+    ) -> Handle:
         assert isinstance(module, _Module)
         kernel = module.kernels.get(symbol)
         if kernel is None:
@@ -179,9 +189,9 @@ class HostDevice(Device):
         def value(argument: Pointer | bytes) -> Any:
             if not isinstance(argument, Pointer):
                 return argument
-            if argument.held:
-                assert isinstance(held, _Held)
-                return held.view(argument)
+            if argument.constant:
+                assert isinstance(constants, _Protected)
+                return constants.view(argument)
             return memory[argument.offset_bytes : argument.offset_bytes + argument.size_bytes]
 
         return Handle(lambda: kernel(launch, *map(value, launch.args)))
@@ -208,4 +218,8 @@ class HostDevice(Device):
             self.graphs -= 1
 
     def _mark(self) -> Handle | None:
-        return Handle(len(self._queue))
+        return Handle(self._ended + len(self._queue))
+
+    def _wait(self, mark: Handle) -> None:
+        assert isinstance(mark, int)
+        self._run(max(0, mark - self._ended))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dandelion.driver import Call, Capacity
 from dandelion.engine_process.messages import Done, Ended, Failed, Load, Ready, Run, WireSets
 from dandelion.errors import (
     BadOutput,
+    Cancelled,
     DandelionError,
     DeviceFull,
     EngineDied,
@@ -33,6 +35,8 @@ from .host_template import HostTemplate
 START_LIMIT_S = 60.0
 GRACE_S = 0.05
 """How long after a call's deadline its host may still answer."""
+LOOK_S = 0.02
+"""How often a broker that waits looks whether the call is still wanted."""
 _CODE_LIMIT_S = 1.0
 _LONGEST_NS = 10**15
 _STAGES = frozenset({"plan", "copy_in", "kernels", "copy_out"})
@@ -186,6 +190,7 @@ class HostProcess:
 
         Raises:
             HostEnded: it died, does not answer, or answers what cannot be.
+            Cancelled: the call is not wanted any more; the host must be killed.
             DandelionError: the call failed.
         """
         self._calls += 1
@@ -203,7 +208,7 @@ class HostProcess:
             call,
         )
         try:
-            reply = self._channel.receive(call.left_s() + GRACE_S)
+            reply = self._reply(call)
         except Ended as ended:
             raise self._lost(str(ended)) from None
         if reply is None:
@@ -216,6 +221,18 @@ class HostProcess:
         if _bare(reply.outputs) != _bare(expected):
             raise self._lied()
         return _stages(reply.stages)
+
+    def _reply(self, call: Call) -> HostReply | None:
+        """Wait for the answer to a call; None if it is late."""
+        end_s = time.monotonic() + call.left_s() + GRACE_S
+        while True:
+            left_s = end_s - time.monotonic()
+            reply = self._channel.receive(min(max(left_s, 0.0), LOOK_S))
+            if reply is not None or left_s <= 0:
+                return reply
+            if call.is_stopped():
+                self.well = False
+                raise Cancelled("its invocation ended")
 
     def is_quiet(self) -> bool:
         """Tell whether it is there and says nothing that it was not asked for."""

@@ -28,7 +28,7 @@ from dandelion.blueprint.numbers import pack
 from dandelion.data import Bytes
 from dandelion.errors import Problem, nearest
 
-from .code_facts import CodeFacts, facts_of
+from .code_info import CodeInfo, info_of
 from .source import CodeFormat, format_of, symbol_of
 
 POINTER_BYTES = 8
@@ -38,7 +38,7 @@ _READ = (CodeFormat.CUBIN, CodeFormat.FATBIN, CodeFormat.HSACO, CodeFormat.PTX)
 @dataclass(frozen=True, slots=True)
 class _Binary:
     path: str
-    facts: CodeFacts
+    info: CodeInfo
 
 
 def misfits(config: GpuConfig, files: Mapping[str, Bytes]) -> list[Problem]:
@@ -58,7 +58,7 @@ class _Holder:
         self.binaries = {
             module.name: [
                 _Binary(
-                    code.path, facts_of(bytes(files[code.path]), (code.arch,) if code.arch else ())
+                    code.path, info_of(bytes(files[code.path]), (code.arch,) if code.arch else ())
                 )
                 for code in module.code
                 if code.path in files and format_of(code, files[code.path]) in _READ
@@ -82,10 +82,10 @@ class _Holder:
         kernel = self.kernels[action.kernel]
         symbol = symbol_of(kernel)
         for binary in self.binaries[kernel.module]:
-            facts = binary.facts
-            if facts.complete and symbol not in facts.kernels:
+            info = binary.info
+            if info.complete and symbol not in info.kernels:
                 yield from self.unknown(kernel, binary)
-            sizes = facts.kernels.get(symbol)
+            sizes = info.kernels.get(symbol)
             found = (
                 [] if sizes is None else list(_misfits(where, action, symbol, sizes, binary.path))
             )
@@ -97,7 +97,7 @@ class _Holder:
         if kernel.name in self.absent:
             return
         self.absent.add(kernel.name)
-        symbol, known = symbol_of(kernel), binary.facts.kernels
+        symbol, known = symbol_of(kernel), binary.info.kernels
         close = nearest(symbol, known) or ""
         expected = "" if close or len(known) > 12 else " or ".join(sorted(known))
         message = f"'{binary.path}' has no kernel '{symbol}'"

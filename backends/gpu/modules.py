@@ -1,34 +1,48 @@
 """Modules that are loaded on a device, and plans that are ready to run there.
 
 A module is known by the digest of its content, so functions that share a library share the module.
-A plan is ready once each of its launches is prepared; from its second call on it runs as one graph
-where the device has graphs. Both are bounded; a module that goes takes its ready plans along.
+A plan is ready once each of its launches is prepared. Its first call measures them; from the second
+one on it runs as a graph where the device has graphs: one graph if it is brief, else one for each
+part (see `.pacing`). Both caches are bounded; with a module its ready plans are dropped.
 
-A module with variables of its own would tell one call about another. Such a module is loaded for
-one call and unloaded after it (`expire`), and so is never shared and never part of a graph.
+A module with variables of its own would carry data from one call to the next. Such a module is
+loaded for one call and unloaded after it (`expire`); it is never shared and never part of a graph.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from dandelion.data import Bytes
 from dandelion.function import Digest
 
+from .constants import ResidentConstants
 from .device import Device, Handle, prepare_steps
+from .pacing import BRIEF_PARTS, PART_NS, Part, StepTimes
 from .plan import Plan
 from .program import Program
 from .source import LoadedCode, choose, symbol_of
-from .weights import Block
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""
 
 LISTED_LAUNCHES = 100_000
 """Plans with more launches are unrolled while they run."""
+
+
+_TOLERATED = 3
+"""So many calls in a row must show that the parts have the wrong size before they are cut anew."""
+_TOLERATED_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A part that is captured as one graph."""
+
+    part: Part
+    graph: Handle
 
 
 @dataclass(slots=True, eq=False)
@@ -38,36 +52,65 @@ class Ready:
     Attributes:
         plan: which.
         identity: of its function.
-        block: held memory that its launches point into.
+        resident: constants that its launches point to.
         steps: prepared, by the indices of the plan.
         modules: digests of the modules in use.
         order: prepared steps in the order of execution, if they are not too many.
+        times: how long each step takes.
         own: modules that are loaded for this call alone.
-        graph: of all steps, once captured.
-        calls: how often it ran.
+        brief: its calls are short: they are not cut into parts.
+        segments: what was captured.
+        graph: of all steps, if it is brief and was captured.
+        capture_due: it is to be captured, or anew, before its next call.
         dropped: it cannot run any more.
     """
 
     plan: Plan
     identity: str
-    block: Block | None
+    resident: ResidentConstants | None
     steps: list[Handle]
     modules: frozenset[Digest]
     order: list[Handle] | None
+    times: StepTimes
     own: list[Handle] = field(default_factory=list)
+    brief: bool = False
+    segments: tuple[Segment, ...] = ()
     graph: Handle | None = None
-    calls: int = 0
+    capture_due: bool = False
     dropped: bool = False
+    _measured: bool = False
+    _misfits: int = 0
+    _tolerated: int = _TOLERATED
 
-    def chunks(self, size: int) -> Iterator[list[Handle]]:
-        """Give the prepared steps in order, `size` at a time."""
-        if self.order is not None and len(self.order) <= size:
-            yield self.order
+    def took_long(self) -> None:
+        """A call that was brief was not; the next one is measured."""
+        if self.plan.launches > 1:
+            self.brief = False
+            self.graph = None
+
+    def ran(self, took_ns: Sequence[int]) -> None:
+        """Decide from how long each part of a call took how the next calls run."""
+        total_ns, brief_ns = sum(took_ns), BRIEF_PARTS * self.times.part_ns
+        short = total_ns <= brief_ns or self.plan.launches == 1
+        if not self.segments:
+            self.brief = short and self.order is not None
+            self.capture_due = not self._measured
+            self._measured = True
             return
-        steps = self.steps
-        walk = (steps[i] for i in self.plan.walk())
-        while chunk := list(islice(walk, size)):
-            yield chunk
+        self.brief = short and len(self.segments) == 1
+        self.graph = self.segments[0].graph if self.brief else None
+        count = len(self.segments)
+        too_small = count > 1 and (short or total_ns < count * self.times.part_ns / 3)
+        too_large = any(
+            took > brief_ns and len(segment.part) > 1
+            for took, segment in zip(took_ns, self.segments, strict=True)
+        )
+        self._misfits = self._misfits + 1 if too_small or too_large else 0
+        if self._misfits >= self._tolerated:
+            self._misfits = 0
+            self._tolerated = min(2 * self._tolerated, _TOLERATED_MOST)
+            self.capture_due = True
+            self.brief = short
 
 
 class Modules:
@@ -77,15 +120,20 @@ class Modules:
         device: open.
         capacity: number of modules.
         plans: number of ready plans.
+        part_ns: how long a part of a call should take.
     """
 
-    def __init__(self, device: Device, capacity: int = 64, plans: int = 64) -> None:
+    def __init__(
+        self, device: Device, capacity: int = 64, plans: int = 64, part_ns: int = PART_NS
+    ) -> None:
         self._device = device
+        self._part_ns = part_ns
         self._capacity = capacity
         self._plans = plans
         self._archs = device.properties().archs
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
+        self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
         self._passing: list[Ready] = []  # with modules of their own
         self.loads = 0
 
@@ -94,7 +142,7 @@ class Modules:
         program: Program,
         plan: Plan,
         files: Mapping[str, Bytes],
-        block: Block | None = None,
+        resident: ResidentConstants | None = None,
     ) -> Ready:
         """Give a plan that is ready to run, loading and preparing what is missing.
 
@@ -104,21 +152,51 @@ class Modules:
         """
         found = self._ready.get(plan)
         if found is None:
-            found = self._make(program, plan, files, block)
+            found = self._make(program, plan, files, resident)
             if found.own:
                 self._passing.append(found)
                 return found
             self._ready[plan] = found
+            self._used.setdefault(program.identity, set()).update(found.modules)
             self._trim(found)
         self.use(found)
         return found
 
     def use(self, ready: Ready) -> None:
-        """Note that a plan is about to run; capture its graph when it is worth it."""
+        """Note that a plan is about to run; capture it when that is due."""
         self._ready.move_to_end(ready.plan)
-        ready.calls += 1
-        if ready.calls == 2 and len(ready.order or ()) in range(1, GRAPH_LAUNCHES + 1):
-            ready.graph = self._device.capture(ready.order or ())
+        if ready.capture_due:
+            self._capture(ready)
+
+    def _capture(self, ready: Ready) -> None:
+        """Capture a plan as one graph if it is brief, else as one for each part."""
+        ready.capture_due = False
+        if not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
+            return
+        order = list(ready.plan.walk())
+        parts = [order] if ready.brief else list(ready.times.cut(order))
+        if parts == [segment.part for segment in ready.segments]:
+            return
+        self._discard_graphs(ready)
+        made: list[Segment] = []
+        try:
+            for part in parts:
+                graph = self._device.capture([ready.steps[index] for index in part])
+                if graph is None:
+                    break
+                made.append(Segment(part, graph))
+        finally:
+            ready.segments = tuple(made)
+            if len(made) < len(parts):  # it is launched step by step, as before
+                self._discard_graphs(ready)
+        if ready.brief and ready.segments:
+            ready.graph = ready.segments[0].graph
+
+    def _discard_graphs(self, ready: Ready) -> None:
+        ready.graph = None
+        segments, ready.segments = ready.segments, ()
+        for segment in segments:
+            self._device.discard((), segment.graph)
 
     def expire(self) -> None:
         """Unload the modules that were loaded for calls which are over."""
@@ -138,7 +216,11 @@ class Modules:
             self._unload(digest)
 
     def _make(
-        self, program: Program, plan: Plan, files: Mapping[str, Bytes], block: Block | None
+        self,
+        program: Program,
+        plan: Plan,
+        files: Mapping[str, Bytes],
+        resident: ResidentConstants | None,
     ) -> Ready:
         used = {k.name: k for k in program.config.kernels}
         wanted = {getattr(step, "kernel", "") for step in plan.steps} - {""}
@@ -155,8 +237,8 @@ class Modules:
                     code = choose(module, files, backend, formats, self._archs)
                     loaded[kernel.module] = self._module(code, own)
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
-            held = None if block is None else block.held
-            steps = prepare_steps(self._device, plan.steps, table, held)
+            memory = None if resident is None else resident.memory
+            steps = prepare_steps(self._device, plan.steps, table, memory)
         except BaseException:
             for handle in own:
                 self._device.unload(handle)
@@ -164,7 +246,8 @@ class Modules:
         digests = frozenset(digest for _, digest in loaded.values() if digest is not None)
         few = plan.launches <= LISTED_LAUNCHES
         order = [steps[i] for i in plan.walk()] if few else None
-        return Ready(plan, program.identity, block, steps, digests, order, own)
+        times = StepTimes(len(steps), self._part_ns)
+        return Ready(plan, program.identity, resident, steps, digests, order, times, own)
 
     def _module(self, code: LoadedCode, own: list[Handle]) -> tuple[Handle, Digest | None]:
         """Give a loaded module, and its digest if others may use it too."""
@@ -187,16 +270,15 @@ class Modules:
     def _drop(self, plan: Plan) -> None:
         gone = self._ready.pop(plan)
         gone.dropped = True
-        self._device.discard(gone.steps, gone.graph)
+        self._discard_graphs(gone)
+        self._device.discard(gone.steps, None)
 
     def forget(self, identity: str) -> None:
-        """Drop the ready plans of a function, and modules that no other plan uses."""
-        gone = [p for p, r in self._ready.items() if r.identity == identity]
-        digests = {d for p in gone for d in self._ready[p].modules}
-        for plan in gone:
+        """Drop the ready plans of a function, and modules that no other function uses."""
+        for plan in [p for p, r in self._ready.items() if r.identity == identity]:
             self._drop(plan)
-        kept = {d for r in self._ready.values() for d in r.modules}
-        for digest in digests - kept:
+        used = self._used.pop(identity, set())
+        for digest in used.difference(*self._used.values()).intersection(self._modules):
             self._unload(digest)
 
     def forget_plans(self) -> None:
@@ -205,9 +287,9 @@ class Modules:
         for plan in list(self._ready):
             self._drop(plan)
 
-    def forget_block(self, block: Block) -> None:
-        """Drop the ready plans whose launches point into a block."""
-        for plan in [p for p, r in self._ready.items() if r.block is block]:
+    def forget_constants(self, resident: ResidentConstants) -> None:
+        """Drop the ready plans whose launches point to constants that will be dropped."""
+        for plan in [p for p, r in self._ready.items() if r.resident is resident]:
             self._drop(plan)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from dandelion.errors import InvalidInput, nearest
 
 from .confined import DEFAULT_PROCESSES, MAX_PROCESSES
-from .weights import WeightsLimit
+from .constants import WeightsLimit
 
 MAX_WORKERS = 48  # clients that one MPS server takes
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}

@@ -45,14 +45,14 @@ class Pointer:
     """An argument that is the address of a buffer: its place, in bytes.
 
     Attributes:
-        offset_bytes: in the pool, or in the memory that is held for the function's constants.
+        offset_bytes: in the pool, or in the memory of the constants that stay on the device.
         size_bytes: of the buffer.
-        held: which of the two.
+        constant: which of the two.
     """
 
     offset_bytes: int
     size_bytes: int
-    held: bool = False
+    constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Plan:
     """See the module's text. Plans are equal only if they are the same object.
 
     Attributes:
-        slots: where each buffer lies in the pool; buffers that no launch touches and nobody asks
-            for have none, nor have those that are held.
+        slots: where each buffer lies in the pool; buffers that are neither used by a
+            launch nor copied out have none, nor have constants that stay on the device.
         steps: each step once.
         program: the order of the steps.
         launches: how many steps are launched, loops unrolled.
@@ -130,7 +130,7 @@ def plan(
     input_sizes: Mapping[str, int],
     read_integer: ReadInteger,
     limit_bytes: int | None = None,
-    held: Mapping[str, Slot] | None = None,
+    resident: Mapping[str, Slot] | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -140,14 +140,14 @@ def plan(
         read_integer: reads the integers that sizes ask for.
         limit_bytes: size of the pool; if buffers do not fit, more of them share memory at the
             price of zeroing in between. The plan may still be larger.
-        held: inputs that lie in held memory already, and where in it.
+        resident: constants that are on the device already, and where in their memory.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
             impossible numbers; `where` is the place in the blueprint or the set.
         InvalidBlueprint: the blueprint is impossible with any input.
     """
-    planner = _Planner(config, input_sizes, read_integer, held or {})
+    planner = _Planner(config, input_sizes, read_integer, resident or {})
     made = planner.plan(tight=False)
     if limit_bytes is not None and made.used_bytes > limit_bytes:
         made = planner.plan(tight=True)
@@ -172,11 +172,11 @@ class _Planner:
         config: GpuConfig,
         sizes: Mapping[str, int],
         read: ReadInteger,
-        held: Mapping[str, Slot],
+        resident: Mapping[str, Slot],
     ) -> None:
         body = config.blueprint
         self.body = body
-        self.held = held
+        self.resident = resident
         self.inputs = (*body.inputs, *body.weights)
         for name in self.inputs:
             if name not in sizes:
@@ -285,9 +285,9 @@ class _Planner:
         return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes)
 
     def pointer(self, name: str, slots: Mapping[str, Slot]) -> Pointer:
-        slot = self.held.get(name)
+        slot = self.resident.get(name)
         if slot is not None:
-            return Pointer(slot.offset_bytes, slot.size_bytes, held=True)
+            return Pointer(slot.offset_bytes, slot.size_bytes, constant=True)
         return Pointer(slots[name].offset_bytes, slots[name].size_bytes)
 
     def lifetimes(self) -> dict[str, Lifetime]:
@@ -300,13 +300,13 @@ class _Planner:
         found: dict[str, Lifetime] = {}
         used = {name for draft in self.drafts for name in draft.access}
         for name in self.inputs:
-            if name in self.held or name not in used.union(self.body.outputs):
+            if name in self.resident or name not in used.union(self.body.outputs):
                 continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
             found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
         for position, draft in enumerate(self.drafts):
             for name, way in draft.access.items():
-                if name in self.held:
+                if name in self.resident:
                     continue
                 seen = found.get(name)
                 if seen is None:

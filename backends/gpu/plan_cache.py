@@ -35,14 +35,14 @@ class PlanCache:
         integers: Sequence[FromInput],
         input_sizes: Mapping[str, int],
         read_integer: ReadInteger,
-        held: Mapping[str, Slot] | None = None,
+        resident: Mapping[str, Slot] | None = None,
     ) -> Plan:
         """Give the plan of a call; see `plan`.
 
         Args:
             identity: digest of the function; equal identity means an equal `config`.
             integers: see `integers_read`.
-            config, input_sizes, read_integer, held: as for `plan`.
+            config, input_sizes, read_integer, resident: as for `plan`.
         """
         numbers = tuple(
             [
@@ -52,13 +52,13 @@ class PlanCache:
                 for w in integers
             ]
         )
-        key = (identity, tuple(input_sizes.values()), numbers, bool(held))
+        key = (identity, tuple(input_sizes.values()), numbers, bool(resident))
         with self._lock:
             found = self._plans.get(key)
             if found is not None:
                 self._plans.move_to_end(key)
                 return found
-        made = plan(config, input_sizes, read_integer, self._limit_bytes, held)
+        made = plan(config, input_sizes, read_integer, self._limit_bytes, resident)
         with self._lock:
             self.misses += 1
             self._plans[key] = made

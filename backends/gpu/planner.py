@@ -8,11 +8,11 @@ from dandelion.data import Item
 from dandelion.driver import Demand, InstanceSets, Planner
 from dandelion.function import Function
 
+from .constants import LEAST_BYTES, WeightsLimit, constant_slots
 from .layout import Slot
 from .options import GpuOptions
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, plan_call
-from .weights import SMALL_BYTES, WeightsLimit, constant_slots
 
 _DEMANDS = 1024
 
@@ -36,7 +36,7 @@ class GpuPlanner(Planner):
         found = self._demands.get(key)
         if found is None:
             items = program.items(inputs)
-            plan = plan_call(self._plans, program, items, self._held(program, items))
+            plan = plan_call(self._plans, program, items, self._resident(program, items))
             found = Demand(
                 program.output_bytes(plan), plan.used_bytes, plan.blocks, plan.block_threads
             )
@@ -45,9 +45,9 @@ class GpuPlanner(Planner):
             self._demands[key] = found
         return found
 
-    def _held(self, program: Program, items: Mapping[str, Item]) -> Mapping[str, Slot] | None:
-        """Lay out constants that the device would keep; None if there are none."""
+    def _resident(self, program: Program, items: Mapping[str, Item]) -> Mapping[str, Slot] | None:
+        """Lay out constants that the device may keep; None if there are none."""
         if self._options.weights() == WeightsLimit() or not program.constants:
             return None
         slots, size = constant_slots(program, items)
-        return slots if size > SMALL_BYTES else None
+        return slots if size >= LEAST_BYTES else None

@@ -2,9 +2,8 @@
 
 Nothing is allocated during a call: a plan's offsets are the allocation. After a call one zeroing of
 the used range follows, before anything of the next call may be there. The pool remembers how far
-it is dirty, so a call that broke off leaves nothing behind either. Memory that no call used yet is
-dirty as well: it is zeroed when a call first reaches so far, and not sooner, so that a large pool
-costs nothing to begin with.
+it is dirty, so a call that failed leaves nothing behind either. Memory that no call used yet is
+zeroed when a call first needs it, and not sooner, so that a large pool costs nothing at the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A GPU function as an engine or a driver holds it: its blueprint, checked, beside its sets."""
+"""A GPU function as an engine or a planner uses it: its checked blueprint beside its sets."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def plan_call(
     cache: PlanCache,
     program: Program,
     items: Mapping[str, Item],
-    held: Mapping[str, Slot] | None = None,
+    resident: Mapping[str, Slot] | None = None,
 ) -> Plan:
     """Give the plan for these items; see `dandelion.backends.gpu.plan.plan`."""
 
@@ -279,4 +279,6 @@ def plan_call(
         return value
 
     sizes = {name: item.size_bytes for name, item in items.items()}
-    return cache.get(program.identity, program.config, program.integers, sizes, read_integer, held)
+    return cache.get(
+        program.identity, program.config, program.integers, sizes, read_integer, resident
+    )

@@ -1,57 +1,61 @@
 """The sequential engine: one device, one buffer pool, one call at a time.
 
-A call goes through these stages, and `Call.stages` says how long each held the engine up:
+A call goes through these stages, and `Call.stages` says how long the engine spent in each:
 
 =========== ==================================================================================
 plan        the plan from the cache, or made; modules loaded and launches prepared if new;
-            constants brought to the device, and opened for this function alone
+            constants brought to the device if they are to stay; access to them granted
 copy_in     each input that a kernel reads from where it lies to its slot
-kernels     launched one by one, or as one graph
+kernels     launched as one graph, in parts of some milliseconds, or one by one
 copy_out    a context of the call's domain acquired, outputs copied to it; the wait for all of it
 zero        the used range of the pool is zeroed, after the outputs were handed over
 =========== ==================================================================================
 
 A call whose function, sizes and integers were seen before is `_Known`: everything about it is
-worked out, and it only has to be asked for. Asking in this order keeps the device busy while Python
-still works: the context of the outputs is acquired when the kernels run already.
+computed already, and it only has to be launched. This order keeps the device busy while Python
+works: the context of the outputs is acquired while the kernels run.
 
-On an asynchronous device the stages before the wait only measure how long it took to ask; with
-`exact_stages` the engine waits after each, which costs time but tells where it goes.
+On an asynchronous device the stages before the wait only measure how long launching took; with
+`exact_stages` the engine waits after each stage, which costs time but measures the work itself.
 
-Invariants: before `copy_in` the pool is zero. No memory of a call is let go while the device may
-still copy from or to it. Whatever fails, the next call finds a clean pool, or is told that the
-engine died.
+A call is stopped (`TimedOut`, `Cancelled`) between two parts of its launches, see `.pacing`. A
+single kernel cannot be stopped; its process ends with it.
+
+Invariants: before `copy_in` the pool is zero. No memory of a call is released while the device may
+still copy from or to it. Whatever fails, the next call finds a clean pool, or fails with
+`EngineDied`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
-from dandelion.errors import DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
+from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Faulted, TimedOut
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
+from .adaptive_wait import AdaptiveWait
+from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
 from .layout import aligned
 from .modules import Modules, Ready
-from .patience import Patience
+from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
-from .weights import Block, Weights, WeightsLimit
 
 KNOWN_CALLS = 256
-LAUNCHES_BETWEEN_CHECKS = 512
-"""How many launches are asked for before the deadline is looked at again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What does not change between the calls of one function with the same signature.
+    """What all calls of one function with the same signature have in common.
 
     Attributes:
         program: of the function.
@@ -59,7 +63,9 @@ class _Known:
         copies: for each input that is copied, the position of its set and its offset in the pool.
         results: for each output its name, offset in the context, size, offset in the pool.
         context_bytes: size of the context of the outputs.
-        patience: how they are waited for.
+        keep: its constants were to stay on the device when it was planned.
+        refused: they were, but the device did not take them.
+        waiting: how such calls are waited for.
     """
 
     program: Program
@@ -67,21 +73,24 @@ class _Known:
     copies: tuple[tuple[int, int], ...]
     results: tuple[tuple[str, int, int, int], ...]
     context_bytes: int
-    patience: Patience = field(default_factory=Patience)
+    keep: bool
+    refused: bool
+    waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
 
 
 class SequentialEngine(Engine):
     """Runs GPU functions on one device.
 
     Args:
-        device: the engine opens it, if nobody has, owns and closes it.
+        device: the engine opens it if it is not open, owns it and closes it.
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
         pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
-        weights: how much of that constants may take, beside the pool.
+        weights: how much of that constants may take that stay there, beside the pool.
         arena: where calls' data will lie; the device is told, to copy faster.
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
         exact_stages: see the module's text.
+        part_ns: how long the parts should take between which a call can be stopped.
 
     Raises:
         BackendUnavailable: the device cannot be used.
@@ -97,10 +106,12 @@ class SequentialEngine(Engine):
         pool_share: float = 1.0,
         weights: WeightsLimit | None = None,
         first_bytes: int = 0,
+        part_ns: int = PART_NS,
     ) -> None:
         self.name = device.name
         self.device = device
         self.exact_stages = exact_stages
+        self._brief_ns = BRIEF_PARTS * part_ns
         self._broken = ""
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
@@ -112,12 +123,20 @@ class SequentialEngine(Engine):
             room = int(found.memory_bytes * pool_share)
             if not first_bytes:  # else much of it is not free yet
                 room = min(room, found.pool_bytes)
-            limit = (weights or WeightsLimit()).of(room) if device.abilities.holds else 0
+            limit = (weights or WeightsLimit()).of(room) if device.abilities.protected_memory else 0
             size = pool_bytes or max(room - limit, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
-            self.capacity = Capacity(size, found.compute_units, found.archs, found.unit_threads)
-            self.modules = Modules(device)
-            self.weights = Weights(device, limit, self.modules.forget_block)
+            self.capacity = Capacity(
+                size,
+                found.compute_units,
+                found.archs,
+                found.unit_threads,
+                constants_bytes=limit,
+                constants_unit_bytes=UNIT_BYTES,
+                constants_least_bytes=LEAST_BYTES,
+            )
+            self.modules = Modules(device, part_ns=part_ns)
+            self.constants = DeviceConstants(device, limit, self.modules.forget_constants)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:
@@ -155,9 +174,9 @@ class SequentialEngine(Engine):
         inputs = call.inputs
         known = self._find(call)
         ready = known.ready
-        self.weights.enter(ready.block)
+        self.constants.grant_access(ready.resident)
         pool = self.pool
-        if pool.dirty_bytes:  # nobody called `clean_up`, or it failed
+        if pool.dirty_bytes:  # `clean_up` was not called, or it failed
             pool.clean()
         pool.begin(ready.plan)
         planned = clock()
@@ -167,11 +186,14 @@ class SequentialEngine(Engine):
             copy_in(offset, inputs[position].items[0].data)  # type: ignore[union-attr]  # in `_find`
         self._exact()
         copied = clock()
-        self._launch(call, ready)
+        pacer = self._launch(call, ready)
         self._exact()
         launched = clock()
         outputs = self._copy_out(known, call)
-        known.patience.wait(self.device.synchronize, planned)
+        if pacer is not None:
+            pacer.finish()
+            ready.ran(pacer.took_ns)
+        known.waiting.wait(self.device.synchronize, planned)
         self._in_flight.clear()
         ended = clock()
         call.stages.update(
@@ -180,6 +202,8 @@ class SequentialEngine(Engine):
             kernels=launched - copied,
             copy_out=ended - launched,
         )
+        if pacer is None and ended - copied > self._brief_ns:
+            ready.took_long()
         self._check_deadline(call)
         return outputs
 
@@ -189,7 +213,7 @@ class SequentialEngine(Engine):
         program = self._programs.get(function)
         key = (program.identity, program.signature(call.inputs))
         known = self._known.get(key)
-        if known is not None and not known.ready.dropped:
+        if known is not None and known.keep is call.keep_constants and not known.ready.dropped:
             self._known.move_to_end(key)
             self.modules.use(known.ready)
             return known
@@ -204,14 +228,15 @@ class SequentialEngine(Engine):
         self.modules.expire()
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
-        block: Block | None = self.weights.block(program, items)
-        slots = None if block is None else block.slots
+        keep = call.keep_constants
+        resident = self.constants.find(program, items, keep)
+        slots = None if resident is None else resident.slots
         plan = plan_call(self.plans, program, items, slots)
         if plan.used_bytes > self.capacity.device_bytes:
             raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
         if plan.used_bytes > self.pool.size_bytes:
             self._enlarge()
-        ready = self.modules.ready(program, plan, call.function.files, block)
+        ready = self.modules.ready(program, plan, call.function.files, resident)
         copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
         results = []
         end = 0
@@ -219,7 +244,8 @@ class SequentialEngine(Engine):
             slot = plan.outputs[name]
             results.append((name, end, slot.size_bytes, slot.offset_bytes))
             end += aligned(slot.size_bytes)
-        return _Known(program, ready, tuple(copies), tuple(results), end)
+        refused = keep and resident is None and bool(program.constants)
+        return _Known(program, ready, tuple(copies), tuple(results), end, keep, refused)
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""
@@ -231,17 +257,22 @@ class SequentialEngine(Engine):
             if not self.device.pool_bytes:
                 self._broken = "its pool is gone"
 
-    def _launch(self, call: Call, ready: Ready) -> None:
+    def _launch(self, call: Call, ready: Ready) -> Pacer | None:
+        """Launch all; gives what measures it, unless it is brief."""
         if ready.graph is not None:
             self.device.replay(ready.graph)
-            return
-        before = latest = None
-        for chunk in ready.chunks(LAUNCHES_BETWEEN_CHECKS):
-            self.device.launch(chunk)
-            if len(chunk) == LAUNCHES_BETWEEN_CHECKS:  # the queue must not grow without bound
-                self.device.wait(before)
-                before, latest = latest, self.device.mark()
-            self._check_deadline(call)
+            return None
+        if ready.brief:
+            self.device.launch(ready.order or ())
+            return None
+        pacer = Pacer(self.device, ready.times, lambda: self._check(call))
+        if ready.segments:
+            for segment in ready.segments:
+                pacer.replay(segment.part, segment.graph)
+        else:
+            for part in ready.times.cut(ready.plan.walk()):
+                pacer.launch(part, ready.steps)
+        return pacer
 
     def _copy_out(self, known: _Known, call: Call) -> InstanceSets:
         if not known.results:
@@ -263,6 +294,12 @@ class SequentialEngine(Engine):
         if time.monotonic_ns() >= call.deadline_ns:
             raise TimedOut(call.function.spec.name, "wall", call.limit_s)
 
+    def _check(self, call: Call) -> None:
+        """Raise if a call must end."""
+        self._check_deadline(call)
+        if call.is_stopped():
+            raise Cancelled("its invocation ended")
+
     def _exact(self) -> None:
         if self.exact_stages:
             self.device.synchronize()
@@ -279,35 +316,52 @@ class SequentialEngine(Engine):
             self.modules.expire()
             self.pool.clean()
             self._exact()
-        except DeviceFault:
+        except (DeviceFault, DeviceFull):
             self._recover()  # the pool stays dirty; the next call tries again
         if call is not None:
             call.stages["zero"] = time.perf_counter_ns() - started
 
     def _recover(self) -> None:
-        """After a failure: wait until the device touches no memory of the call any more."""
-        if self._quiet() or self._quiet():
-            self._in_flight.clear()
-        else:
-            self._broken = self.device.fault() or "it cannot be waited for"
+        """After a failure: wait until the device touches no memory of the call; zero the pool."""
+        if not self._is_quiet():
+            return
+        self._in_flight.clear()
+        with contextlib.suppress(
+            DeviceFault, DeviceFull
+        ):  # the pool stays dirty; the next call tries again
+            self.pool.clean()
 
-    def _quiet(self) -> bool:
-        """Wait for the device; False if it would not have it."""
-        try:
-            self.device.synchronize()
-        except Exception:  # a code that the binding does not know may be anything
-            return False
-        return True
+    def _is_quiet(self) -> bool:
+        """Wait for the device, twice if that fails. False if it can no longer be used."""
+        for _ in range(2):
+            if self._broken:
+                return False
+            with contextlib.suppress(Exception):  # an unknown code of the binding may be anything
+                self.device.synchronize()
+                return True
+        self._broken = self.device.fault() or "it cannot be waited for"
+        return False
+
+    def evict(self, function: Function) -> None:
+        """Drop the constants of a function, unless another function keeps equal ones."""
+        if self._is_quiet():
+            self._evict(function.identity)
+
+    def _evict(self, identity: str) -> None:
+        self._forget_known(lambda known: known.program.identity == identity)
+        if self.constants.evict(identity):
+            self._forget_known(lambda known: known.refused)  # now there may be room
+
+    def _forget_known(self, is_outdated: Callable[[_Known], bool]) -> None:
+        for key in [key for key, known in self._known.items() if is_outdated(known)]:
+            del self._known[key]
 
     def forget(self, function: Function) -> None:
         """Drop what was cached for a function that is no longer registered."""
         self._programs.forget(function.identity)
-        if not self._broken:
-            self.device.synchronize()
-            for key in [k for k in self._known if k[0] == function.identity]:
-                del self._known[key]
+        if self._is_quiet():
             self.modules.forget(function.identity)
-            self.weights.forget(function.identity)
+            self._evict(function.identity)
 
     def close(self) -> None:
         """Give the device back. May be called twice."""
@@ -316,7 +370,7 @@ class SequentialEngine(Engine):
                 self.device.synchronize()
                 self._known.clear()
                 self.modules.close()
-                self.weights.close()
+                self.constants.close()
                 self.pool.close()
         finally:
             self._broken = self._broken or "it was closed"

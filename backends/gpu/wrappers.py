@@ -13,7 +13,7 @@ from .source import LoadedCode
 
 
 class FailingDevice(Device):
-    """Passes everything on, but lets one call fail.
+    """Passes everything on, but makes one call fail.
 
     Attributes:
         left: how many more calls succeed before one fails; negative for never. Opening, closing
@@ -34,7 +34,7 @@ class FailingDevice(Device):
         self.calls += 1
         self.left -= 1
         if self.left == -1:
-            raise DeviceFault(self.name, operation, "as was asked for")
+            raise DeviceFault(self.name, operation, "it was to fail")
 
     def open(self) -> None:
         self.inner.open()
@@ -72,20 +72,20 @@ class FailingDevice(Device):
         self._count("zero")
         self.inner.zero(offset_bytes, size_bytes)
 
-    def _hold(self, size_bytes: int) -> Handle:
-        self._count("hold")
-        return self.inner.hold(size_bytes)
+    def _allocate_protected(self, size_bytes: int) -> Handle:
+        self._count("allocate_protected")
+        return self.inner.allocate_protected(size_bytes)
 
-    def _fill(self, held: Handle, offset_bytes: int, data: Bytes) -> None:
-        self._count("fill")
-        self.inner.fill(held, offset_bytes, data)
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        self._count("fill_protected")
+        self.inner.fill_protected(memory, offset_bytes, data)
 
-    def _protect(self, held: Handle, protection: Protection) -> None:
+    def _protect(self, memory: Handle, protection: Protection) -> None:
         self._count("protect")
-        self.inner.protect(held, protection)
+        self.inner.protect(memory, protection)
 
-    def _drop(self, held: Handle) -> None:
-        self.inner.drop(held)
+    def _free_protected(self, memory: Handle) -> None:
+        self.inner.free_protected(memory)
 
     def _load(self, code: LoadedCode) -> Handle:
         self._count("load")
@@ -94,9 +94,11 @@ class FailingDevice(Device):
     def _unload(self, module: Handle) -> None:
         self.inner.unload(module)
 
-    def _prepare(self, module: Handle, symbol: str, launch: Launch, held: Handle | None) -> Handle:
+    def _prepare(
+        self, module: Handle, symbol: str, launch: Launch, constants: Handle | None
+    ) -> Handle:
         self._count("prepare")
-        return self.inner.prepare(module, symbol, launch, held)
+        return self.inner.prepare(module, symbol, launch, constants)
 
     def _prepare_zero(self, step: Zero) -> Handle:
         self._count("prepare")

@@ -19,7 +19,7 @@ from ..load import HttpRequest, LoadResult, closed_loop
 from ..process_facts import children
 from ..processes import ServerProcess
 from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit
-from ..samples import P50, P99
+from ..samples import P50, P99, Samples
 from ..systems.echoes import NULL, echo
 from ..systems.nodes import node_server
 

@@ -19,7 +19,7 @@ import uvloop
 from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import BackendUnavailable, DandelionError
-from dandelion.frontend.server import serve
+from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
 
 from ..processes import ServerProcess, module

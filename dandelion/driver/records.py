@@ -70,12 +70,24 @@ class Capacity:
         blocks: compute units, each of which runs one block or more; 0 is unknown.
         archs: architectures whose code its device runs, best first; empty where there are none.
         unit_threads: threads that a compute unit holds at the same time; 0 is unknown.
+        constants_bytes: device memory for constants that stay there between calls.
+        constants_unit_bytes: each function's constants take a multiple of this.
+        constants_least_bytes: constants of a function that are smaller do not stay.
     """
 
     device_bytes: int = 0
     blocks: int = 0
     archs: tuple[str, ...] = ()
     unit_threads: int = 0
+    constants_bytes: int = 0
+    constants_unit_bytes: int = 1
+    constants_least_bytes: int = 0
+
+    def bytes_of_constants(self, size_bytes: int) -> int:
+        """Device memory that a function's constants take if they stay; 0 if they do not."""
+        if not self.constants_bytes or size_bytes < max(1, self.constants_least_bytes):
+            return 0
+        return -(-size_bytes // self.constants_unit_bytes) * self.constants_unit_bytes
 
     def saturated_by(self, demand: Demand) -> bool:
         """Tell whether a call has a launch that fills the device by itself."""

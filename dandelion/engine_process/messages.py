@@ -374,7 +374,10 @@ class Channel(Generic[_Message]):
 
     def _wait(self, events: int, limit_s: float | None) -> bool:
         poll = select.poll()
-        poll.register(self.peer, events)
+        try:
+            poll.register(self.peer, events)
+        except ValueError:
+            raise OSError("the channel was closed") from None
         if limit_s is None:
             return bool(poll.poll())
         while limit_s > LONG_S:

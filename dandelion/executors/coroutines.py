@@ -74,7 +74,7 @@ class LoopExecutor(Executor):
             failure = timed_out(call.function, call.limit_s)
         except asyncio.CancelledError:
             failure = Cancelled("its invocation ended")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = to_dandelion_error(error, self.info.name)
         finish(self.events, state, outputs, failure)
 

@@ -322,6 +322,7 @@ class ProcessExecutor(Executor):
             self._post(order)
 
     def _give_up(self, order: _Order, error: DandelionError) -> None:
+        self._evict(order)
         self.events.failed(order.call, error, begun=False)
 
     def _prepared(self, order: _Order) -> bool:
@@ -413,9 +414,7 @@ class ProcessExecutor(Executor):
             return
         result = order.result
         assert result is not None, "it is prepared"
-        for flow in order.evict:
-            loaded = [f.identity for f in flow.functions.values() if f.identity in self._loaded]
-            self._messages += [Evict(identity) for identity in loaded]
+        self._evict(order)
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
         sent = _Sent(call, function, result, int(limit_s * 1e9))
         if not self._out:
@@ -433,6 +432,13 @@ class ProcessExecutor(Executor):
                 order.keep,
             )
         )
+
+    def _evict(self, order: _Order) -> None:
+        """Have the device drop constants; the scheduler counts on it, even if no call follows."""
+        for flow in order.evict:
+            for function in flow.functions.values():
+                if function.identity in self._loaded:
+                    self._messages.append(Evict(function.identity))
 
     def _load(self, flow: Flow, function: Function) -> None:
         """Have the process load a function before the call that needs it."""
@@ -539,8 +545,15 @@ class ProcessExecutor(Executor):
             finish(self.events, first.call, None, error)
             return
         # The process is trusted, and has checked the outputs against the declaration.
+        try:
+            outputs = tuple(
+                [None if s is None else _read_set(s, first.result) for s in reply.outputs]
+            )
+        except Exception as error:
+            text = f"{self.info.name} put outputs of call {first.call.id} elsewhere: {error}"
+            self._lose({first.call.id: InternalError(text)})
+            return
         self._next(now_ns)
-        outputs = tuple([None if s is None else _read_set(s, first.result) for s in reply.outputs])
         finish(self.events, first.call, outputs, None)
 
     def _next(self, now_ns: int) -> None:

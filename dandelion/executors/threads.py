@@ -75,6 +75,8 @@ class ThreadExecutor(Executor):
 
     def _open(self) -> None:
         """Make the engine, or bring it back after it was lost."""
+        if self._closing:
+            return
         try:
             if self._engine is None:
                 self._engine = self._make()
@@ -98,13 +100,15 @@ class ThreadExecutor(Executor):
             self._answer(call, Cancelled("before it began"))
             return
         outputs, error = run_call(engine, begin_call(self, call))
-        if engine.lost:
-            assert error is not None, "an engine that is lost gives no outputs"
+        if engine.lost and error is not None:
             self._lost(engine, {call.id: error})
             return
         self.events.post(partial(finish, self.events, call, outputs, error))
         del outputs, error
-        self._clean_up(engine)
+        if engine.lost:
+            self._lost(engine, {})
+        else:
+            self._clean_up(engine)
 
     def _answer(self, call: CallState, error: DandelionError) -> None:
         self.events.post(partial(finish, self.events, call, None, error))

@@ -16,6 +16,7 @@ import atexit
 import enum
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -64,7 +65,7 @@ from dandelion.node.starting import (
 from dandelion.node.traces import TraceStore
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.records import EnginePhase, FlowCounts
 from dandelion.settings import Settings, TenantSettings
 
 SLICE = 1024
@@ -534,11 +535,12 @@ class Node:
 
     def _info(self) -> NodeInfo:
         scheduler = self._runtime.scheduler
-        flows = list(scheduler.calls.flows.values())
-        names = [(flow.tenant.name, flow.spec.name) for flow in flows]
-        functions = dict(zip(names, [replace(flow.counts) for flow in flows], strict=True))
-        waiting = [sum(len(queue.calls) for queue in flow.queues.values()) for flow in flows]
-        queued = dict(zip(names, waiting, strict=True))
+        functions: dict[tuple[str, str], FlowCounts] = {}  # of all versions
+        queued: Counter[tuple[str, str]] = Counter()
+        for flow in scheduler.calls.flows.values():
+            key = (flow.tenant.name, flow.spec.name)
+            functions.setdefault(key, FlowCounts()).add(flow.counts)
+            queued[key] += sum(len(queue.calls) for queue in flow.queues.values())
         memory = scheduler.calls.residency.node.by_tenant
         return NodeInfo(
             {name: counts.copy() for name, counts in self._recorder.counts.items()},

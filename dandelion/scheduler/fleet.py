@@ -37,30 +37,22 @@ class Fleet:
         self._engines.all[engine.id] = engine
         self._act(Start(engine))
 
-    def up(
-        self,
-        engine: EngineState,
-        name: str,
-        capacity: Capacity,
-        now_ns: int,
-        constants_bytes: int = 0,
-    ) -> None:
+    def up(self, engine: EngineState, name: str, capacity: Capacity, now_ns: int) -> None:
         """An engine is ready for calls.
 
         Args:
             engine: the engine, which was added before.
             name: for errors, metrics and traces.
-            capacity: for one call.
+            capacity: for one call, and for constants that stay.
             now_ns: now.
-            constants_bytes: memory of its device for constants that stay.
         """
         engine.name = name
         engine.capacity = capacity
         engine.phase = EnginePhase.READY
         engine.error = None
         engine.failed_starts = engine.retry_ns = 0
-        if constants_bytes:
-            self._residency.devices[engine] = FunctionMemory(constants_bytes)
+        if capacity.constants_bytes:
+            self._residency.devices[engine] = FunctionMemory(capacity.constants_bytes)
         self._calls.engines_changed(now_ns)
 
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:

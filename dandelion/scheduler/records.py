@@ -93,6 +93,14 @@ class FlowCounts:
     queued_ns: int = 0
     output_bytes: int = 0
 
+    def add(self, other: FlowCounts) -> None:
+        """Count what another one counted, too."""
+        self.calls += other.calls
+        self.failures += other.failures
+        self.busy_ns += other.busy_ns
+        self.queued_ns += other.queued_ns
+        self.output_bytes += other.output_bytes
+
 
 @dataclass(slots=True, eq=False)
 class Flow:

@@ -202,18 +202,21 @@ class Residency:
             The flows that the device drops for them, and whether it keeps them.
         """
         place = self.devices.get(engine)
-        if place is None or not flow.constants_bytes:
+        if place is None:
             return (), False
         if flow in place:
             place.touch(flow)
             return (), True
+        size_bytes = engine.capacity.bytes_of_constants(flow.constants_bytes)
+        if not size_bytes:
+            return (), False
         quota = flow.tenant.quota.device_bytes
-        victims = place.victims(flow, flow.constants_bytes, quota, pinned=True)
+        victims = place.victims(flow, size_bytes, quota, pinned=True)
         if victims is None:
             return (), False
         for victim in victims:
             place.remove(victim)
-        place.add(flow, flow.constants_bytes)
+        place.add(flow, size_bytes)
         return tuple(victims), True
 
     # functions

@@ -11,6 +11,7 @@ from dandelion.testing.scripted import (
     echo,
 )
 from dandelion.testing.steps import Failures, Gate
+from dandelion.testing.stopped import StoppedCall
 from dandelion.testing.waiting import wait_until
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ScriptedAsyncEngine",
     "ScriptedDriver",
     "ScriptedEngine",
+    "StoppedCall",
     "Tracked",
     "echo",
     "installed",

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from dandelion.bench.experiment import Bench
 from dandelion.bench.experiments import frontends
-from dandelion.bench.histogram import Histogram
-from dandelion.bench.load import Load
-from dandelion.bench.systems.servers import ServerProcess
+from dandelion.bench.load import LoadResult
+from dandelion.bench.processes import ServerProcess
+from dandelion.bench.samples import Samples
 
 
 def test_rates_are_sums_and_are_held_against_one_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,13 +21,11 @@ def test_rates_are_sums_and_are_held_against_one_frontend(monkeypatch: pytest.Mo
         seen.append(len(pids))
         return pids
 
-    def played(port: int, *_: Any, **__: Any) -> Load:
+    def played(port: int, *_: Any, **__: Any) -> LoadResult:
         ports.append(port)
-        latency = Histogram()
-        latency.record_all([10.0])
+        latency = Samples.of_us([10.0])
         rate = 100.0 * len(set(ports))
-        record = latency.as_record()
-        return Load(rate, rate, record, record, {}, 0.0, 1.0, bottleneck=False)
+        return LoadResult(rate, rate, latency, latency, {}, 0.0, 1.0, bottleneck=False)
 
     monkeypatch.setattr(frontends, "_frontends", found)
     monkeypatch.setattr(frontends, "closed_loop", played)

@@ -35,7 +35,9 @@ def of_driver(name: str) -> Make:
 
 DEVICES: dict[str, Make] = {
     "host": lambda: HostDevice(HOST_KERNELS, POOL_BYTES),
-    "host-lazy": lambda: HostDevice(HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True, holds=True),
+    "host-lazy": lambda: HostDevice(
+        HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True, protects=True
+    ),
     "opencl": OpenClDevice,
     "opencl-buffers": lambda: OpenClDevice(shared=False),
     "cuda": of_driver("cuda"),

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.constants import WeightsLimit
 from dandelion.backends.gpu.cudalike import CudaLikeDevice
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.backends.gpu.weights import WeightsLimit
 from dandelion.backends.hip import HipDevice
 
 import dandelion.blueprint as bp
@@ -24,7 +24,7 @@ from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets
 from dandelion.function import CodeObject, Function, FunctionSpec, StaticItem, digest_of
 from dandelion.memory import SharedDomain
-from dandelion.testing import Tracked
+from dandelion.testing import StoppedCall, Tracked
 
 KINDS = (
     "memory", "module", "stream", "graph", "executable", "event", "registered", "reserved",
@@ -32,6 +32,8 @@ KINDS = (
 )  # fmt: skip
 POOL_BYTES = 1 << 20
 ARENA_BYTES = 16 << 20
+LONG_NS = 10**9
+"""Calls are not cut into parts, however busy this machine is."""
 
 
 class Fake:
@@ -148,12 +150,13 @@ class Runner:
         pool_bytes: int = POOL_BYTES,
         weights: WeightsLimit | None = None,
         cache: CodeCache | None = None,
+        part_ns: int = LONG_NS,
     ) -> None:
         self.arena = SharedDomain(ARENA_BYTES)
         self.domain = Tracked(self.arena)
         limit = WeightsLimit(64 << 20) if weights is None else weights
         self.engine = SequentialEngine(
-            fake.device(cache), pool_bytes, self.arena.map, weights=limit
+            fake.device(cache), pool_bytes, self.arena.map, weights=limit, part_ns=part_ns
         )
         self.number = 0
 
@@ -163,13 +166,21 @@ class Runner:
         view = self.arena.acquire(len(data)).write(0, data) if data else data
         return ItemSet(name, (Item("item", 0, view),))
 
-    def run(self, function: Function, *inputs: ItemSet | None) -> InstanceSets:
+    def run(self, function: Function, *inputs: ItemSet | None, keep: bool = True) -> InstanceSets:
         """Run a call, and settle."""
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
-        outputs = self.engine.run(Call(self.number, function, inputs, self.domain, deadline))
+        call = Call(self.number, function, inputs, self.domain, deadline, keep_constants=keep)
+        outputs = self.engine.run(call)
         self.engine.clean_up()
         return outputs
+
+    def run_stopped(self, function: Function, looks: int, *values: npt.NDArray[Any]) -> None:
+        """Run a call that is not wanted any more after so many looks."""
+        inputs = [self.one(s.name, v) for s, v in zip(function.spec.inputs, values, strict=True)]
+        deadline = time.monotonic_ns() + 60 * 10**9
+        call = Call(0, function, tuple(inputs), self.domain, deadline)
+        self.engine.run(StoppedCall.like(call, looks))
 
     def close(self) -> None:
         """Close the engine; no context of its calls may be alive."""

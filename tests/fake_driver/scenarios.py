@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from dandelion.backends.gpu.compiling import CodeCache
-from dandelion.backends.gpu.weights import Block, WeightsLimit
+from dandelion.backends.gpu.constants import ResidentConstants, WeightsLimit
 
 import dandelion.blueprint as bp
 from dandelion.driver import load_driver
 from dandelion.errors import (
     BackendUnavailable,
+    Cancelled,
     DandelionError,
     DeviceFull,
     EngineDied,
@@ -27,7 +28,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function
 from tests.fake_driver.compile import compiled, image
-from tests.fake_driver.fake import Fake, Runner, function, numbers
+from tests.fake_driver.fake import LONG_NS, Fake, Runner, function, numbers
 
 SOURCE = """
 #include "dandelion.h"
@@ -102,10 +103,13 @@ def launching(kernel: str, args: list[Any], size: int = 4096, **launch: Any) -> 
 
 
 def run_weighed(
-    runner: Runner, wanted: Function, weights: npt.NDArray[Any] = WEIGHTS
+    runner: Runner,
+    wanted: Function,
+    weights: npt.NDArray[Any] = WEIGHTS,
+    keep: bool = True,
 ) -> npt.NDArray[Any]:
     """Run `weighed` on X."""
-    return numbers(runner.run(wanted, runner.one("x", X), runner.one("w", weights)))
+    return numbers(runner.run(wanted, runner.one("x", X), runner.one("w", weights), keep=keep))
 
 
 def expect(error: type[DandelionError], action: Any) -> DandelionError:
@@ -150,9 +154,9 @@ def hot_calls_ask_for_little(fake: Fake) -> None:
     runner.close()
 
 
-def _whole_life(fake: Fake, made: list[Runner]) -> None:
+def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
     """From opening to closing, with graphs, constants, two tenants and a function that goes."""
-    runner = Runner(fake)
+    runner = Runner(fake, part_ns=part_ns)
     made.append(runner)
     try:
         for _ in range(2):
@@ -163,9 +167,9 @@ def _whole_life(fake: Fake, made: list[Runner]) -> None:
         runner.engine.close()
 
 
-def _fail_each(fake: Fake, code: int) -> None:
+def _fail_each(fake: Fake, code: int, part_ns: int = LONG_NS) -> None:
     fake.reset()
-    _whole_life(fake, [])
+    _whole_life(fake, [], part_ns)
     total = fake.calls()
     assert total > 60
     seen = set()
@@ -175,7 +179,7 @@ def _fail_each(fake: Fake, code: int) -> None:
         fake.fail(number, code)
         made: list[Runner] = []
         try:
-            _whole_life(fake, made)
+            _whole_life(fake, made, part_ns)
         except DandelionError:
             raised += 1
         seen.add(fake.failed())
@@ -186,7 +190,7 @@ def _fail_each(fake: Fake, code: int) -> None:
             assert fake.library.fake_leaked() == 0, (number, fake.failed())
         if number % 7 == 0:  # and a new engine, in a new process, is right
             fake.reset()
-            _whole_life(fake, [])
+            _whole_life(fake, [], part_ns)
             fake.nothing_left()
     assert raised > total // 2
     assert len(seen) > 30, sorted(seen)
@@ -198,6 +202,10 @@ def every_call_fails_once_out_of_memory(fake: Fake) -> None:
 
 def every_call_fails_once(fake: Fake) -> None:
     _fail_each(fake, OTHER)
+
+
+def every_call_of_parts_fails_once(fake: Fake) -> None:
+    _fail_each(fake, OTHER, part_ns=1)
 
 
 def every_call_breaks_the_device_once(fake: Fake) -> None:
@@ -227,13 +235,60 @@ def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
     assert any("Compile" in name for name in names), names
 
 
+# --- parts ----------------------------------------------------------------------------------
+
+
+def chain(times: int = 20) -> Function:
+    """Adds x and t to each other in turn: its result depends on the order of all launches."""
+    b = bp.Blueprint(inputs=["x"], outputs=["x"], modules={"k": "k.c"})
+    t = b.buffer("t", like="x", temporary=True)
+    count = b.x.elements("i32")
+    shape: dict[str, Any] = {"grid": bp.ceil_div(count, 64), "block": 64}
+    with b.repeat(times):
+        b.launch("accumulate", [b.x, t, bp.scalar("u64", count)], **shape)
+        b.launch("accumulate", [t, b.x, bp.scalar("u64", count)], **shape)
+    return function(b, FILES, outputs=("x",))
+
+
+def parts_give_the_bits_that_the_whole_gives(fake: Fake) -> None:
+    found = []
+    for part_ns in (1, 50_000, LONG_NS):
+        runner = Runner(fake, part_ns=part_ns)
+        found += [numbers(runner.run(chain(), runner.one("x", X))).tobytes() for _ in range(4)]
+        if fake.counts:
+            expected = {1: 40, LONG_NS: 1}.get(part_ns, fake.live()["executable"])
+            assert fake.live()["executable"] == expected
+        runner.close()
+        fake.nothing_left()
+    assert len(set(found)) == 1
+
+
+def stopped_calls_leave_nothing(fake: Fake) -> None:
+    for calls_before in range(3):
+        _stop_calls(Runner(fake, part_ns=1), fake, calls_before)
+        fake.nothing_left()
+
+
+def _stop_calls(runner: Runner, fake: Fake, calls_before: int) -> None:
+    right = [numbers(runner.run(chain(), runner.one("x", X))) for _ in range(calls_before)]
+    for looks in range(6):
+        expect(Cancelled, lambda looks=looks: runner.run_stopped(chain(), looks, X))
+        assert not runner.engine.pool.dirty_bytes
+    if fake.counts:
+        assert fake.live()["event"] <= 3, "events are used again"
+    right += [numbers(runner.run(chain(), runner.one("x", X))) for _ in range(3)]
+    assert all((found == right[0]).all() for found in right)
+    runner.close()
+
+
 # --- faults ---------------------------------------------------------------------------------
 
 
 def a_bad_address_ends_the_call_and_the_engine(fake: Fake) -> None:
     runner = Runner(fake)
     wild = launching("read_at", [bp.scalar("u64", 4096)])
-    assert "synchronize" in str(expect(Faulted, lambda: runner.run(wild, runner.one("x", X))))
+    error = str(expect(Faulted, lambda: runner.run(wild, runner.one("x", X))))
+    assert "wait: " in error or "synchronize: " in error
     assert runner.engine.lost
     expect(EngineDied, lambda: runner.run(totals(), runner.one("x", X)))
     runner.close()
@@ -255,9 +310,9 @@ def a_write_beyond_the_pool_faults(fake: Fake) -> None:
 # --- constants ------------------------------------------------------------------------------
 
 
-def _block(runner: Runner) -> Block:
-    (block,) = runner.engine.weights._blocks.values()
-    return block
+def _resident(runner: Runner) -> ResidentConstants:
+    (resident,) = runner.engine.constants._resident.values()
+    return resident
 
 
 def constants_are_brought_once(fake: Fake) -> None:
@@ -265,14 +320,14 @@ def constants_are_brought_once(fake: Fake) -> None:
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
         runner.run(totals(), runner.one("x", X))
-    assert runner.engine.weights.uploads == 1
+    assert runner.engine.constants.uploads == 1
     same = weighed(name="G")
     assert (run_weighed(runner, same) == X + WEIGHTS[: X.size]).all()
-    assert runner.engine.weights.uploads == 1, "equal content is there already"
+    assert runner.engine.constants.uploads == 1, "equal content is there already"
     runner.engine.forget(weighed())
-    assert len(runner.engine.weights) == 1, "the other function needs it"
+    assert len(runner.engine.constants) == 1, "the other function needs it"
     runner.engine.forget(same)
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     assert "mapped" not in fake.live()
     runner.close()
     fake.nothing_left()
@@ -281,7 +336,7 @@ def constants_are_brought_once(fake: Fake) -> None:
 def constants_are_closed_to_others(fake: Fake) -> None:
     runner = Runner(fake)
     run_weighed(runner, weighed())
-    address = _block(runner).held.address  # type: ignore[attr-defined]  # a handle of this device
+    address = _resident(runner).memory.address  # type: ignore[attr-defined]  # a handle of this device
     spy = launching("read_at", [bp.scalar("u64", address)])
     expect(Faulted, lambda: runner.run(spy, runner.one("x", X)))
     runner.close()
@@ -308,7 +363,7 @@ def constants_that_kernels_write_to_are_copied(fake: Fake) -> None:
     for _ in range(3):
         sets = (runner.one("x", X), runner.one("w", WEIGHTS))
         assert (numbers(runner.run(wanted, *sets))[:1000] == X + WEIGHTS[:1000]).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
 
 
@@ -317,25 +372,27 @@ def small_constants_are_copied(fake: Fake) -> None:
     few = WEIGHTS[:1000]
     for _ in range(2):
         assert (run_weighed(runner, weighed(few), few) == X + few).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
 
 
-def constants_keep_to_their_limit(fake: Fake) -> None:
-    """Three functions of 2 MiB each where there is room for two; the most used one stays."""
+def constants_stay_as_the_node_decides(fake: Fake) -> None:
+    """Three functions of 2 MiB each where there is room for two."""
     runner = Runner(fake, weights=WeightsLimit(4 << 20))
     sets = [WEIGHTS + i for i in range(3)]
     wanted = [weighed(w, f"F{i}") for i, w in enumerate(sets)]
-    for _ in range(20):
-        run_weighed(runner, wanted[0], sets[0])
+    constants = runner.engine.constants
     for _ in range(3):
-        for i in (1, 2):
+        for i in range(3):
             assert (run_weighed(runner, wanted[i], sets[i]) == X + sets[i][: X.size]).all()
-            assert runner.engine.weights.used_bytes <= 4 << 20
-    uploads = runner.engine.weights.uploads
-    assert uploads == 1 + 6
-    run_weighed(runner, wanted[0], sets[0])
-    assert runner.engine.weights.uploads == uploads, "it was never evicted"
+    assert (constants.uploads, constants.used_bytes) == (2, 4 << 20)
+    runner.engine.evict(wanted[0])
+    assert constants.used_bytes == 2 << 20
+    for keep in (False, True, False, True):
+        for i in (2, 1, 0):
+            found = run_weighed(runner, wanted[i], sets[i], keep)
+            assert (found == X + sets[i][: X.size]).all()
+    assert (constants.uploads, constants.used_bytes) == (3, 4 << 20)
     runner.close()
     fake.nothing_left()
 
@@ -345,7 +402,7 @@ def without_room_constants_are_copied(fake: Fake) -> None:
     runner = Runner(fake, pool_bytes=2 << 20)
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
-    assert len(runner.engine.weights) == 0
+    assert len(runner.engine.constants) == 0
     runner.close()
     fake.nothing_left()
 
@@ -353,7 +410,7 @@ def without_room_constants_are_copied(fake: Fake) -> None:
 def without_virtual_memory_constants_are_copied(fake: Fake) -> None:
     fake.library.fake_set_virtual_memory(0)
     runner = Runner(fake)
-    assert not runner.engine.device.abilities.holds
+    assert not runner.engine.device.abilities.protected_memory
     for _ in range(3):
         assert (run_weighed(runner, weighed()) == X + WEIGHTS[: X.size]).all()
     runner.close()
@@ -523,13 +580,15 @@ def the_driver_lists_devices_and_takes_settings(fake: Fake) -> None:
 
 ON_REAL_DEVICES = (
     calls_are_right_and_leave_nothing,
+    parts_give_the_bits_that_the_whole_gives,
+    stopped_calls_leave_nothing,
     a_bad_address_ends_the_call_and_the_engine,
     constants_are_brought_once,
     constants_are_closed_to_others,
     constants_cannot_be_written_to,
     constants_that_kernels_write_to_are_copied,
     small_constants_are_copied,
-    constants_keep_to_their_limit,
+    constants_stay_as_the_node_decides,
     variables_do_not_outlive_a_call,
     what_is_no_binary_is_refused,
     launches_keep_to_the_limits,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dandelion.backends.gpu.code_facts import facts_of
+from dandelion.backends.gpu.code_info import info_of
 from dandelion.backends.gpu.launch_sizes import misfits
 
 import dandelion.blueprint as bp
@@ -80,14 +80,14 @@ def test_variables_are_seen_in_each_kind(cuda: str, build: Build, runner: Runner
         ("k.ptx", ("-ptx", f"-arch={cuda}")),
     ):
         data = build("-DVARIABLE", *options)
-        assert facts_of(data).variables
+        assert info_of(data).variables
         for _ in range(3):
             assert result(runner, name, data, "count") == 5
 
 
 def test_a_cubin_for_another_device(cuda: str, build: Build, runner: Runner) -> None:
     data = build("-cubin", "-arch=sm_80")
-    assert facts_of(data).arch == "sm_80"
+    assert info_of(data).arch == "sm_80"
     with pytest.raises(InvalidFunction, match=f"it is code for sm_80, this device is {cuda}"):
         result(runner, "k.cubin", data)
 
@@ -145,9 +145,9 @@ def test_sizes_of_parameters_as_nvrtc_writes_them(cuda: str) -> None:
     expected = {name: sizes for name, (_, sizes) in SIGNATURES.items()}
     for arch in dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_120", cuda)):
         for data in by_nvrtc(sized_source(), arch):
-            facts = facts_of(data)
-            assert facts.kernels == expected, arch
-            assert facts.complete
+            info = info_of(data)
+            assert info.kernels == expected, arch
+            assert info.complete
 
 
 def test_sizes_of_parameters_as_nvcc_writes_them(cuda: str, build: Build, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_sizes_of_parameters_as_nvcc_writes_them(cuda: str, build: Build, tmp_pa
         ("-ptx", "-arch=compute_80"),
         ("-fatbin", *plain, "-gencode", "arch=compute_80,code=[sm_80,compute_80]"),
     ):
-        assert facts_of(build(*options)).kernels == expected, options
+        assert info_of(build(*options)).kernels == expected, options
 
 
 def test_the_driver_tells_the_same_sizes(cuda: str, runner: Runner) -> None:

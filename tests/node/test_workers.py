@@ -57,9 +57,9 @@ def test_all_engines_give_the_same_results(node: Node) -> None:
 
 def test_what_no_engine_has_room_for_is_refused_at_once(node: Node) -> None:
     size = 2048
-    inputs = {"cfg": np.array([64, 0], np.int64)[:1], "A": np.zeros((size, size), np.int64)}
+    cfg, matrix = np.array([64, 0], np.int64)[:1], np.zeros((size, size), np.int64)
     with pytest.raises(DeviceFull) as caught:
-        node.invoke("multiply", **inputs)
+        node.invoke("multiply", cfg=cfg, A=matrix)
     assert caught.value.needed_bytes > caught.value.pool_bytes == 8 * MIB
 
 

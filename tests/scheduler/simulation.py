@@ -384,9 +384,15 @@ class Simulation:
             )
             return
         capacity = Capacity(
-            0 if engine.planner is False else 50 if engine.worker else 100, 8, (), 2048
+            0 if engine.planner is False else 50 if engine.worker else 100,
+            8,
+            (),
+            2048,
+            constants_bytes=250,
+            constants_unit_bytes=self.random.choice([1, 60]),
+            constants_least_bytes=self.random.choice([0, 51]),
         )
-        self.event(self.scheduler.fleet.up, engine, f"e{engine.id}", capacity, self.now_ns, 250)
+        self.event(self.scheduler.fleet.up, engine, f"e{engine.id}", capacity, self.now_ns)
 
     def _checked(self, engine: EngineState) -> None:
         if self.random.random() < 0.5:

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-from dandelion.backends.gpu import patience
-from dandelion.backends.gpu.patience import ASLEEP, LONG_NS, Patience
+from dandelion.backends.gpu import adaptive_wait
+from dandelion.backends.gpu.adaptive_wait import ASLEEP, LONG_NS, AdaptiveWait
 
 LONG = 10 * LONG_NS
 
@@ -28,7 +28,7 @@ class Script:
     def synchronize(self) -> None:
         self.now_ns = max(self.now_ns + 1000, self.ends_ns)
 
-    def call(self, waiting: Patience, takes_ns: int) -> tuple[int, int]:
+    def call(self, waiting: AdaptiveWait, takes_ns: int) -> tuple[int, int]:
         """Give how long a call took in all, and how much of that was slept."""
         began_ns, self.slept_ns = self.now_ns, 0
         self.ends_ns = began_ns + takes_ns
@@ -39,12 +39,12 @@ class Script:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     made = Script()
-    monkeypatch.setattr(patience, "time", made)
+    monkeypatch.setattr(adaptive_wait, "time", made)
     return made
 
 
-def known(script: Script, takes_ns: int) -> Patience:
-    waiting = Patience()
+def known(script: Script, takes_ns: int) -> AdaptiveWait:
+    waiting = AdaptiveWait()
     for _ in range(5):  # two that prepare things, three that tell
         assert script.call(waiting, takes_ns) == (takes_ns, 0)
     return waiting
@@ -65,7 +65,7 @@ def test_a_short_call_is_waited_for_awake(script: Script) -> None:
 
 def test_the_first_calls_say_nothing(script: Script) -> None:
     """They load code and record graphs; whoever slept as long would be late."""
-    waiting = Patience()
+    waiting = AdaptiveWait()
     script.call(waiting, 100 * LONG)
     script.call(waiting, 10 * LONG)
     assert script.call(waiting, LONG) == (LONG, 0)

@@ -1,13 +1,13 @@
 """Waiting for a device without keeping a core busy all the time.
 
-A driver's own wait is awake: it answers within microseconds, and takes a whole core. With a long
-call that is a waste, and where many workers share a device it takes the cores from the node that
-feeds them (measured with 16 workers on 16 cores: 1.2 thousand calls a second, 1.9 without). So the
-first part of a long call is waited for asleep, and only the rest awake.
+A driver's own wait spins: it returns within microseconds, and takes a whole core. For a long call
+that is a waste, and where many workers share a device it takes the cores from the node that feeds
+them (measured with 16 workers on 16 cores: 1.2 thousand calls a second, 1.9 without). So this
+thread sleeps for the first part of a long call, and spins for the rest.
 
-How long a call will take is known from the calls before: of each kind the shortest time counts, and
-slowly grows until it is met again. Who finds the device ready on waking has slept too long, perhaps
-for long; the next calls are waited for awake, and tell.
+How long a call will take is known from earlier calls: the shortest time of each kind counts, and
+slowly grows until a call is as short again. If the device is ready when the thread wakes up, it
+slept too long; the next calls are waited for without sleep, to measure them again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LONG_NS = 1_000_000
-"""Calls that take less are waited for awake from their beginning."""
+"""Calls that take less are waited for without sleep."""
 ASLEEP = 0.7
-"""Part of the shortest time that is slept: waking up may take some hundred microseconds."""
+"""Part of the shortest time that is slept; waking up may take some hundred microseconds."""
 _PROMPT_NS = 20_000  # a wait for a device that is ready takes less
 _UNUSUAL = 2  # the first calls of a kind prepare things
-_LOOKS = 3  # calls that are seen awake before one is slept
+_LOOKS = 3  # calls that are measured without sleep before one is slept
 
 
 @dataclass(slots=True, eq=False)
-class Patience:
+class AdaptiveWait:
     """How one kind of call is waited for.
 
     Attributes:

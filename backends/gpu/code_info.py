@@ -51,8 +51,8 @@ _Given = TypeVar("_Given")
 
 
 @dataclass(frozen=True, slots=True)
-class CodeFacts:
-    """Facts about a module.
+class CodeInfo:
+    """What is known of a module.
 
     Attributes:
         arch: which it was built for, empty if unknown or not one alone.
@@ -69,8 +69,8 @@ class CodeFacts:
     complete: bool = False
 
 
-def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
-    """Read the facts of a module.
+def info_of(data: bytes, archs: Sequence[str] = ()) -> CodeInfo:
+    """Read what a module says about itself.
 
     Args:
         data: its bytes.
@@ -79,17 +79,17 @@ def facts_of(data: bytes, archs: Sequence[str] = ()) -> CodeFacts:
     """
     try:
         if data.startswith(_ELF):
-            return _elf_facts(data)
+            return _elf_info(data)
         if data.startswith(_BUNDLE):
-            return _bundle_facts(data, archs)
+            return _bundle_info(data, archs)
         if len(data) >= 16 and struct.unpack_from("<I", data)[0] == _FATBIN:
-            return _merged([_part_facts(*part) for part in _fatbin_parts(data)])
-        return _ptx_facts(data) if ptx.is_ptx(data) else CodeFacts()
+            return _merged([_part_info(*part) for part in _fatbin_parts(data)])
+        return _ptx_info(data) if ptx.is_ptx(data) else CodeInfo()
     except _BROKEN:
-        return CodeFacts(allocates=_MALLOC in data)
+        return CodeInfo(allocates=_MALLOC in data)
 
 
-def _elf_facts(data: bytes) -> CodeFacts:
+def _elf_info(data: bytes) -> CodeInfo:
     machine = struct.unpack_from("<H", data, 18)[0]
     found = sections(data)
     variables = _stateful(found)
@@ -97,13 +97,13 @@ def _elf_facts(data: bytes) -> CodeFacts:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
         kernels = _tried(cubin.kernels, found)
-        return CodeFacts(f"sm_{version}", variables, _allocates(found), kernels, bool(kernels))
+        return CodeInfo(f"sm_{version}", variables, _allocates(found), kernels, bool(kernels))
     if machine == _AMD:
         metadata = code_object.metadata(found)
         if metadata is not None:
             kernels = metadata.kernels()
-            return CodeFacts(metadata.arch, variables, False, kernels, bool(kernels))
-    return CodeFacts("", variables)
+            return CodeInfo(metadata.arch, variables, False, kernels, bool(kernels))
+    return CodeInfo("", variables)
 
 
 def _tried(read: Callable[[_Given], Kernels], given: _Given) -> Kernels:
@@ -114,9 +114,9 @@ def _tried(read: Callable[[_Given], Kernels], given: _Given) -> Kernels:
         return {}
 
 
-def _ptx_facts(text: bytes) -> CodeFacts:
+def _ptx_info(text: bytes) -> CodeInfo:
     kernels = _tried(ptx.kernels, text)
-    return CodeFacts("", ptx.has_variables(text), ptx.allocates(text), kernels, bool(kernels))
+    return CodeInfo("", ptx.has_variables(text), ptx.allocates(text), kernels, bool(kernels))
 
 
 def _stateful(sections: Sequence[Section]) -> bool:
@@ -134,13 +134,13 @@ def _allocates(sections: Sequence[Section]) -> bool:
     return any(s.name == b".strtab" and _MALLOC in bytes(s.data) for s in sections)
 
 
-def _merged(parts: Sequence[CodeFacts]) -> CodeFacts:
-    """Join the facts of parts of which a device will take one."""
+def _merged(parts: Sequence[CodeInfo]) -> CodeInfo:
+    """Join what is known of parts, of which a device takes one."""
     kernels: dict[str, tuple[int, ...] | None] = {}
     for part in parts:
         for name, sizes in part.kernels.items():
             kernels[name] = sizes if kernels.get(name, sizes) == sizes else None
-    return CodeFacts(
+    return CodeInfo(
         "",
         not parts or any(part.variables for part in parts),
         any(part.allocates for part in parts),
@@ -149,7 +149,7 @@ def _merged(parts: Sequence[CodeFacts]) -> CodeFacts:
     )
 
 
-def _bundle_facts(data: bytes, archs: Sequence[str]) -> CodeFacts:
+def _bundle_info(data: bytes, archs: Sequence[str]) -> CodeInfo:
     """Facts of that of a bundle's objects which the device will take."""
     objects: dict[str, bytes] = {}
     at, left_bytes = len(_BUNDLE), len(data)
@@ -167,8 +167,8 @@ def _bundle_facts(data: bytes, archs: Sequence[str]) -> CodeFacts:
                 raise ValueError("objects overlap")
     for arch in archs:
         if arch in objects:
-            return _elf_facts(objects[arch])
-    parts = [_elf_facts(o) if o.startswith(_ELF) else CodeFacts() for o in objects.values()]
+            return _elf_info(objects[arch])
+    parts = [_elf_info(o) if o.startswith(_ELF) else CodeInfo() for o in objects.values()]
     return replace(_merged(parts), arch=" ".join(sorted(objects)), variables=True)
 
 
@@ -186,13 +186,13 @@ def _fatbin_parts(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += header + size
 
 
-def _part_facts(kind: int, content: bytes) -> CodeFacts:
+def _part_info(kind: int, content: bytes) -> CodeInfo:
     """Facts of a part of a fat binary; what is compressed is neither of the two, so unknown."""
     if kind == _FATBIN_ELF and content.startswith(_ELF):
-        return _elf_facts(content)
+        return _elf_info(content)
     if kind == _FATBIN_PTX and ptx.is_ptx(content):
-        return _ptx_facts(content)
-    return CodeFacts()
+        return _ptx_info(content)
+    return CodeInfo()
 
 
 def _bounded(count: int) -> int:

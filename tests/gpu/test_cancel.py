@@ -1,0 +1,134 @@
+"""Long calls on a real device that are not wanted any more, and what it costs that they can end."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dandelion.backends.gpu.pacing import PART_NS
+
+import dandelion.blueprint as bp
+from dandelion.documents import RegistrationDocument, gpu_function
+from dandelion.node import Node, Settings
+from tests.fake_driver.fake import LONG_NS, Real, Runner, function, numbers
+
+SOURCE = """
+#include "dandelion.h"
+KERNEL void work(GLOBAL u32 *x, u64 rounds)
+{
+    u32 value = x[GLOBAL_ID(0)];
+    for (u64 i = 0; i < rounds; i++)
+        value = value * 1664525u + 1013904223u;
+    x[GLOBAL_ID(0)] = value;
+}
+"""
+THREADS = 1024 * 256
+X = np.arange(THREADS, dtype=np.uint32)
+LAUNCH_S = 0.7e-3
+SOON_S = 0.05
+
+
+def blueprint() -> bp.Blueprint:
+    """So many launches of so many rounds."""
+    b = bp.Blueprint(inputs=["n", "x"], outputs=["x"], modules={"k": "k.c"})
+    with b.repeat(b.n[0]):
+        b.launch("work", [b.x, bp.scalar("u64", b.n[1])], grid=1024, block=256)
+    return b
+
+
+def rounds_of(seconds: float, runner: Runner) -> int:
+    """Find how many rounds a launch of that time has."""
+    wanted = function(blueprint(), {"k.c": SOURCE.encode()}, outputs=("x",))
+    rounds = 20_000
+    times = []
+    for _ in range(3):
+        n = np.array([100, rounds], dtype=np.int64)
+        started = time.monotonic()
+        runner.run(wanted, runner.one("n", n), runner.one("x", X))
+        times.append((time.monotonic() - started) / 100)
+    return int(rounds * seconds / min(times))
+
+
+@pytest.fixture(scope="module")
+def rounds(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> int:
+    runner = Runner(Real("cuda", tmp_path_factory.mktemp("code")), pool_bytes=64 << 20)
+    found = rounds_of(LAUNCH_S, runner)
+    runner.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def node(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    options = {"cache": str(tmp_path_factory.mktemp("code")), "pool_bytes": "1G", "workers": "0"}
+    work = gpu_function(
+        "Work",
+        blueprint().json(),
+        inputs=["n", "x"],
+        outputs=["x"],
+        files={"k.c": SOURCE},
+    )
+    with Node(Settings(backends=("cuda",), options={"cuda": options})) as started:
+        assert started.wait_ready(60)
+        started.register(RegistrationDocument(functions=(work,)))
+        yield started
+
+
+def work(node: Node, launches: int, rounds: int) -> float:
+    """Run a call; gives how long it took, in seconds."""
+    started = time.monotonic()
+    node.invoke("Work", n=np.array([launches, rounds], dtype=np.int64), x=X)
+    return time.monotonic() - started
+
+
+def stopped(node: Node, launches: int, rounds: int) -> float:
+    """Leave a call after a second; gives the seconds until the next one is done."""
+
+    async def leave() -> float:
+        n = np.array([launches, rounds], dtype=np.int64)
+        call = asyncio.ensure_future(node.invoke_async("Work", n=n, x=X))
+        done, _ = await asyncio.wait([call], timeout=1.0)
+        assert not done
+        left = time.monotonic()
+        call.cancel()
+        await node.invoke_async("Work", n=np.array([1, 1], dtype=np.int64), x=X)
+        return time.monotonic() - left
+
+    return asyncio.run(leave())
+
+
+def test_the_device_is_free_soon_after_the_caller_left(node: Node, rounds: int) -> None:
+    launches = int(10 / LAUNCH_S)
+    for _ in range(3):
+        work(node, 1, 1)
+    assert max(stopped(node, launches, rounds) for _ in range(3)) < SOON_S, "launched one by one"
+    assert work(node, launches, rounds) > 5
+    assert max(stopped(node, launches, rounds) for _ in range(3)) < SOON_S, "as graphs"
+
+
+def test_parts_cost_little(cuda: str, rounds: int, tmp_path: Path) -> None:
+    """The same call as one graph and as many, in turns; and both give the same bits."""
+    wanted = function(blueprint(), {"k.c": SOURCE.encode()}, outputs=("x",))
+    n = np.array([700, rounds], dtype=np.int64)
+    runners = [
+        Runner(Real("cuda", tmp_path / "code"), 64 << 20, part_ns=ns) for ns in (LONG_NS, PART_NS)
+    ]
+    times: list[list[float]] = [[], []]
+    found = set()
+    for _ in range(12):
+        for runner, seen in zip(runners, times, strict=True):
+            started = time.monotonic()
+            result = runner.run(wanted, runner.one("n", n), runner.one("x", X))
+            seen.append(time.monotonic() - started)
+            found.add(numbers(result, np.uint32).tobytes())
+            del result
+    for runner in runners:
+        runner.close()
+    assert len(found) == 1
+    whole_s, parts_s = (statistics.median(seen[4:]) for seen in times)
+    print(f"one graph {whole_s:.4f} s, parts {parts_s:.4f} s, ratio {parts_s / whole_s:.4f}")
+    assert parts_s < 1.02 * whole_s
