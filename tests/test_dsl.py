@@ -1,4 +1,4 @@
-"""The Python DSL: what comes out of a description, and what is said about a wrong one."""
+"""The Python DSL: results of descriptions, and messages for wrong ones."""
 
 import ast
 import inspect

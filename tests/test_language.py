@@ -1,4 +1,4 @@
-"""The composition language: what is read, what is refused and in which words, what is printed."""
+"""The composition language: parsing, refusals and their messages, printing."""
 
 import pytest
 
@@ -28,7 +28,7 @@ function Access(token) => (request);
 composition RenderLogs(token, topic,) => (html) {
     Render(pages = keyed pages, names = optional keyed topic) => (html = html)
         by pages left names;
-    HTTP(requests = each request) => (pages = bodies,);  # statements may stand in any order
+    HTTP(requests = each request) => (pages = bodies,);  # statements may be in any order
     Access(token = all token) => (request = request);
 }
 function Render( pages, names ) => ( html );
@@ -204,7 +204,7 @@ def test_names_may_begin_with_keywords(word: str) -> None:
     assert application == Application(name, (Binding(name, name),), (Return(name, name),))
 
 
-# Text (the fault stands at the mark), what was expected, the nearest name.
+# Text (with a mark at the fault), what was expected, the nearest name.
 GOLDEN = [
     ("function F(a) => (b)¦", "';'", ""),
     ("function F¦", "'('", ""),
@@ -334,7 +334,7 @@ def test_says_what_to_do_elsewhere(text: str, message: str) -> None:
     assert problems_of(text)[0].message == message
 
 
-def test_one_slip_is_one_problem() -> None:
+def test_one_mistake_is_one_problem() -> None:
     for marked, _, _ in GOLDEN:
         assert len(problems_of(marked.replace("¦", ""))) == 1, marked
 

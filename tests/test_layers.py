@@ -1,4 +1,4 @@
-"""Imports run one way: down the layers of ARCHITECTURE.md, and never to a backend or a store."""
+"""Imports go down the layers of ARCHITECTURE.md, and never to a backend or a store."""
 
 import ast
 from collections.abc import Iterator

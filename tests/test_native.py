@@ -96,7 +96,7 @@ def test_the_interface_word_by_word(engine: Engine) -> None:
 
 @pytest.mark.parametrize("instruction", ["hlt", "int $0x20"])
 def test_the_ends_of_executables_for_virtual_machines(engine: Engine, instruction: str) -> None:
-    """The original's KVM backend takes these as the end; a process has no right to them."""
+    """The original's KVM backend ends at these; a process may not execute them."""
     fn = function(build(SOURCES / "bare.c", f'-DEXIT="{instruction}"'))
     result = first(run(engine, fn, ItemSet("x", (Item("a", 7, b"\1\2\x80"),))))
     assert [(i.name, i.key, i.bytes()) for i in result] == [("a", 8, b"\2\4\0")]
@@ -435,7 +435,7 @@ def test_a_few_hundred_of_them_run(engine: Engine) -> None:
             ran += 1
         except InvalidFunction:
             continue
-        except FunctionError:  # anything else would be our fault
+        except FunctionError:  # other errors are bugs of the reader
             ran += 1
         finally:
             engine.forget(fn)

@@ -1,4 +1,4 @@
-"""Python functions in sandboxes: sets in, sets out, and what each kind of failure is called."""
+"""Python functions in sandboxes: inputs, outputs, and the error of each kind of failure."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_importing_can_do_no_harm(
 def test_a_reason_is_heard_however_late_one_listens(
     monkeypatch: pytest.MonkeyPatch, engine: ProcessEngine
 ) -> None:
-    """By then the zygote has ended, without having read what was asked of it."""
+    """By then the zygote has ended without reading its requests."""
 
     def late(source: socket.socket, deadline_ns: int) -> None:
         wait_readable(source, deadline_ns)
@@ -449,7 +449,7 @@ def test_settings() -> None:
             driver.configure(options)
 
 
-def test_a_call_need_not_be_settled(engine: ProcessEngine) -> None:
+def test_clean_up_is_optional(engine: ProcessEngine) -> None:
     for _ in range(8):
         assert first(engine.run(call_of(ECHO, b"1"))).bytes() == b"1"
     engine.forget(ECHO)
@@ -471,7 +471,7 @@ def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
         two.close()
 
 
-# --- what can be told beforehand -----------------------------------------------------------------
+# --- checks before the first call -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -513,7 +513,7 @@ def problems(driver: ProcessDriver, *args: object, **how: object) -> list[tuple[
         ("def f(x):\n    import pandas", [("undeclared-import", 2, 5)]),
     ],
 )  # fmt: skip
-def test_check_tells_problems_with_places(
+def test_check_reports_problems_with_positions(
     driver: ProcessDriver, source: str, expected: list[tuple[str, int, int]]
 ) -> None:
     found = problems(driver, source)
@@ -537,7 +537,7 @@ def test_check_looks_imports_up_without_importing(driver: ProcessDriver) -> None
 # --- confinement, where the node has other rights ---------------------------------------------
 
 
-def test_enforcement_tells_what_holds() -> None:
+def test_enforcement_reports_the_confinement() -> None:
     facts = enforcement()
     assert set(facts) == {"landlock", "namespaces", "seccomp", "user"}
     assert facts["user"].endswith("no capabilities")

@@ -169,7 +169,7 @@ def node() -> Iterator[Node]:
 def invoke(
     node: Node, known: World, token: str = "token-ada", topic: str = "x", deadline_s: float = 60
 ) -> tuple[Sets, list[Request]]:
-    """Serve a world, register for it and ask; give outputs and what the servers were asked."""
+    """Serve a world, register and invoke; return outputs and the requests to the servers."""
     seen: list[Request] = []
     with serve_world(known, seen=seen) as url:
         node.register(bundle.document(url))

@@ -1,4 +1,4 @@
-"""What hostile code tries in a sandbox, and that none of it works.
+"""Attacks of hostile code in a sandbox; none of them works.
 
 Three kinds of proof: a denied call ends as `Unauthorized` and is named; what stays allowed shows
 nothing of the host; and a forged reply is `BadOutput`, never believed and never harmful. After each
@@ -205,7 +205,7 @@ def test_going_on_quietly_after_a_denied_call_ends_soon(engine: ProcessEngine) -
     assert isinstance(attempt(engine, source), Unauthorized)
 
 
-# --- what can be seen ---------------------------------------------------------------------------
+# --- visible information ----------------------------------------------------------------------
 
 
 def look(engine: ProcessEngine, expression: str, imports: str = "") -> str:
@@ -341,7 +341,7 @@ def test_exhaustion(engine: ProcessEngine, body: str, expected: type) -> None:
     assert isinstance(attempt(engine, source, imports="mmap", **limits), expected)
 
 
-# --- lies -----------------------------------------------------------------------------------------
+# --- forged replies -----------------------------------------------------------------------------
 
 pack = msgspec.msgpack.encode
 

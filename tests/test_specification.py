@@ -1,4 +1,4 @@
-"""docs/language.md: its texts are valid, its pictures up to date, its messages what is said."""
+"""docs/language.md: its texts are valid, its pictures and messages up to date."""
 
 import itertools
 import linecache
@@ -87,7 +87,7 @@ def test_pictures_are_up_to_date() -> None:
 
 
 def said(kind: str, text: str) -> str:
-    """What a user is told about a text in the language, in JSON or in Python."""
+    """The message for a text in the language, in JSON or in Python."""
     if kind == "python":
         return about_python(text)
     file = "logs.dandelion"

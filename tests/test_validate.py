@@ -1,4 +1,4 @@
-"""The static rules: every fault has its code, its place, and the name that was meant."""
+"""The static rules: every fault has its code, its position, and the nearest name."""
 
 import itertools
 import re
@@ -68,7 +68,7 @@ def test_what_is_legal(text: str) -> None:
     assert check(text) == []
 
 
-# Code | what the message names | the nearest name; then the text, the problem stands at the mark.
+# Code | a part of the message | the nearest name; then the text, with a mark at the problem.
 GOLDEN = """
 ## unknown-function | Acess | Access
 function ¦Acess(token) => (request);

@@ -71,7 +71,7 @@ def drive(
     answer: Callable[[Run], Outputs],
     pick: Callable[[int], int] = lambda n: 0,
 ) -> Outputs:
-    """Carry out instructions in an order that `pick` chooses; give the result."""
+    """Carry out instructions in an order that `pick` chooses; return the result."""
     out = list(walk.start(inputs))
     while True:
         instruction = out.pop(pick(len(out)))
@@ -187,7 +187,7 @@ def test_nested_compositions_run_once_for_each_instance() -> None:
 
 
 def origins(composition: Composition, *targets: FunctionSpec | CompositionPlan) -> list[object]:
-    """Give the origins of the instances over items a2, b1, c2 in the order of being made."""
+    """Return the origins of the instances over items a2, b1, c2 in the order of being made."""
     walk = Walk(plan(composition, *targets), POLICY)
     items = [Item("a", 2), Item("b", 1), Item("c", 2)]
     found = []

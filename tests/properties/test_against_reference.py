@@ -65,7 +65,7 @@ def compute(name: str, sets: list[Set]) -> list[Set]:
 def application(
     source: random.Random, available: list[str], callables: Callables, at: int
 ) -> tuple[Application, list[str]]:
-    """Apply something to sets that are there; give the names of what it makes."""
+    """Apply a function to existing sets; return the names of its results."""
     name = source.choice(sorted(callables))
     inputs, outputs = callables[name]
     join_all = len(inputs) > 1 and source.random() < 0.5
@@ -98,7 +98,7 @@ def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> R
 
 
 def composition(source: random.Random, name: str, callables: Callables) -> Composition:
-    """Make a valid composition that returns most of what happens in it."""
+    """Make a valid composition that returns most of its sets."""
     inputs = [f"i{n}" for n in range(source.randint(0, 3))]
     available = list(inputs)
     found = []
@@ -198,7 +198,7 @@ Table = list[list[Set]]
 
 
 def relation(strategies: tuple[Strategy, ...], sets: list[set[int]]) -> set[Keys]:
-    """Which rows a chain of joins has, by what is asked of a row, without an order."""
+    """The rows of a chain of joins, by the definition of each join, unordered."""
     if not strategies:
         return {(key,) for key in sets[0]}
     *before, strategy = strategies

@@ -1,4 +1,4 @@
-"""Properties of the language: what is printed is read back; whatever is read ends well."""
+"""Properties of the language: printed text is parsed back; any text parses or is refused."""
 
 import re
 
@@ -132,7 +132,7 @@ def test_every_valid_composition_can_be_drawn(module: CompositionModule) -> None
             assert draw(composition) == draw(composition)
 
 
-# --- whatever is written ----------------------------------------------------------------------
+# --- arbitrary text ----------------------------------------------------------------------
 
 WORDS = (
     "function composition by optional all each keyed anyEach anyKeyed cross inner left "
@@ -208,9 +208,7 @@ def test_damaged_texts_are_read_or_refused_with_a_place(text: str) -> None:
 @settings(KEEP, max_examples=100)
 @given(mutations())
 def test_damage_in_one_composition_leaves_the_next_one_alone(text: str) -> None:
-    assume(
-        not set(text) & set("#\"'/")
-    )  # those can take the closing brace into a comment or string
+    assume(not set(text) & set("#\"'/"))  # those can put the closing brace into a comment or string
     _, before = read(text)
     assume(before)
     assume(text.endswith("}\n") and text.count("{") == text.count("}") == 1)

@@ -1,4 +1,4 @@
-"""Bugs of every kind, planted on purpose: the simulation finds each of them."""
+"""Deliberate bugs of every kind: the simulation finds each of them."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing(*_: object, **__: object) -> None:
-    """Forget to do something."""
+    """Make a method do nothing."""
 
 
 def call_is_lost_with_its_engine(patch: pytest.MonkeyPatch) -> None:
