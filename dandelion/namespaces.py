@@ -49,7 +49,7 @@ def qualified(tenant: str, name: str) -> str:
 
 
 def _is_qualified(kind: type[Record], name: str) -> bool:
-    """Tell whether a name has the separator in it, so that no tenant may give or use it."""
+    """Tell whether a name contains the separator, so that no tenant may use it."""
     return (_SEPARATOR if kind is LibraryRecord else "/") in name
 
 

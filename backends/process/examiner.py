@@ -53,7 +53,7 @@ from .sandbox_pools import SandboxPools
 
 LIMITS = Limits(
     memory_bytes=MEMORY_LIMIT_BYTES,
-    wall_s=30.0,  # it gives way to calls and the node
+    wall_s=30.0,  # its priority is lower than that of calls and the node
     cpu_s=4.5,  # less than 5 s, the kernel's limit, so that the watch reports the error first
     output_bytes=2 * CODE_LIMIT_BYTES,
     output_items=2,

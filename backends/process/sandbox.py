@@ -82,7 +82,7 @@ def prepare_interpreter() -> None:
     sys.stdout = sys.stderr = _text_log()
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
-    random.seed(0)  # a function that is run again gives the same outputs
+    random.seed(0)  # a retried function returns the same outputs
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
     timezone = os.environ.get("TZ")

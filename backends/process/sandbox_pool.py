@@ -37,7 +37,7 @@ _BOOT = (
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a pure function gives the same outputs when it is run again
+    "PYTHONHASHSEED": "0",  # a retried pure function returns the same outputs
     "TZ": "UTC0",
     # A process with threads cannot be forked safely, and a sandbox may not start threads.
     "OPENBLAS_NUM_THREADS": "1",

@@ -114,7 +114,7 @@ class Engines:
         return [e for e in self.all.values() if format_name in e.formats]
 
     def planner(self, formats: tuple[str, ...]) -> EngineState | None:
-        """Give an engine that tells what a call needs, if engines for these formats differ."""
+        """Return an engine that computes demands, if engines for these formats differ."""
         planners = self._planners.get(formats)
         if planners is None:
             planners = self._planners[formats] = self._find_planners(formats)
