@@ -237,8 +237,8 @@ class _Zygote:
         while not self._ready:
             message = self._receive(deadline_ns)
             if len(message) == _ANSWER.size:
-                kept, _ = _ANSWER.unpack(message)
-                self.facts["vdso"] = "kept, the kernel seals it" if kept else "unmapped"
+                sealed, _ = _ANSWER.unpack(message)
+                self.facts["vdso"] = "kept, the kernel seals it" if sealed else "unmapped"
                 self._ready = True
                 continue
             report = msgspec.json.decode(message, type=ZygoteFacts)

@@ -6,7 +6,7 @@ A **parcel** is a record with the bytes of its items behind it::
     | prefix | record (msgpack) | item | item | ...        each item starts at a multiple of 64
 
 The prefix has the lengths of record and item area. A small parcel is one message of a
-SOCK_SEQPACKET pair. A large one lies in a memory file: the engine's goes with the message and is
+SOCK_SEQPACKET pair. A large one is in a memory file: the engine's goes with the message and is
 sealed, the sandbox's is the file that it got at its fork; the message is then the prefix alone.
 Offsets follow from sizes and are not sent, so they cannot be forged.
 

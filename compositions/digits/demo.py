@@ -100,13 +100,13 @@ def right(predictions: Iterable[bundle.Prediction]) -> int:
 def checks(requests: Sequence[Item], singles: Singles, together: Together) -> list[Check]:
     """Compare the answers with the oracle, the labels and each other."""
     predictions = together.report.predictions
-    asked = sorted(request.name for request in requests)
+    requested = sorted(request.name for request in requests)
     alone = {p.name: p.digit for p in singles.predictions}
     count = len(predictions)
     is_whole = count == len(bundle.held_out().labels)
     wanted = bundle.recorded_accuracy() * count if is_whole else 0.9 * count
     return [
-        Check("every file is in the report, once", [p.name for p in predictions] == asked),
+        Check("every file is in the report, once", [p.name for p in predictions] == requested),
         Check("every answer equals numpy's, to 1e-5", together.is_right),
         Check("alone and together the same", alone == {p.name: p.digit for p in predictions}),
         Check("as many right as training recorded", right(predictions) >= round(wanted)),

@@ -21,9 +21,9 @@ def report(rejected: Any, outcomes: Any, replies: Any) -> dict[str, dict[str, st
     rows = [row(i, "rejected", "{why}, mean {mean}".format(**read(i))) for i in rejected or ()]
     for item in outcomes or ():
         found = read(item)
-        said = status.get(item.key, "")
-        outcome = ("stored" if said.startswith("2") else "failed") if said else "unchanged"
-        rows.append(row(item, outcome, said, found["versions"], found["bytes"]))
+        answer = status.get(item.key, "")
+        outcome = ("stored" if answer.startswith("2") else "failed") if answer else "unchanged"
+        rows.append(row(item, outcome, answer, found["versions"], found["bytes"]))
     rows.sort(key=lambda entry: entry["id"])
     return {"report": {"report.json": json.dumps({"pictures": rows})}}
 

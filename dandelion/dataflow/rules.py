@@ -173,7 +173,7 @@ def _swapped_binding(binding: Binding, called: FunctionSignature, sources: dict[
     if binding.source not in called.inputs or meant(binding.parameter, called.inputs):
         return ""
     right = f"{binding.source} = {binding.sharding.value} {binding.parameter}"
-    return f"the input set of the function stands on the left: '{right}'"
+    return f"put the input set of the function on the left: '{right}'"
 
 
 def _swapped_return(returned: Return, called: FunctionSignature) -> str:
@@ -181,7 +181,7 @@ def _swapped_return(returned: Return, called: FunctionSignature) -> str:
     if returned.target not in called.outputs or meant(returned.output, called.outputs):
         return ""
     right = f"{returned.output} = {returned.target}"
-    return f"the output set of the function stands on the right: '{right}'"
+    return f"put the output set of the function on the right: '{right}'"
 
 
 def _unknown_sets(

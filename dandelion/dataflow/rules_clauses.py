@@ -72,7 +72,7 @@ def _not_bound(
         return problem("join-unbound", message, place, nearest=near)
     message = (
         f"'{application.function}' has no input set '{parameter}' to join; "
-        "after 'by' stand input sets of the function, not sets of the composition"
+        "'by' takes input sets of the function, not sets of the composition"
     )
     return problem("join-unknown", message, place, nearest=near)
 
@@ -103,7 +103,7 @@ def repeat_problems(
     if repeat.until is not None:
         yield from bad_names((repeat.until,), repeat.place)
         for found in _no_output(repeat.until, called, repeat.place):
-            rule = "after 'until' stands the output set that ends the loop once it is empty"
+            rule = "'until' takes the output set that ends the loop once it is empty"
             yield msgspec.structs.replace(found, message=f"{found.message}; {rule}")
     bound = {binding.parameter for binding in application.bindings}
     for feed in repeat.feedback:

@@ -152,8 +152,8 @@ class Phase(enum.Enum):
     """The state of a call; see the diagram in `dandelion.scheduler`."""
 
     BLOCKED = "blocked"  # its function is not in memory
-    LOOKING = "looking"  # for a kept result
-    PLANNING = "planning"  # its demand is asked for
+    LOOKING = "looking"  # for a cached result
+    PLANNING = "planning"  # its demand is being computed
     QUEUED = "queued"
     SENT = "sent"
     ENDED = "ended"
