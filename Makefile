@@ -1,4 +1,4 @@
-# `make` alone lists the words. `demo` and `test` set themselves up on a fresh machine.
+# `make` alone lists the targets. All targets but `clean` set up a fresh machine first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,8 +12,8 @@ help:
 	@echo "make check   format, lint and type checks"
 	@echo "make bench   measure dispatcher, data paths and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
-	@echo "make setup   make $(VENV) with everything these need"
-	@echo "make clean   remove what these words made"
+	@echo "make setup   make $(VENV) with all dependencies"
+	@echo "make clean   remove all files that make created"
 
 setup: $(VENV)/.complete
 

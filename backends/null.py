@@ -1,13 +1,13 @@
-"""The null backend: answers at once. It measures the platform, and is the pattern of a backend.
+"""The null backend: returns at once. It measures the platform, and is an example of a backend.
 
-By default output i is input i, passed on by reference. Two options of the code object change that:
-``outputs`` gives so many small items in every output instead (for fan-out measurements), and
-``fail`` makes every call end with that message.
+By default output i is input i, by reference. Two options of the code object change that:
+``outputs`` makes this number of small items in every output instead (for fan-out measurements), and
+``fail`` fails every call with this message.
 
-A backend in five steps, each to be seen below: name the formats that you run and where your engines
-are hosted (`NullDriver`); refuse code that can never run (`NullChecker`); list what there is and
-start engines on it (`NullFactory`); turn sets into sets (`NullEngine`). Then name the module in the
-entry points ``dandelion.backends``. Calls here fit every engine, so there is no planner.
+Write a backend in five steps, each shown below: name the formats that it runs and where its engines
+are hosted (`NullDriver`); refuse code that can never run (`NullChecker`); list resources and start
+engines on them (`NullFactory`); turn input sets into output sets (`NullEngine`). Then add the
+module to the entry points ``dandelion.backends``. Calls fit every engine, so there is no planner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPTIONS = ("outputs", "fail")
 
 
 class NullDriver(Driver):
-    """Runs functions of the format ``null`` in the dispatcher's own step."""
+    """Runs functions of the format ``null`` on the node's loop."""
 
     name: ClassVar[str] = "null"
     formats: ClassVar[frozenset[str]] = frozenset({"null"})
@@ -67,14 +67,14 @@ class NullFactory(EngineFactory):
     """Starts engines."""
 
     def probe(self) -> list[Resource]:
-        return [Resource("null", "answers at once")]
+        return [Resource("null", "returns at once")]
 
     def engine(self, resource: str) -> NullEngine:
         return NullEngine()
 
 
 class NullEngine(Engine):
-    """Passes sets on, or makes what the options ask for."""
+    """Returns its inputs, or the outputs that the options define."""
 
     name = "null"
 
@@ -99,10 +99,12 @@ def _problem(option: str, value: str, limit: int) -> Problem | None:
     where = f"code.options.{option}"
     if option not in _OPTIONS:
         close = nearest(option, _OPTIONS) or ""
-        return Problem("unknown-option", f"no option '{option}'", where, nearest=close)
+        return Problem("unknown-option", f"unknown option '{option}'", where, nearest=close)
     if option == "outputs" and not (value.isascii() and value.isdigit()):
-        return Problem("bad-option", "not a number of items", where, expected="0 or more")
-    if option == "outputs" and (len(value) > 9 or int(value) > limit):  # they are made at once
+        return Problem(
+            "bad-option", f"'{value[:12]}' is not a number of items", where, expected="0 or more"
+        )
+    if option == "outputs" and (len(value) > 9 or int(value) > limit):  # all are made at once
         return Problem("bad-option", f"{value[:12]} items", where, expected=f"at most {limit}")
     return None
 

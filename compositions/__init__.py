@@ -1,6 +1,6 @@
 """Ready-to-run compositions, a folder each: text, blueprint, kernels, data, README, numpy oracle.
 
-Every folder is a package with a module ``bundle`` that keeps the contract `Bundle`. ::
+Every folder is a package with a module ``bundle`` that implements `Bundle`. ::
 
     bundle = load("matmul")
     inputs = bundle.example_inputs(seed=1)
@@ -26,22 +26,22 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Bundle(Protocol):
-    """What the module ``bundle`` of a composition's folder gives."""
+    """The interface of the module ``bundle`` of a composition's folder."""
 
     NAME: str
     """The registered name of the composition."""
 
     def document(self) -> RegistrationDocument:
-        """Give everything that has to be registered: functions, weights, composition text."""
+        """Return everything to register: functions, weights, composition text."""
 
     def example_inputs(self, seed: int) -> dict[str, Value]:
         """Make a set of inputs, the same for the same seed, by input set of the composition."""
 
     def expected(self, inputs: Mapping[str, Value]) -> Arrays:
-        """Compute with numpy what the composition must give, by output set."""
+        """Compute the expected results with numpy, by output set."""
 
     def results(self, outputs: Mapping[str, ItemSet | None]) -> Arrays:
-        """View the outputs of an invocation as arrays that compare with `expected`."""
+        """View the outputs of an invocation as arrays in the form of `expected`."""
 
     def agrees(self, results: Arrays, expected: Arrays) -> bool:
         """Tell whether results are right within the precision that the README states."""

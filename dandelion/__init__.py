@@ -1,7 +1,7 @@
 """Dandelion: a dataflow composition engine for untrusted functions.
 
 The names below are what most programs need; they are loaded on first use, so that a process which
-needs one floor of the engine does not load the others.
+needs one layer of the engine does not load the others.
 
 A checkout runs without an install: the folders ``backends/``, ``registry/``, ``compositions/`` and
 ``bench/`` lie beside this package in the tree and inside it in a wheel. In a checkout the parent

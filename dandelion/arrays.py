@@ -1,11 +1,11 @@
 """Types of arrays: an element type by its numpy name, and a shape.
 
-An item that was an array carries both, see `dandelion.data.Item`. A type says what bytes consist of
-and changes nothing about them; where two types disagree the item is refused, never converted.
+An item made from an array has both, see `dandelion.data.Item`. A type describes bytes and never
+changes them: where two types disagree, the item is refused, never converted.
 
 Names are those of numpy: ``float32`` for an element type in the byte order of this machine,
-``>f4`` for one in the other order. Only numbers and booleans have a name. Arrays of anything else
-(dates, text, records) are refused; their bytes can be given instead.
+``>f4`` for one in the other order. Only numbers and booleans are supported. Arrays of anything else
+(dates, text, records) are refused; give their bytes instead.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 RANK_LIMIT = 32
-"""Most dimensions of an array: what every numpy can make."""
+"""Most dimensions of an array that every numpy supports."""
 
 ELEMENTS_LIMIT = 2**62
-"""Most elements of an array, its empty dimensions left out: numpy cannot make a larger one."""
+"""Most elements of an array without its empty dimensions: numpy's limit."""
 
 _NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPES}
 _TYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in _NAMES.items()}
@@ -43,7 +43,7 @@ for _native in tuple(_NAMES):
 
 
 def name_of(dtype: np.dtype[Any]) -> str | None:
-    """Name an element type; None if it has no name here."""
+    """Return the name of an element type; None if it is not supported."""
     return _NAMES.get(dtype)
 
 
@@ -51,28 +51,28 @@ def dtype_named(where: str, name: str) -> np.dtype[Any]:
     """Look up an element type by its name.
 
     Raises:
-        InvalidInput: there is none of that name.
+        InvalidInput: the name is unknown.
     """
     dtype = _TYPES.get(name)
     if dtype is None:
         shown = name if len(name) <= 80 else f"{name[:80]}..."
         close = nearest(shown, DTYPES)
-        hint = f"did you mean '{close}'?" if close else f"dtypes are {', '.join(DTYPES)}"
-        raise InvalidInput(where, f"there is no dtype '{shown}'", hint)
+        hint = f"did you mean '{close}'?" if close else f"use one of {', '.join(DTYPES)}"
+        raise InvalidInput(where, f"unknown dtype '{shown}'", hint)
     return dtype
 
 
 @lru_cache(maxsize=1024)
 def declared_dtype(name: str) -> np.dtype[Any]:
-    """Give the element type of a declaration, which may have any name that numpy reads."""
+    """Return the element type of a declaration, which may use any name that numpy reads."""
     return np.dtype(name)
 
 
 def checked_type(where: str, dtype: str | None, shape: object, size_bytes: int) -> _Type:
-    """Hold a type that came from outside against the bytes that it is said to describe.
+    """Check a type from outside against the size of its data.
 
     Args:
-        where: what to name in an error.
+        where: location for an error.
         dtype: name of the element type; None for plain bytes.
         shape: a sequence of sizes; None is one dimension.
         size_bytes: length of the data.
@@ -81,23 +81,23 @@ def checked_type(where: str, dtype: str | None, shape: object, size_bytes: int) 
         The type with the usual name of its dtype, and with a tuple for its shape.
 
     Raises:
-        InvalidInput: there is no such type, or the data is of another size.
+        InvalidInput: the type is unknown, or the data has another size.
     """
     if dtype is None:
         if shape is not None:
-            raise InvalidInput(where, "it has a shape and no dtype", "give both")
+            raise InvalidInput(where, "it has a shape but no dtype", "give both")
         return None, None
     if not isinstance(dtype, str):
         raise InvalidInput(where, f"its dtype is a {type(dtype).__name__}", "give a name")
     element = dtype_named(where, dtype)
     if shape is None:
         if size_bytes % element.itemsize:
-            message = f"{size_bytes} bytes are no multiple of {dtype}"
+            message = f"{size_bytes} bytes are not a multiple of {dtype}"
             raise InvalidInput(where, message)
         return _NAMES[element], None
     sizes = _sizes(where, shape)
     if math.prod(sizes) * element.itemsize != size_bytes:
-        message = f"{size_bytes} bytes are not those of {text_of(dtype, sizes)}"
+        message = f"{size_bytes} bytes are not the size of {text_of(dtype, sizes)}"
         raise InvalidInput(where, message)
     return _NAMES[element], sizes
 
@@ -113,14 +113,14 @@ def _sizes(where: str, shape: object) -> Shape:
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
-        raise InvalidInput(where, "its shape has a size that is no integer") from None
+        raise InvalidInput(where, "its shape has a size that is not an integer") from None
     if min(sizes, default=0) < 0 or math.prod(filter(None, sizes)) > ELEMENTS_LIMIT:
-        raise InvalidInput(where, f"no array has the shape {list(sizes)}")
+        raise InvalidInput(where, f"{list(sizes)} is not a valid shape")
     return sizes
 
 
 def text_of(dtype: str | None, shape: Shape | None) -> str:
-    """Write a type for people, as a declaration does: ``float32[2, ?]``."""
+    """Format a type as in a declaration: ``float32[2, ?]``."""
     if dtype is None:
         return "bytes"
     if shape is None:
@@ -134,7 +134,7 @@ def same_dtype(dtype: str, declared: str) -> bool:
 
 
 def fits(shape: Shape | None, declared: Shape | None) -> bool:
-    """Tell whether an array has a declared shape, whose negative sizes are open; None fits all."""
+    """Tell whether an array has a declared shape; its negative sizes are open, None fits all."""
     if shape is None or declared is None:
         return True
     return len(shape) == len(declared) and all(
@@ -143,10 +143,10 @@ def fits(shape: Shape | None, declared: Shape | None) -> bool:
 
 
 def filled_shape(declared: Shape, count: int) -> Shape | None:
-    """Give the shape of `count` elements that has a declared one; None if more than one fits.
+    """Return the shape of `count` elements under a declared one; None if it is ambiguous.
 
     Raises:
-        ValueError: none fits.
+        ValueError: no shape fits.
     """
     opened = [at for at, size in enumerate(declared) if size < 0]
     fixed = math.prod(size for size in declared if size >= 0)
@@ -168,10 +168,10 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert numbers that had no element type of their own, such as Python's.
+    """Convert numbers without an element type of their own, such as Python's.
 
     Raises:
-        InvalidInput: that would lose more than digits of floats.
+        InvalidInput: the conversion would lose more than digits of floats.
     """
     if array.dtype == dtype:
         return array
@@ -183,7 +183,7 @@ def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:
             back = result.astype(array.dtype)
         if array.dtype.kind == dtype.kind == "f":
             same = np.array_equal(np.isfinite(array), np.isfinite(result))
-        else:  # both, since a number may wrap around and come back
+        else:  # both checks, since a number may wrap around and convert back
             same = np.array_equal(array, result) and np.array_equal(array, back)
         if same:
             return result

@@ -1,7 +1,7 @@
 """Blobs under their digests.
 
-A blob is named by the SHA-256 of its bytes. That costs a second for each gigabyte or two, so what
-comes with one registration is named once, and by several threads: see `Blobs`.
+A blob is identified by the SHA-256 of its bytes. Hashing takes a second for each gigabyte or two,
+so the blobs of one registration are hashed once, on several threads: see `Blobs`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ _WORTH_THREADS_BYTES = 4 * 1024 * 1024
 
 
 class Blobs(Mapping[Digest, Bytes]):
-    """Blobs by digest. What is in here was named here, so the digests need no second look.
+    """Blobs by digest. The digests were computed here, so they need no further check.
 
-    Bytes that were added before are known by identity and cost nothing.
+    Bytes objects that were added before are recognized by identity and not hashed again.
     """
 
     def __init__(self) -> None:
         self._blobs: dict[Digest, bytes] = {}
-        self._named: dict[int, Digest] = {}  # by id; `_blobs` holds the bytes, so ids stay theirs
+        self._digests: dict[int, Digest] = {}  # by id; `_blobs` keeps the bytes, so ids stay unique
 
     def add(self, data: bytes) -> Digest:
-        """Name a blob and keep it."""
-        data = bytes(data)  # itself, unless it is something that might change
-        known = self._named.get(id(data))
-        return known if known is not None else self._keep(data, digest_of(data))
+        """Hash a blob and store it."""
+        data = bytes(data)  # a copy only if it is mutable
+        known = self._digests.get(id(data))
+        return known if known is not None else self._store(data, digest_of(data))
 
     def add_all(self, blobs: Iterable[bytes]) -> None:
-        """Name many blobs, on several threads where that pays."""
+        """Hash and store many blobs, on several threads if they are large."""
         given = {id(data): data for data in map(bytes, blobs)}
-        wanted = [data for key, data in given.items() if key not in self._named]
-        if len(wanted) > 1 and sum(map(len, wanted)) > _WORTH_THREADS_BYTES:
+        missing = [data for key, data in given.items() if key not in self._digests]
+        if len(missing) > 1 and sum(map(len, missing)) > _WORTH_THREADS_BYTES:
             with ThreadPoolExecutor(_THREADS, "digest") as threads:
-                digests = list(threads.map(digest_of, wanted))
+                digests = list(threads.map(digest_of, missing))
         else:
-            digests = [digest_of(data) for data in wanted]
-        for data, digest in zip(wanted, digests, strict=True):
-            self._keep(data, digest)
+            digests = [digest_of(data) for data in missing]
+        for data, digest in zip(missing, digests, strict=True):
+            self._store(data, digest)
 
-    def _keep(self, data: bytes, digest: Digest) -> Digest:
+    def _store(self, data: bytes, digest: Digest) -> Digest:
         if digest not in self._blobs:
-            self._named[id(data)] = digest
+            self._digests[id(data)] = digest
             self._blobs[digest] = data
         return digest
 

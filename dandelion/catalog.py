@@ -1,9 +1,9 @@
-"""The catalogue: what is registered. The contract of every store, and the in-memory one.
+"""The catalogue of registered functions: the contract of every store, and the in-memory one.
 
-The catalogue keeps **records** (functions, compositions, libraries), each with a name and versions
+The catalogue stores **records** (functions, compositions, libraries), each with a name and versions
 that count from 1, and **blobs** (code, weights) named by their SHA-256. A `Batch` is registered
-whole or not at all; when `register` returns, it is durable to the degree that the store promises.
-Functions and compositions share one space of names, libraries have their own.
+whole or not at all; when `register` returns, it is as durable as the store guarantees. Functions
+and compositions share one namespace, libraries have their own.
 
 Durable stores are modules ``dandelion.registry.SCHEME`` with ``open_catalog(url) -> Catalog``.
 """
@@ -31,7 +31,7 @@ class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: identifier, unique among functions and compositions.
-        text: one composition with its function declarations, as the printer writes it.
+        text: one composition with its function declarations, in the printer's form.
         inputs, outputs: names of its sets, in order.
         uses: names of the functions and compositions that it applies.
         version: given by the catalogue.
@@ -70,8 +70,8 @@ Slot: TypeAlias = tuple[str, str]
 class Batch:
     """Records and blobs that are registered together, all or nothing.
 
-    `blobs` need only hold what the catalogue has not got yet; `Catalog.has_blob` tells. Digests of
-    any mapping but `Blobs` are checked.
+    `blobs` needs only the blobs that the catalogue does not have yet, see `Catalog.has_blob`.
+    Digests of any mapping but `Blobs` are checked.
     """
 
     functions: list[FunctionSpec] = field(default_factory=list)
@@ -85,32 +85,31 @@ class Batch:
 
 
 class Catalog(abc.ABC):
-    """What is registered. Safe to call from any thread.
+    """A store of registered records and blobs. Safe to call from any thread.
 
-    Readers get the newest version unless they name one. `generation` grows with every change, so
-    caches above can tell whether they are current.
+    Readers get the newest version unless they name one. `generation` increases with every change,
+    so that caches can detect changes.
     """
 
     generation: int = 0
 
     def register(self, batch: Batch) -> list[Record]:
-        """Add a batch; give its records back with their versions, in the order of `Batch.records`.
+        """Add a batch; return its records with their versions, in the order of `Batch.records`.
 
         A record equal to its newest registered version is not added again: registering is
         idempotent.
 
         Raises:
-            Conflict: a function's name belongs to a composition or the other way round, or the
-                batch names something twice.
+            Conflict: a name is used by a record of another kind, or twice in the batch.
             Unknown: a blob is neither in the batch nor in the store.
-            InvalidInput: a blob's bytes do not have the digest they are filed under.
+            InvalidInput: a blob's bytes do not have its digest.
         """
         check_batch(batch)
         return self._register(batch)
 
     @abc.abstractmethod
     def _register(self, batch: Batch) -> list[Record]:
-        """Add a batch that is sound in itself; `check_against` must hold in the same step."""
+        """Add a batch that passed `check_batch`; run `check_against` in the same atomic step."""
 
     @abc.abstractmethod
     def find_callable(
@@ -145,11 +144,11 @@ class Catalog(abc.ABC):
 
     @abc.abstractmethod
     def blob_bytes(self, digest: Digest) -> int:
-        """Give the size of a blob without reading it; 0 if it is not stored."""
+        """Return the size of a blob without reading it; 0 if it is not stored."""
 
     @abc.abstractmethod
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
-        """Remove one version, or all of a name; blobs that nobody uses any more go with them.
+        """Remove one version, or all of a name; delete blobs that no record refers to any more.
 
         Raises:
             Unknown: there is no such name or version.
@@ -161,7 +160,7 @@ class Catalog(abc.ABC):
 
 
 def kind_of(record: Record | type[Record]) -> str:
-    """Word for a kind of record: ``function``, ``composition``, ``library``."""
+    """Return the kind of a record: ``function``, ``composition``, ``library``."""
     cls = record if isinstance(record, type) else type(record)
     return {FunctionSpec: "function", CompositionRecord: "composition"}.get(cls, "library")
 
@@ -179,17 +178,15 @@ def check_batch(batch: Batch) -> None:
     """Check a batch by itself.
 
     Raises:
-        Conflict: it names something twice.
-        InvalidInput: a blob's bytes do not have the digest they are filed under.
+        Conflict: a name is used twice.
+        InvalidInput: a blob's bytes do not have its digest.
     """
     spaces: list[list[Record]] = [[*batch.functions, *batch.compositions], [*batch.libraries]]
     for records in spaces:
         seen: set[str] = set()
         for record in records:
             if record.name in seen:
-                raise Conflict(
-                    kind_of(record), record.name, "it is named twice in one registration"
-                )
+                raise Conflict(kind_of(record), record.name, "it appears twice in one registration")
             seen.add(record.name)
     for digest, data in () if isinstance(batch.blobs, Blobs) else batch.blobs.items():
         if digest_of(data) != digest:
@@ -197,37 +194,37 @@ def check_batch(batch: Batch) -> None:
 
 
 def check_against(batch: Batch, catalog: Catalog) -> None:
-    """Check a batch against what is registered.
+    """Check a batch against the registered records.
 
     Raises:
-        Conflict: a function's name belongs to a composition or the other way round.
+        Conflict: a function's name is used by a composition or the other way round.
         Unknown: a blob is neither in the batch nor in the store.
     """
     named: list[FunctionSpec | CompositionRecord] = [*batch.functions, *batch.compositions]
     for record in named:
         other = catalog.find_callable(record.name)
         if other is not None and type(other) is not type(record):
-            raise Conflict(kind_of(record), record.name, f"the name belongs to a {kind_of(other)}")
+            raise Conflict(kind_of(record), record.name, f"a {kind_of(other)} has this name")
     for digest in sorted(used_blobs(batch.records())):
         if digest not in batch.blobs and not catalog.has_blob(digest):
             raise Unknown("blob", digest)
 
 
 def same_but_version(a: Record, b: Record | None) -> bool:
-    """Tell whether two records differ in their version alone."""
+    """Tell whether two records are equal except for their versions."""
     return b is not None and with_version(a, 0) == with_version(b, 0)
 
 
 def with_version(record: Record, version: int) -> Record:
-    """Give the same record with another version."""
+    """Return the same record with another version."""
     return msgspec.structs.replace(record, version=version)
 
 
 class MemoryCatalog(Catalog):
-    """A catalogue that lives and dies with its process.
+    """A catalogue in the memory of its process.
 
     A durable store may derive from it: reads stay in memory, and `_save` and `_erase` write each
-    change down before anyone sees it. Blobs live as long as records refer to them.
+    change to the disk before it is visible. Blobs are kept as long as records refer to them.
     """
 
     def __init__(self) -> None:
@@ -271,10 +268,10 @@ class MemoryCatalog(Catalog):
                 self._drop_blob(digest)
 
     def _save(self, added: list[Record]) -> None:
-        """Write new records down. What is raised here undoes the registration."""
+        """Store new records. An exception undoes the registration."""
 
     def _erase(self, removed: list[Record]) -> None:
-        """Write a removal down. What is raised here undoes it."""
+        """Store a removal. An exception undoes it."""
 
     def _keep_blobs(self, blobs: dict[Digest, Bytes]) -> None:
         self._blobs.update({d: bytes(b) for d, b in blobs.items()})
@@ -345,7 +342,7 @@ class MemoryCatalog(Catalog):
 
 
 def check_unused(kind: str, name: str, records: Iterable[Record]) -> None:
-    """Refuse to remove what a composition uses.
+    """Refuse to remove a record that a composition uses.
 
     Raises:
         Conflict: with the names of the users.
@@ -356,7 +353,7 @@ def check_unused(kind: str, name: str, records: Iterable[Record]) -> None:
 
 
 def used_blobs(records: Iterable[Record]) -> set[Digest]:
-    """Digests of all blobs that records refer to."""
+    """Return the digests of all blobs that records refer to."""
     used: set[Digest] = set()
     for record in records:
         if isinstance(record, FunctionSpec):

@@ -1,17 +1,16 @@
-"""Items and sets: what flows along the edges of a composition.
+"""Items and sets: the data on the edges of a composition.
 
-An **item** is a name, a key (unsigned 32-bit) and bytes; one that was an array has an element type
-and a shape as well. A **set** is a named, unordered collection of items; a set without items does
-not exist, and is ``None`` wherever a set is expected. Items are immutable once produced, so passing
-one on is passing a reference.
+An **item** is a name, a key (unsigned 32-bit) and bytes; an item made from an array also has an
+element type and a shape. A **set** is a named, unordered collection of items; an empty set is
+``None`` wherever a set is expected. Items are immutable, so they are passed by reference.
 
-A set may be declared with a type (`SetSpec`). Its items are held against it wherever they enter the
-set: an item of another type is refused, never converted, and plain bytes of the right size get the
-declared type.
+A set may be declared with a type (`SetSpec`). Its items are checked against it wherever they enter
+the set: an item of another type is refused, never converted, and plain bytes of the right size get
+the declared type.
 
 Ownership: `Item.data` is ``bytes`` or a read-only ``memoryview``. A view into a memory context
-keeps that context alive; the last view that goes returns the context to its domain. Nobody frees by
-hand.
+keeps that context alive; releasing the last view returns the context to its domain. There is no
+explicit free.
 
 Source: data model of the Dandelion paper, section 3; keys and empty sets as in its composition
 language.
@@ -33,7 +32,7 @@ from dandelion.errors import InvalidInput, nearest
 
 Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
-"""What a caller may give for a set, see `item_set`."""
+"""A value that a caller may give for a set, see `item_set`."""
 
 _SINGLE = (bytes, str, np.ndarray)
 
@@ -48,8 +47,8 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         name: identifier of the set, ``[A-Za-z_][A-Za-z0-9_]*``.
         dtype: numpy name of the element type of every item (``"float32"``), or None for bytes.
         shape: shape of every item in elements, row-major; -1 leaves a dimension open.
-        min_bytes: of an input set: what an instance should get of it at least, in bytes, where the
-            platform chooses how ``anyEach`` and ``anyKeyed`` spread it.
+        min_bytes: of an input set: smallest amount for one instance, in bytes, where the platform
+            chooses how ``anyEach`` and ``anyKeyed`` distribute the set.
     """
 
     name: str
@@ -58,7 +57,7 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     min_bytes: int = 0
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector need not look
+class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage collection
     """One immutable value: a name, a key and its bytes.
 
     Attributes:
@@ -77,7 +76,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector n
 
     @classmethod
     def of(cls, name: str, array: npt.ArrayLike, key: int = 0) -> Item:
-        """Make an item of a numpy array, which is viewed if it is contiguous, else copied.
+        """Make an item from a numpy array; a contiguous array is viewed, another is copied.
 
         Raises:
             InvalidInput: the elements are neither numbers nor booleans.
@@ -85,7 +84,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector n
         made = np.asarray(array)
         dtype = arrays.name_of(made.dtype)
         if dtype is None:
-            message = f"an array of {made.dtype} has no type here"
+            message = f"arrays of {made.dtype} are not supported"
             raise InvalidInput(f"item '{name}'", message, "give Item(name, key, array.tobytes())")
         return cls(name, key, arrays.bytes_of(made), dtype, made.shape)
 
@@ -114,7 +113,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector n
                 item, or one dimension if `dtype` is given.
 
         Raises:
-            ValueError: the length is no multiple of the element size, or does not fit the shape.
+            ValueError: the length is not a multiple of the element size, or does not fit the shape.
         """
         if shape is None:
             shape = (-1,) if dtype is not None or self.shape is None else self.shape
@@ -125,7 +124,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles: the collector n
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which item an instance was made for: outputs that get no name are called after it.
+    """The item that an instance was made for; outputs without a name take its name.
 
     Attributes:
         name: of that item; None if the instance was made for all items of a key.
@@ -139,7 +138,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ItemSet(msgspec.Struct, frozen=True):
     """A named collection of at least one item.
 
-    `dtype` and `shape` are those of the declaration, if any: the items have been held against it.
+    `dtype` and `shape` are those of the declaration, if any; the items were checked against it.
     """
 
     name: str
@@ -158,7 +157,7 @@ class ItemSet(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Length of all data together, in bytes."""
+        """Size of all data, in bytes."""
         items = self.items
         return items[0].size_bytes if len(items) == 1 else sum([i.size_bytes for i in items])
 
@@ -175,7 +174,7 @@ class ItemSet(msgspec.Struct, frozen=True):
         return self.only().text()
 
     def only(self) -> Item:
-        """Give the only item of the set.
+        """Return the only item of the set.
 
         Raises:
             InvalidInput: the set has more than one item.
@@ -189,7 +188,7 @@ class ItemSet(msgspec.Struct, frozen=True):
     ) -> npt.NDArray[Any]:
         """View the only item as a read-only numpy array; see `Item.numpy`.
 
-        What is not given is as the set declares it, else as the item says it.
+        Arguments that are not given come from the set's declaration, else from the item.
         """
         item = self.only()
         if self.dtype is None:
@@ -202,7 +201,7 @@ class ItemSet(msgspec.Struct, frozen=True):
 class Sets(Mapping[str, ItemSet | None]):
     """The named results of an invocation: ``sets.html``, ``sets["html"]``, or iterate.
 
-    A declared set that stayed empty is None.
+    An empty declared set is None.
     """
 
     __slots__ = ("_sets",)
@@ -214,7 +213,7 @@ class Sets(Mapping[str, ItemSet | None]):
         return self._sets[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_sets":  # a copy under way has none yet
+        if name == "_sets":  # not set yet while a copy is made
             raise AttributeError(name)
         try:
             return self._sets[name]
@@ -232,7 +231,7 @@ class Sets(Mapping[str, ItemSet | None]):
         return len(self._sets)
 
     def values(self) -> ValuesView[ItemSet | None]:
-        """View the sets: every reply asks for them, and a dictionary answers sooner."""
+        """View the sets; every reply needs them, and a dictionary's view is faster."""
         return self._sets.values()
 
     def __repr__(self) -> str:
@@ -247,9 +246,9 @@ def check_item(set_name: str, name: str, key: int) -> None:
     in the platform opens a file by an item's name.
 
     Raises:
-        InvalidInput: the name is too long, has a NUL or is no valid Unicode, or the key is no u32.
+        InvalidInput: the name is too long, has a NUL or is not valid Unicode; the key is not a u32.
     """
-    if len(name) <= NAME_LIMIT_BYTES // 4 and name.isascii():  # cheap tests: few names are others
+    if len(name) <= NAME_LIMIT_BYTES // 4 and name.isascii():  # cheap tests that most names pass
         size = len(name)
     else:
         try:
@@ -258,7 +257,7 @@ def check_item(set_name: str, name: str, key: int) -> None:
             message = "the item's name is not valid Unicode"
             raise InvalidInput(f"sets.{set_name}", message) from None
     if size > NAME_LIMIT_BYTES:
-        message = f"an item's name has {size} bytes, at most 255 may be"
+        message = f"an item's name has {size} bytes, more than 255"
         raise InvalidInput(f"sets.{set_name}", message)
     if "\0" in name:
         raise InvalidInput(f"sets.{set_name}", "an item's name has a NUL character")
@@ -269,7 +268,7 @@ def check_item(set_name: str, name: str, key: int) -> None:
 def item_set(
     name: str, value: Value, spec: SetSpec | None = None, origin: Origin | None = None
 ) -> ItemSet | None:
-    """Make a set from what a Python caller has at hand.
+    """Make a set from a Python value.
 
     Args:
         name: name of the set.
@@ -279,15 +278,15 @@ def item_set(
             mapping from item name to any of these.
         spec: the declaration. An array of another type is refused; Python's numbers, which have no
             type, become an array of the declared one if that loses nothing but digits of floats.
-        origin: gives its key to all items that have none, and its name to those that have none: to
-            a single one as it is, to those of a sequence with ".0", ".1", ... behind it.
+        origin: its key is the key of all items without one. Its name is the name of a single item
+            without one; items of a sequence get it with the suffix ".0", ".1", ...
 
     Returns:
         The set, or None if there are no items. bytes are referenced, arrays are viewed if they are
         contiguous, else copied.
 
     Raises:
-        InvalidInput: the value is of a type that cannot be an item, or an item does not fit `spec`.
+        InvalidInput: the value's type is not supported, or an item does not fit `spec`.
     """
     where = f"sets.{name}"
     if value is None:
@@ -298,7 +297,7 @@ def item_set(
         items = tuple([_sound(where, item) for item in value.items])
         if value.dtype is not None:
             items = tuple([_declared(where, item, value.dtype, value.shape) for item in items])
-    elif isinstance(value, _SINGLE):  # most are, and asking for the others takes longer
+    elif isinstance(value, _SINGLE):  # the most frequent case; the other tests are slower
         items = (_item(where, name if named is None else named, key, value, spec),)
     elif isinstance(value, Mapping):
         items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
@@ -312,7 +311,7 @@ def item_set(
 
 
 def _numbered(named: str | None, index: int) -> str:
-    """Name an element of a sequence; what it is called after is cut if the name gets too long."""
+    """Name an element of a sequence; the origin's name is cut if the result is too long."""
     if named is None:
         return str(index)
     end = f".{index}"
@@ -323,14 +322,14 @@ def _numbered(named: str | None, index: int) -> str:
 
 
 def is_sequence(value: Value) -> bool:
-    """Tell whether a value stands for several items."""
+    """Tell whether a value means several items."""
     return isinstance(value, Sequence | Iterator) and not isinstance(
         value, str | bytes | bytearray | memoryview
     )
 
 
 def is_numbers(value: Value) -> bool:
-    """Tell whether a value is a list of numbers, or of such lists: an array written down."""
+    """Tell whether a value is a list of numbers, or of such lists: a literal array."""
     return (
         isinstance(value, list | tuple)
         and bool(value)
@@ -339,7 +338,7 @@ def is_numbers(value: Value) -> bool:
 
 
 def checked(name: str, items: Iterable[Item], spec: SetSpec | None) -> ItemSet | None:
-    """Check items against the data model and a declaration, and make a set of them.
+    """Check items against the data model and a declaration, and make a set from them.
 
     Raises:
         InvalidInput: a name, key, size or shape does not fit; the message names set and item.
@@ -357,13 +356,13 @@ def checked(name: str, items: Iterable[Item], spec: SetSpec | None) -> ItemSet |
 
 
 def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
-    """Hold an item against a declared type; plain bytes become an array of it."""
+    """Check an item against a declared type; plain bytes become an array of it."""
     own = item.dtype
     if own is not None:
         differs = not arrays.same_dtype(own, dtype)
         if differs or not arrays.fits(item.shape, shape):
             found, wanted = arrays.text_of(own, item.shape), arrays.text_of(dtype, shape)
-            message = f"item '{item.name}' is {found}, declared is {wanted}"
+            message = f"item '{item.name}' is {found}, expected {wanted}"
             hint = f"convert it: array.astype('{dtype}')" if differs else "reshape it"
             raise InvalidInput(where, message, hint)
         if shape is None or item.shape is not None:
@@ -371,15 +370,13 @@ def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
     element = arrays.declared_dtype(dtype)
     count, rest = divmod(item.size_bytes, element.itemsize)
     if rest:
-        message = f"item '{item.name}' has {item.size_bytes} bytes, no multiple of {dtype}"
+        message = f"item '{item.name}' has {item.size_bytes} bytes, not a multiple of {dtype}"
         raise InvalidInput(where, message)
     try:
         filled = None if shape is None else arrays.filled_shape(shape, count)
     except ValueError:
         message = f"item '{item.name}' has {count} elements of {dtype}"
-        raise InvalidInput(
-            where, f"{message}, declared is {arrays.text_of(dtype, shape)}"
-        ) from None
+        raise InvalidInput(where, f"{message}, expected {arrays.text_of(dtype, shape)}") from None
     named = own or arrays.name_of(element)
     return item if named is None else Item(item.name, item.key, item.data, named, filled)
 
@@ -400,7 +397,8 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
             array = arrays.converted(where, np.asarray(value), arrays.declared_dtype(spec.dtype))
             return Item(name, key, arrays.bytes_of(array))
         except (TypeError, ValueError) as error:
-            raise InvalidInput(where, f"item '{name}' is no {spec.dtype} array: {error}") from None
+            message = f"item '{name}' is not a {spec.dtype} array: {error}"
+            raise InvalidInput(where, message) from None
     raise InvalidInput(
         where,
         f"item '{name}' is a {type(value).__name__}",
@@ -416,14 +414,14 @@ def _array(where: str, name: str, key: int, array: npt.NDArray[Any], spec: SetSp
     if declared is not None and arrays.declared_dtype(declared) == array.dtype:
         return Item(name, key, arrays.bytes_of(array))
     message = f"item '{name}' is an array of {array.dtype}"
-    wanted = "" if declared is None else f", declared is {declared}"
-    raise InvalidInput(where, message + wanted, "give numbers, or its bytes: array.tobytes()")
+    expected = "" if declared is None else f", expected {declared}"
+    raise InvalidInput(where, message + expected, "give numbers, or its bytes: array.tobytes()")
 
 
 def _sound(where: str, item: Item) -> Item:
-    """Bring an item that a caller made to the form that the platform counts on."""
+    """Check and normalize an item that a caller made."""
     if not isinstance(item, Item):
-        raise InvalidInput(where, f"a {type(item).__name__} stands where an Item belongs")
+        raise InvalidInput(where, f"a {type(item).__name__} instead of an Item")
     data: object = item.data
     if not isinstance(item.name, str):
         raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")

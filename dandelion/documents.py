@@ -1,6 +1,6 @@
-"""Documents: how functions, libraries and compositions are written down to be registered.
+"""Documents: the form in which functions, libraries and compositions are registered.
 
-The same records are the Python API, the JSON and the MessagePack of ``POST /v1/register``. In JSON,
+The same records are the Python API, and the JSON and MessagePack of ``POST /v1/register``. In JSON,
 ``{"data": "..."}`` is base64 and ``{"text": "..."}`` or a bare string is UTF-8 text; in MessagePack
 ``data`` is binary.
 """
@@ -35,7 +35,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise ValueError("give exactly one of 'text' and 'data'")
 
     def bytes(self) -> bytes:
-        """Give the content as bytes."""
+        """Return the content as bytes."""
         return self.data if self.data is not None else (self.text or "").encode()
 
 
@@ -97,7 +97,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
 class RegistrationDocument(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What is registered in one go, all or nothing.
+    """Records that are registered together, all or nothing.
 
     Attributes:
         functions: new functions or new versions.
@@ -111,7 +111,7 @@ class RegistrationDocument(
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """What came of one record: its kind (function, composition, library), name and version."""
+    """One registered record: its kind (function, composition, library), name and version."""
 
     kind: str
     name: str
@@ -144,7 +144,7 @@ def set_spec(value: SetLike) -> SetSpec:
     """Read ``"name"``, ``"name: dtype"`` or ``"name: dtype[2, 3]"``; ``?`` leaves a dimension open.
 
     Raises:
-        InvalidInput: the text is not of that form.
+        InvalidInput: the text does not have that form.
     """
     if isinstance(value, SetSpec):
         return value
@@ -179,8 +179,8 @@ def python_function(
     """Describe a Python compute function.
 
     It gets one `dandelion.ItemSet` (or None) for each input set, by keyword, and returns a
-    dict from output set to anything that `dandelion.data.item_set` takes; with a single output set
-    the bare value will do.
+    dict from output set to anything that `dandelion.data.item_set` takes; for a single output set
+    the value alone is enough.
 
     Args:
         source: a function (its own source is taken, so it must import what it needs inside its
@@ -263,7 +263,7 @@ def collect(
     functions: Iterable[FunctionDocument] = (),
     libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
 ) -> RegistrationDocument:
-    """Put everything that is to be registered together into one document.
+    """Collect everything to register into one document.
 
     Args:
         things: compositions of the DSL, texts in the composition language, functions, documents.
@@ -271,7 +271,7 @@ def collect(
         libraries: code objects by name: text, bytes, or the path of a file.
 
     Raises:
-        InvalidInput: something is none of these, or two documents have a library of the same name
+        InvalidInput: a value is none of these, or two documents have a library of the same name
             and different content.
     """
     compositions: list[str] = []

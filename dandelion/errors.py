@@ -1,20 +1,20 @@
-"""Error families: what went wrong, in fields; whose fault it is; which HTTP status says so.
+"""Error families. Each error has fields, the side at fault, and an HTTP status.
 
 Every error is a dataclass that is also an exception. Its fields are the facts (bytes, names,
-seconds), ``str(error)`` is the sentence for a person. An error crosses a process or a socket as an
-`ErrorRecord` and comes back as the same class with the same fields, so a caller cannot tell
-whether an engine ran in its own process or elsewhere.
+seconds); ``str(error)`` is the message. An error is sent to another process as an `ErrorRecord` and
+restored as the same class with the same fields, so callers see no difference between engines in
+their own process and elsewhere.
 
-Families, one per floor:
+Families, one per layer:
 
 =================== ====== ==========================================================
 `InvalidInput`       400    the caller sent something that does not fit
 `InvalidComposition` 400    a composition text or graph breaks the static rules
 `InvalidBlueprint`   400    a blueprint breaks the static rules
-`CatalogError`       404/9  names that are unknown, or taken
+`CatalogError`       404/9  names that are unknown, or in use
 `FunctionError`      422    the user's function failed: it raised, exited, ran out of time
-`CapacityError`      507/429 memory or places are full
-`BackendUnavailable` 501    a backend cannot work on this machine, and what is missing
+`CapacityError`      507/429 memory or a queue is full
+`BackendUnavailable` 501    a backend cannot work on this machine; what is missing
 `EngineDied`         503    the engine, not the function, stopped
 `InternalError`      500    our bug
 =================== ====== ==========================================================
@@ -33,16 +33,16 @@ import msgspec
 
 
 class Blame(enum.Enum):
-    """Whose fault an error is."""
+    """The side at fault."""
 
     CALLER = "caller"  # the request: its names, sets, sizes
     FUNCTION = "function"  # the user's code
-    CAPACITY = "capacity"  # nobody's: the node is full; the same request may succeed later
-    PLATFORM = "platform"  # ours
+    CAPACITY = "capacity"  # no fault: the node is full; the same request may succeed later
+    PLATFORM = "platform"  # this project or the machine
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
-    """An error on the wire: class name, message for people, the fields of the class."""
+    """An error on the wire: class name, message, the fields of the class."""
 
     type: str
     message: str
@@ -52,14 +52,14 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class DandelionError(Exception):
-    """The root of all errors that this project raises on purpose."""
+    """The base class of all errors that this project raises on purpose."""
 
     status = 500
     blame = Blame.PLATFORM
     invocation = ""  # id of the invocation that failed, where there is one
 
     def __post_init__(self) -> None:
-        # Exception keeps positional arguments only; keyword fields must survive repr and copy too.
+        # Exception stores positional arguments only; repr and copy need keyword fields, too.
         self.args = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def __str__(self) -> str:
@@ -67,12 +67,12 @@ class DandelionError(Exception):
         return f"{type(self).__name__}({', '.join(pairs)})"
 
     def because(self, cause: DandelionError) -> Self:
-        """Set the cause and give this error back."""
+        """Set the cause and return this error."""
         self.__cause__ = cause
         return self
 
     def record(self) -> ErrorRecord:
-        """Give this error, its fields and its cause as a record for the wire."""
+        """Return this error, its fields and its cause as a record for the wire."""
         fields = {f.name: _portable(getattr(self, f.name)) for f in self._fields()}
         cause = self.__cause__.record() if isinstance(self.__cause__, DandelionError) else None
         return ErrorRecord(type(self).__name__, _portable(str(self)), fields, cause)
@@ -90,7 +90,7 @@ def _all_classes(root: type[DandelionError]) -> dict[str, type[DandelionError]]:
 
 
 def from_record(record: ErrorRecord) -> DandelionError:
-    """Rebuild the error that `DandelionError.record` described.
+    """Restore an error from its record.
 
     A class that this process does not know, or fields that do not fit it (a newer peer), become an
     `InternalError` that carries the original message.
@@ -109,7 +109,7 @@ def from_record(record: ErrorRecord) -> DandelionError:
 
 
 def _portable(value: Any) -> Any:
-    """Give a field as what any codec takes: integers of 64 bits, text that is valid Unicode."""
+    """Convert a field to what any codec accepts: integers of 64 bits, valid Unicode."""
     plain = msgspec.to_builtins(value)
     if isinstance(plain, int):
         return max(-(2**63), min(plain, 2**64 - 1))
@@ -127,8 +127,8 @@ def _restore(hint: object, value: Any) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that a person most likely meant, or None."""
-    if len(name) > 128:  # the comparison is quadratic, and nobody mistypes that
+    """Find the known name that was most likely meant, or None."""
+    if len(name) > 128:  # the comparison is quadratic, and such a name is not a typing error
         return None
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
@@ -142,11 +142,11 @@ def _hint(name: str | None) -> str:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong in a text or document, and where.
+    """One mistake in a text or document, and its location.
 
     `where` is ``file:line:column`` for texts and a path such as
     ``blueprint.control_flow[3].args[1]`` for documents; `line` and `column` count from one and are
-    zero where there is no text. `excerpt` is the offending line with a caret line below it.
+    zero where there is no text. `excerpt` is the line at fault with a caret line below it.
     """
 
     code: str
@@ -171,7 +171,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class InvalidInput(DandelionError):
-    """A request does not fit what it asks for: a set, a shape, a field, a size.
+    """A part of a request is not valid: a set, a shape, a field, a size.
 
     `where` names the part of the request, for example ``sets.image`` or ``deadline_s``.
     """
@@ -188,7 +188,7 @@ class InvalidInput(DandelionError):
 
 @dataclass(eq=False)
 class TooLarge(DandelionError):
-    """A body, item or set is larger than the limit that is set for it."""
+    """A body, item or set is larger than its limit."""
 
     where: str
     size_bytes: int
@@ -202,7 +202,7 @@ class TooLarge(DandelionError):
 
 @dataclass(eq=False)
 class TooMany(DandelionError):
-    """There is more of something than the limit that is set for it."""
+    """A count exceeds its limit."""
 
     where: str
     what: str
@@ -220,7 +220,7 @@ class TooMany(DandelionError):
 
 @dataclass(eq=False)
 class Problems(DandelionError):
-    """Several things are wrong in one document; all are reported at once."""
+    """All mistakes of one document, reported at once."""
 
     problems: tuple[Problem, ...]
     status = 400
@@ -242,7 +242,7 @@ class InvalidBlueprint(Problems):
 
 @dataclass(eq=False)
 class InvalidFunction(Problems):
-    """A function's declaration or code cannot be accepted: names, limits, code that won't load."""
+    """A function's declaration or code is not valid: names, limits, code that does not load."""
 
 
 # --- the catalogue --------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class InvalidFunction(Problems):
 
 @dataclass(eq=False)
 class CatalogError(DandelionError):
-    """A name or a version is not, or already, in the catalogue."""
+    """A name or a version is missing in the catalogue, or already in use."""
 
     status = 404
     blame = Blame.CALLER
@@ -258,7 +258,7 @@ class CatalogError(DandelionError):
 
 @dataclass(eq=False)
 class Unknown(CatalogError):
-    """Nothing of that name (or version) is registered."""
+    """No record of that name (or version) is registered."""
 
     kind: str
     name: str
@@ -272,7 +272,7 @@ class Unknown(CatalogError):
 
 @dataclass(eq=False)
 class Conflict(CatalogError):
-    """The change would break what is registered: a name of another kind, something still in use."""
+    """The change conflicts with registered records: a name of another kind, a record in use."""
 
     kind: str
     name: str
@@ -296,7 +296,7 @@ class CatalogCorrupt(DandelionError):
 
 @dataclass(eq=False)
 class CatalogLost(CatalogCorrupt):
-    """The file of records is missing or empty, but blobs that belong to its records are there."""
+    """The file of records is missing or empty, although there are blobs."""
 
     remedy: str = ""
 
@@ -308,7 +308,7 @@ class CatalogLost(CatalogCorrupt):
 class CatalogUnavailable(DandelionError):
     """The durable catalogue cannot be used now: locked, read-only, not permitted, a failing disk.
 
-    Its files are not known to be damaged, and nothing that was acknowledged is lost.
+    Its files are not known to be damaged, and no acknowledged registration is lost.
     """
 
     path: str
@@ -325,7 +325,7 @@ class CatalogUnavailable(DandelionError):
 
 @dataclass(eq=False)
 class FunctionError(DandelionError):
-    """The user's function failed. The platform is fine; the same call will fail again."""
+    """The user's function failed, not the platform; the same call will fail again."""
 
     function: str
     status = 422
@@ -348,7 +348,7 @@ class Raised(FunctionError):
 
 @dataclass(eq=False)
 class Exited(FunctionError):
-    """A function left with a non-zero exit code, or without giving its outputs."""
+    """A function exited with a non-zero code, or without its outputs."""
 
     code: int
     stderr: str = ""
@@ -360,7 +360,7 @@ class Exited(FunctionError):
 
 @dataclass(eq=False)
 class Faulted(FunctionError):
-    """A function was ended by a fault: a bad address, an illegal instruction, a device fault."""
+    """A fault ended a function: a bad address, an illegal instruction, a device fault."""
 
     fault: str
     stderr: str = ""
@@ -372,7 +372,7 @@ class Faulted(FunctionError):
 
 @dataclass(eq=False)
 class Unauthorized(FunctionError):
-    """A function tried what its sandbox does not allow: a system call, a file, a socket."""
+    """A function attempted a denied operation: a system call, a file, a socket."""
 
     what: str
     traceback: str = ""
@@ -395,7 +395,7 @@ class TimedOut(FunctionError):
 
 @dataclass(eq=False)
 class OutOfMemory(FunctionError):
-    """A function wanted more memory than its limit, in bytes."""
+    """A function needed more memory than its limit, in bytes."""
 
     limit_bytes: int
 
@@ -405,17 +405,17 @@ class OutOfMemory(FunctionError):
 
 @dataclass(eq=False)
 class BadOutput(FunctionError):
-    """A function gave outputs that cannot be accepted: unknown sets, bad names, keys, sizes."""
+    """A function returned outputs that are not valid: unknown sets, bad names, keys, sizes."""
 
     message: str
 
     def __str__(self) -> str:
-        return f"function '{self.function}' gave a bad output: {self.message}"
+        return f"function '{self.function}' returned invalid output: {self.message}"
 
 
 @dataclass(eq=False)
 class RequestFailed(FunctionError):
-    """An I/O function could not do what an item asked for: refused, unreachable, malformed."""
+    """The request of an item failed in an I/O function: refused, unreachable, malformed."""
 
     item: str
     message: str
@@ -429,9 +429,9 @@ class RequestFailed(FunctionError):
 
 @dataclass(eq=False)
 class ApplicationFailed(DandelionError):
-    """One application of a composition failed; the cause (``__cause__``) says how.
+    """One application of a composition failed; ``__cause__`` is its error.
 
-    Status and blame are those of the cause, so a client acts on the root of the matter.
+    Status and blame are those of the cause, so that a client reacts to the cause.
     """
 
     composition: str
@@ -460,7 +460,7 @@ class ApplicationFailed(DandelionError):
 
 @dataclass(eq=False)
 class DeadlineExceeded(DandelionError):
-    """The invocation's deadline passed before its result was there."""
+    """The invocation's deadline passed before it completed."""
 
     deadline_s: float
     status = 504
@@ -472,7 +472,7 @@ class DeadlineExceeded(DandelionError):
 
 @dataclass(eq=False)
 class Cancelled(DandelionError):
-    """The invocation was cancelled: by its caller, by a client that left, or by shutdown."""
+    """The invocation was cancelled: by its caller, by a closed connection, or by shutdown."""
 
     reason: str
     status = 499
@@ -487,7 +487,7 @@ class Cancelled(DandelionError):
 
 @dataclass(eq=False)
 class CapacityError(DandelionError):
-    """Something bounded is full. Nothing was lost; the same request may succeed later."""
+    """A limited resource is full. Nothing was lost; the same request may succeed later."""
 
     status = 507
     blame = Blame.CAPACITY
@@ -495,7 +495,7 @@ class CapacityError(DandelionError):
 
 @dataclass(eq=False)
 class ContextFull(CapacityError):
-    """A memory domain or a context has no room for this."""
+    """A memory domain or a context has too little free memory."""
 
     domain: str
     needed_bytes: int
@@ -507,9 +507,9 @@ class ContextFull(CapacityError):
 
 @dataclass(eq=False)
 class DiskFull(CapacityError):
-    """The disk of the durable catalogue has no room. `reason` is the system's: space, a quota.
+    """The disk of the durable catalogue is full. `reason` is the system's: space, a quota.
 
-    `needed_bytes` is 0 where it is not known.
+    `needed_bytes` is 0 if unknown.
     """
 
     path: str
@@ -521,7 +521,7 @@ class DiskFull(CapacityError):
         needed = f"{self.needed_bytes} bytes needed, " if self.needed_bytes else ""
         return (
             f"{self.path}: {self.reason}; {needed}{self.free_bytes} bytes free; "
-            "make room and try again"
+            "free some space and try again"
         )
 
 
@@ -539,14 +539,14 @@ class DeviceFull(CapacityError):
 
 @dataclass(eq=False)
 class Overloaded(CapacityError):
-    """Too many invocations wait already."""
+    """Too many invocations are waiting."""
 
     waiting: int
     limit: int
     status = 429
 
     def __str__(self) -> str:
-        return f"{self.waiting} invocations wait already, the limit is {self.limit}"
+        return f"{self.waiting} invocations are waiting, the limit is {self.limit}; try again later"
 
 
 # --- the platform ---------------------------------------------------------------------------
@@ -554,7 +554,7 @@ class Overloaded(CapacityError):
 
 @dataclass(eq=False)
 class BackendUnavailable(DandelionError):
-    """A backend cannot work here: what is missing, and how to get it."""
+    """A backend cannot work on this machine: what is missing, and how to get it."""
 
     backend: str
     missing: str
@@ -607,7 +607,7 @@ class SandboxLost(EngineDied):
 
 @dataclass(eq=False)
 class DeviceFault(DandelionError):
-    """A device reported an error that is not known to be a kernel's doing."""
+    """A device reported an error that is not known to be caused by a kernel."""
 
     device: str
     operation: str
@@ -620,7 +620,7 @@ class DeviceFault(DandelionError):
 
 @dataclass(eq=False)
 class InternalError(DandelionError):
-    """A bug of this project. `detail` holds a traceback for the report."""
+    """A bug of this project. `detail` is a traceback for the bug report."""
 
     message: str
     detail: str = ""
@@ -630,7 +630,7 @@ class InternalError(DandelionError):
 
 
 def root_of(error: DandelionError) -> DandelionError:
-    """Find the error that says what to do: the cause of a failed application, else itself."""
+    """Return the cause of a failed application, else the error itself."""
     while isinstance(error, ApplicationFailed) and isinstance(error.__cause__, DandelionError):
         error = error.__cause__
     return error

@@ -1,8 +1,8 @@
-"""What a function is, as records: its sets, its limits, its code objects.
+"""Records of a function: its sets, its limits, its code objects.
 
-A function is registered once and has one or more **code objects**, alternatives that compute the
-same thing on different backends. A code object says its *format*; a driver says which formats it
-runs. So neither the catalogue nor the dispatcher knows a backend by name.
+A function has one or more **code objects**, alternatives that compute the same result on different
+backends. A code object has a *format*, and a driver lists the formats that it runs. So neither the
+catalogue nor the dispatcher refers to a backend by name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ MIB = 1024 * 1024
 
 
 def digest_of(data: Bytes) -> Digest:
-    """Name a blob by its content."""
+    """Return the digest of a blob."""
     return Digest(hashlib.sha256(data).hexdigest())
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one instance of a function may use.
+    """The limits of one instance of a function.
 
     Attributes:
         memory_bytes: host memory of the instance, without its inputs.
         wall_s: wall-clock seconds.
-        cpu_s: CPU seconds, where the backend can tell.
+        cpu_s: CPU seconds, where the backend can measure them.
         output_bytes: data of all output items together.
         output_items: number of output items.
     """
@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     output_items: int = 100_000
 
     def within(self, caps: Limits) -> Limits:
-        """Lower each limit that is above its cap to the cap."""
+        """Return these limits, each lowered to its cap."""
         mine, most = msgspec.structs.asdict(self), msgspec.structs.asdict(caps)
         over = {name: most[name] for name, value in mine.items() if value > most[name]}
         return msgspec.structs.replace(self, **over) if over else self
@@ -56,8 +56,7 @@ class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """One way to run a function.
 
     Attributes:
-        format: what the bytes are: ``python``, ``blueprint``, ``elf``, ``wasm``, ``null``,
-        ``http``.
+        format: ``python``, ``blueprint``, ``elf``, ``wasm``, ``null``, ``http``.
         main: digest of the blob that a driver reads first; empty for platform functions.
         files: other blobs by the name that `main` uses for them (kernel sources, modules).
         options: driver-specific settings, for example ``entry`` of a Python function.
@@ -126,8 +125,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 @dataclass(slots=True)
 class Function:
-    """A function with the blobs of one of its code objects: what a driver checks and an engine
-    runs.
+    """A function with the blobs of one of its code objects; drivers check it, engines run it.
 
     Attributes:
         spec: the registered record.
@@ -161,7 +159,7 @@ class Function:
             )
 
     def with_static(self, inputs: Sequence[ItemSet | None]) -> tuple[ItemSet | None, ...]:
-        """Put the static sets into the inputs of a call, which has one place for each set."""
+        """Return the inputs of a call, which has one entry for each set, with the static sets."""
         if not self.static:
             return tuple(inputs)
         whole = self._template.copy()

@@ -1,9 +1,9 @@
 """Each tenant's part of the catalogue.
 
-Names of tenants other than the default one are kept as ``tenant/name``. A `Namespace` shows one
-tenant's records under their plain names, and nothing of others. Names of libraries may contain
-slashes, so there the separator is a control character, which no library's name may contain. Blobs
-are shared: they are named by their content.
+Names of tenants other than the default one are stored as ``tenant/name``. A `Namespace` shows only
+one tenant's records, under their plain names. Names of libraries may contain slashes, so their
+separator is a control character, which no library's name may contain. Blobs are shared: they are
+named by their content.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _Named = TypeVar("_Named", FunctionSpec, CompositionRecord, LibraryRecord)
 
 
 def check_tenant(name: str) -> None:
-    """Refuse a text that cannot name a tenant.
+    """Refuse a text that is not a valid tenant name.
 
     Raises:
         InvalidInput: it is not 1 to 63 letters, digits, ``_``, ``.`` and ``-``.
     """
     if TENANT_NAME.fullmatch(name) is None:
-        hint = "use 1 to 63 letters, digits, '_', '.' and '-', with a letter or digit in front"
+        hint = "use 1 to 63 letters, digits, '_', '.' and '-', starting with a letter or digit"
         raise InvalidInput("tenant", f"'{name[:64]}' is not a valid tenant name", hint)
 
 
 def qualified(tenant: str, name: str) -> str:
-    """Give the name under which the catalogue keeps a tenant's record."""
+    """Return the name under which the catalogue stores a tenant's record."""
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 
 def _is_qualified(kind: type[Record], name: str) -> bool:
-    """Tell whether a name has the separator in it, so that no tenant may give or use it."""
+    """Tell whether a name contains the separator, so that no tenant may use it."""
     return (_SEPARATOR if kind is LibraryRecord else "/") in name
 
 
@@ -58,7 +58,7 @@ class Namespace(Catalog):
 
     Args:
         catalog: of all tenants; it is not closed here.
-        tenant: whose part it is.
+        tenant: the tenant.
     """
 
     def __init__(self, catalog: Catalog, tenant: str) -> None:

@@ -1,14 +1,13 @@
-"""From documents to a checked batch: everything that can be refused is refused here.
+"""From documents to a checked batch: all checks of a registration.
 
-A registration is checked whole, against itself and the catalogue, before anything is stored. What
-is registered can therefore be run: names resolve, sets agree, code loads, nothing is recursive, and
-no composition that was registered before is broken by it.
+A registration is checked as a whole, against itself and the catalogue, before anything is stored.
+So whatever is registered can run: names resolve, sets agree, code loads, nothing is recursive, and
+registered compositions still work.
 
-Checking code may take long, since it may be compiled for that; then what a first call would have to
-compile for the devices that are up is compiled ahead. So a registration has three steps:
-`Registrar.draft` checks everything but the code, `Draft.look_into_code` does that without a lock,
-and `Registrar.batch` gives what is to be registered, which is the draft's if the catalogue has not
-changed since.
+Checking code may take long, since it may be compiled; code is then also compiled ahead for the
+available devices. So a registration has three steps: `Registrar.draft` checks everything but the
+code, `RegistrationDraft.look_into_code` checks the code without a lock, and `Registrar.batch`
+returns the batch, which is the draft's if the catalogue has not changed since.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from dandelion.blobs import Blobs
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
 from dandelion.data import Bytes, SetSpec, checked
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
-from dandelion.dataflow.graph import Composition, Declaration, Module
+from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.validate import Signature, validate
+from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.documents import (
     CodeDocument,
     ContentLike,
@@ -57,16 +56,16 @@ from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limit
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
 _LARGEST = 2**53
-"""Of sizes in bytes, counts and seconds: what every number on the way can express."""
+"""Limit of sizes in bytes, counts and seconds, which every codec can represent."""
 _DIMENSIONS = 32
 _NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, _LARGEST))
 TEXT_LIMIT_BYTES = 128 * 1024
-"""Of one composition text: some thousands of applications, and a second or two of reading."""
+"""Limit of one composition text: some thousands of applications, a second or two of parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Devices of one kind that are up: what prepares code for them, and `Capacity.archs`."""
+    """Available devices of one kind: the checker that prepares their code, `Capacity.archs`."""
 
     checker: Checker
     archs: tuple[str, ...]
@@ -80,7 +79,7 @@ class Preparation:
     targets: tuple[Target, ...]
 
     def run(self) -> None:
-        """Have the code compiled for the devices that it fits.
+        """Compile the code for the devices that it fits.
 
         Raises:
             InvalidBlueprint: it fits none of them.
@@ -101,16 +100,16 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A document that was checked, but for the code of its functions.
+class RegistrationDraft:
+    """A document that was checked except for the code of its functions.
 
     Attributes:
-        document: what is to be registered.
-        blobs: those of the document.
+        document: the document.
+        blobs: its blobs.
         batch: its records.
         generation: of the catalogue that it was checked against.
-        codes: all code objects, loaded, with what checks them.
-        preparations: what can be compiled ahead.
+        codes: all code objects, loaded, with their checkers.
+        preparations: code that can be compiled ahead.
     """
 
     document: RegistrationDocument
@@ -121,26 +120,26 @@ class Draft:
     preparations: list[Preparation]
 
     def look_into_code(self) -> None:
-        """Check the code, and compile ahead what can be. Takes long, and needs no lock.
+        """Check the code, and compile it ahead where possible. Slow; needs no lock.
 
         Raises:
-            InvalidFunction, InvalidBlueprint: what is wrong.
+            InvalidFunction, InvalidBlueprint: the code is not valid.
         """
         self._check(self.codes)
         for preparation in self.preparations:
             preparation.run()
 
-    def look_into_news(self, earlier: Draft) -> None:
-        """Check code that an earlier draft of the same document had not: it refers to libraries.
+    def check_new_code(self, earlier: RegistrationDraft) -> None:
+        """Check code that an earlier draft of the same document lacks, since libraries changed.
 
         Raises:
-            InvalidFunction, InvalidBlueprint: what is wrong.
+            InvalidFunction, InvalidBlueprint: the code is not valid.
         """
         known = {function.identity for _, function in earlier.codes}
         self._check([(c, f) for c, f in self.codes if f.identity not in known])
 
     def _check(self, codes: Iterable[tuple[Checker, Function]]) -> None:
-        """Give each checker its functions together."""
+        """Check the functions of each checker together."""
         functions: dict[Checker, list[Function]] = {}
         for checker, function in codes:
             functions.setdefault(checker, []).append(function)
@@ -153,12 +152,12 @@ class Registrar:
     """Checks documents against a catalogue and the backends.
 
     Attributes:
-        catalog: what is registered already.
+        catalog: the registered records.
         platform: functions that the platform provides, by name; their names are reserved.
-        checkers: what checks code objects, by their format.
-        targets: gives the devices that are up and run a format, those that have architectures.
-        caps: the operator's largest limits. More is refused; limits that are left at their default
-            are lowered to the cap.
+        checkers: checkers of code objects, by format.
+        targets: returns the available devices that run a format and have architectures.
+        caps: the operator's largest limits. Higher limits are refused; limits at their default are
+            lowered to the cap.
     """
 
     catalog: Catalog
@@ -171,12 +170,14 @@ class Registrar:
     _codes: list[tuple[Checker, Function]] = field(default_factory=list)
     _preparations: list[Preparation] = field(default_factory=list)
 
-    def draft(self, document: RegistrationDocument, blobs: Blobs | None = None) -> Draft:
-        """Check a document, but for the code of its functions.
+    def draft(
+        self, document: RegistrationDocument, blobs: Blobs | None = None
+    ) -> RegistrationDraft:
+        """Check a document except for the code of its functions.
 
         Args:
-            document: what is to be registered.
-            blobs: those of the document, if they are named already; see `blobs_of`.
+            document: the document.
+            blobs: its blobs, if they are hashed already; see `blobs_of`.
 
         Raises:
             InvalidFunction, InvalidBlueprint: the declaration of a function; all its problems.
@@ -187,12 +188,14 @@ class Registrar:
         blobs = blobs if blobs is not None else blobs_of(document)
         try:
             batch = self._checked(document, blobs)
-            return Draft(document, blobs, batch, generation, self._codes, self._preparations)
+            return RegistrationDraft(
+                document, blobs, batch, generation, self._codes, self._preparations
+            )
         finally:
             self._forget()
 
-    def batch(self, draft: Draft) -> Batch:
-        """Give what is to be registered for a draft whose code was looked into.
+    def batch(self, draft: RegistrationDraft) -> Batch:
+        """Return the batch of a draft whose code was checked.
 
         Raises:
             DandelionError: see `draft`, if the catalogue has changed since.
@@ -200,11 +203,11 @@ class Registrar:
         if self.catalog.generation == draft.generation:
             return draft.batch
         current = self.draft(draft.document, draft.blobs)
-        current.look_into_news(draft)
+        current.check_new_code(draft)
         return current.batch
 
     def _forget(self) -> None:
-        """Let go of a document's contents: they may be large, and are not needed any more."""
+        """Release a document's contents, which may be large."""
         self._blobs = Blobs()
         self._codes = []
         self._preparations = []
@@ -218,7 +221,7 @@ class Registrar:
         compositions = self._compositions(texts, {f.name: f for f in functions})
         for name in [*names, *(c.name for c in compositions)]:
             if name in self.platform:
-                raise Conflict("function", name, "the platform provides a function of that name")
+                raise Conflict("function", name, "a platform function has this name")
         self._check_users({f.name: f for f in functions}, compositions)
         return Batch(functions, compositions, list(self._libraries.values()), self._blobs)
 
@@ -279,7 +282,7 @@ class Registrar:
         return code
 
     def _reference(self, where: str, name: str, files: Mapping[str, Digest]) -> Digest:
-        """Find a file that code refers to among the libraries."""
+        """Find a file that code refers to in the libraries."""
         library = self._libraries.get(name) or self.catalog.find_library(name)
         if library is not None:
             return library.digest
@@ -298,7 +301,7 @@ class Registrar:
         except UnicodeEncodeError:
             size = 0
         if not 0 < size <= _LIBRARY_NAME_LIMIT or "\0" in name:
-            message = "a library's name has 1 to 255 bytes of UTF-8, no NUL"
+            message = "a library's name must have 1 to 255 bytes of UTF-8 without NUL"
             raise InvalidInput(f"libraries.{name!r}", message)
         data = content(value).bytes()
         return LibraryRecord(name, self._blob(value), len(data))
@@ -318,7 +321,7 @@ class Registrar:
             if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
                 raise TooLarge(name, len(text), TEXT_LIMIT_BYTES)
         modules = [parse(text, name) for name, text in texts.items()]
-        module = Module(  # texts may share what they nest: equal records count once
+        module = CompositionModule(  # texts may share nested compositions: equal records count once
             tuple(dict.fromkeys(d for m in modules for d in m.declarations)),
             tuple(dict.fromkeys(c for m in modules for c in m.compositions)),
         )
@@ -327,10 +330,10 @@ class Registrar:
         problems = validate(module, known, names=names)
         if not problems:
             signatures = {
-                c.name: Signature(c.name, c.inputs, c.outputs) for c in module.compositions
+                c.name: FunctionSignature(c.name, c.inputs, c.outputs) for c in module.compositions
             }
 
-            def find(name: str) -> Signature | None:
+            def find(name: str) -> FunctionSignature | None:
                 return signatures.get(name) or known(name)
 
             problems = [
@@ -341,8 +344,10 @@ class Registrar:
             raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
         return [_record(module, c, find) for c in module.compositions]
 
-    def _known(self, functions: Mapping[str, FunctionSpec]) -> Callable[[str], Signature | None]:
-        def known(name: str) -> Signature | None:
+    def _known(
+        self, functions: Mapping[str, FunctionSpec]
+    ) -> Callable[[str], FunctionSignature | None]:
+        def known(name: str) -> FunctionSignature | None:
             found = functions.get(name) or self._find(name)
             return None if found is None else signature_of(found)
 
@@ -352,7 +357,7 @@ class Registrar:
         return self.platform.get(name) or self.catalog.find_callable(name)
 
     def _static_problems(
-        self, module: Module, functions: Mapping[str, FunctionSpec]
+        self, module: CompositionModule, functions: Mapping[str, FunctionSpec]
     ) -> Iterator[Problem]:
         for composition in module.compositions:
             for application in composition.applications:
@@ -369,7 +374,7 @@ class Registrar:
                             binding.place.column,
                         )
 
-    def _recursion_problems(self, module: Module) -> Iterator[Problem]:
+    def _recursion_problems(self, module: CompositionModule) -> Iterator[Problem]:
         graph: nx.DiGraph[str] = nx.DiGraph()
         for record in self.catalog.records():
             if isinstance(record, CompositionRecord):
@@ -396,7 +401,7 @@ class Registrar:
         new.update({c.name: c for c in compositions})
         replaced = {c.name for c in compositions}
 
-        def known(name: str) -> Signature | None:
+        def known(name: str) -> FunctionSignature | None:
             found = new.get(name) or self._find(name)
             return None if found is None else signature_of(found)
 
@@ -413,20 +418,22 @@ class Registrar:
                 )
 
 
-def signature_of(found: FunctionSpec | CompositionRecord) -> Signature:
-    """Names of the sets of a function or composition."""
+def signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
+    """Return the names of the sets of a function or composition."""
     if isinstance(found, FunctionSpec):
-        return Signature(found.name, found.input_names, found.output_names)
-    return Signature(found.name, found.inputs, found.outputs)
+        return FunctionSignature(found.name, found.input_names, found.output_names)
+    return FunctionSignature(found.name, found.inputs, found.outputs)
 
 
 def _record(
-    module: Module, composition: Composition, find: Callable[[str], Signature | None]
+    module: CompositionModule,
+    composition: Composition,
+    find: Callable[[str], FunctionSignature | None],
 ) -> CompositionRecord:
     uses = tuple(dict.fromkeys(a.function for a in composition.applications))
     signatures = [s for s in map(find, uses) if s is not None]
     declarations = tuple(Declaration(s.name, s.inputs, s.outputs) for s in signatures)
-    text = print_module(Module(declarations, (composition,)))
+    text = print_module(CompositionModule(declarations, (composition,)))
     return CompositionRecord(composition.name, text, composition.inputs, composition.outputs, uses)
 
 
@@ -439,7 +446,7 @@ def _loop_through(graph: nx.DiGraph[str], name: str) -> list[str]:
 
 def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Problem]:
     if not _IDENTIFIER.match(document.name):
-        yield Problem("bad-name", f"'{document.name}' is no identifier", where,
+        yield Problem("bad-name", f"'{document.name}' is not a valid identifier", where,
                       expected="a letter or _, then letters, digits, _")  # fmt: skip
     for role, sets in (("inputs", document.inputs), ("outputs", document.outputs)):
         seen: set[str] = set()
@@ -456,8 +463,8 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
     inputs = [s.name for s in map(_lenient, document.inputs) if s is not None]
     for name, items in document.static.items():
         if name not in inputs:
-            yield Problem("unknown-set", f"static set '{name}' is no input set", f"{where}: static",
-                          nearest=nearest(name, inputs) or "")  # fmt: skip
+            yield Problem("unknown-set", f"static set '{name}' is not an input set",
+                          f"{where}: static", nearest=nearest(name, inputs) or "")  # fmt: skip
         elif not items:
             yield Problem("empty-set", f"static set '{name}' has no items", f"{where}: static")
     if not document.code:
@@ -467,7 +474,7 @@ def _declaration_problems(where: str, document: FunctionDocument) -> Iterator[Pr
 def _limit_problems(where: str, limits: Limits, caps: Limits) -> Iterator[Problem]:
     for name, value in msgspec.structs.asdict(limits).items():
         cap = getattr(caps, name)
-        if not 0 < value <= _LARGEST:  # nor is it infinite, or not a number
+        if not 0 < value <= _LARGEST:  # also false for infinity and not-a-number
             yield Problem("bad-limit", f"{name} is {value}", where,
                           expected=f"> 0, at most {_LARGEST}")  # fmt: skip
         elif value > cap and value != getattr(Limits(), name):
@@ -476,7 +483,7 @@ def _limit_problems(where: str, limits: Limits, caps: Limits) -> Iterator[Proble
 
 
 def blobs_of(document: RegistrationDocument) -> Blobs:
-    """Name all blobs of a document. It takes a while if they are large, and changes nothing."""
+    """Hash all blobs of a document. Slow if they are large; has no side effects."""
     found: list[ContentLike | ItemContentLike] = [*document.libraries.values()]
     for function in document.functions:
         found += (value for items in function.static.values() for value in items.values())
@@ -488,7 +495,7 @@ def blobs_of(document: RegistrationDocument) -> Blobs:
 
 
 def _check_static(where: str, document: FunctionDocument) -> None:
-    """Hold items that are fixed against the data model and the declaration of their set."""
+    """Check static items against the data model and the declaration of their set."""
     for spec in map(set_spec, document.inputs):
         fixed = document.static.get(spec.name, {})
         try:
@@ -507,7 +514,7 @@ def _lenient(given: SetSpec | str) -> SetSpec | None:
 
 def _minimum_problems(where: str, role: str, spec: SetSpec) -> Iterator[Problem]:
     if role == "outputs" and spec.min_bytes:
-        message = f"output set '{spec.name}' cannot have a minimum, input sets can"
+        message = f"output set '{spec.name}' has a minimum; only input sets can have one"
         yield Problem("bad-minimum", message, where)
     elif spec.min_bytes < 0:
         message = f"min_bytes of set '{spec.name}' is {spec.min_bytes}"
@@ -516,7 +523,7 @@ def _minimum_problems(where: str, role: str, spec: SetSpec) -> Iterator[Problem]
 
 def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem]:
     if not _IDENTIFIER.match(spec.name):
-        yield Problem("bad-name", f"'{spec.name}' is no identifier", where)
+        yield Problem("bad-name", f"'{spec.name}' is not a valid identifier", where)
     if spec.name in seen:
         yield Problem("duplicate-set", f"set '{spec.name}' is declared twice", where)
     if spec.dtype is None:
@@ -525,12 +532,12 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
         return
     try:
         dtype = np.dtype(spec.dtype)
-    except (TypeError, ValueError, SyntaxError):  # numpy reads a small language here
-        yield Problem("bad-dtype", f"'{spec.dtype}' is no numpy type", where,
+    except (TypeError, ValueError, SyntaxError):  # numpy parses names with a grammar of its own
+        yield Problem("bad-dtype", f"'{spec.dtype}' is not a numpy type", where,
                       expected="int64, float32, ...")  # fmt: skip
         return
     if dtype.kind not in "biufc" or not dtype.isnative:
-        yield Problem("bad-dtype", f"'{spec.dtype}' is no number of this machine", where)
+        yield Problem("bad-dtype", f"'{spec.dtype}' is not a native number type", where)
     sizes = spec.shape or ()
     if any(n == 0 or n < -1 for n in sizes) or sum(n == -1 for n in sizes) > 1:
         yield Problem("bad-shape", f"shape {list(sizes)}", where,

@@ -1,4 +1,4 @@
-"""Where programs that this process starts find the engine, also from a checkout."""
+"""The search path by which child processes import the engine, also from a checkout."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The folder that the package lies in."""
+"""The folder of the package."""
 
 
 def search_path() -> str:
-    """Give ``PYTHONPATH`` for a program that imports the engine; what is set comes after."""
+    """Return ``PYTHONPATH`` for a program that imports the engine; keeps the current value."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(ROOT), *(path for path in given if path and path != str(ROOT))])
 
 
 def environment(further: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give this process's environment, and more, for such a program."""
+    """Return this process's environment, with `further` variables, for such a program."""
     return {**os.environ, **(further or {}), "PYTHONPATH": search_path()}

@@ -23,11 +23,11 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one tenant may use; what is left out is not limited.
+    """The quotas of one tenant; None is no limit.
 
     Attributes:
         weight: its share of engine time relative to other tenants that wait.
-        invocations: under way at once; more are refused.
+        invocations: running at once; more are refused.
         calls: on engines at once; more wait.
         arena_bytes: of inputs, results, code and constants in the arena.
         device_bytes: of constants that stay on each device.
@@ -41,51 +41,52 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a node is set up.
+    """Settings of a node.
 
     Attributes:
         host: the address that the frontend listens on.
-        port: its TCP port; 0 takes a free one.
-        hosts: further names under which the frontend may be called, beside those of loopback and
-            `host`; ``*`` allows all.
+        port: its TCP port; 0 chooses a free one.
+        hosts: further host names that requests may use, besides those of loopback and `host`; ``*``
+            allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
-        max_connections: how many the frontend keeps in all; fewer where the process may not open so
-            many files. When they are all there, silent ones are closed for new ones.
-        max_connections_per_peer: how many of one address, or of one IPv6 network of 64 bits.
+        max_connections: limit of the frontend; fewer where the process may not open so many files.
+            At the limit, idle connections are closed for new ones.
+        max_connections_per_peer: limit of one address, or of one IPv6 network of 64 bits.
         head_timeout_s: how long the head of a request may take, from its first byte, or from the
             opening of the connection.
         idle_timeout_s: how long a connection may wait for its next request.
-        body_timeout_s: over which `body_rate_bytes` is averaged.
-        body_rate_bytes: so many bytes a second have to come of a body, and to be read of a reply.
+        body_timeout_s: time over which `body_rate_bytes` is averaged.
+        body_rate_bytes: lowest rate in bytes a second at which a body must arrive, and a reply must
+            be read.
         catalog: ``memory:`` or ``sqlite:FOLDER``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
         options: settings of backends, by backend and name; as text ``BACKEND.NAME=VALUE``, such as
             ``http.allow=example.org``.
         engines: how many engines to start for a backend, or for an entry of `backends`; by default
             one for each resource; as text ``BACKEND=NUMBER``.
-        arena_bytes: size of the arena: all host memory for data that is in flight.
+        arena_bytes: size of the arena, which is all host memory for data in flight.
         body_limit_bytes: largest request body.
         items_limit: how many items a request may have in all its sets.
-        default_deadline_s: deadline of an invocation that names none.
-        max_waiting: invocations that may be under way at once; more are refused.
+        default_deadline_s: deadline of an invocation without one.
+        max_waiting: invocations that may run or wait at once; more are refused.
         partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
-        cache_bytes: memory for results of functions that opted in; part of the arena, of which it
-            takes one half at most.
+        cache_bytes: memory for results of functions with `cache`; part of the arena, at most half
+            of it.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
             limits that a function may declare.
-        policy: in which order calls that wait are sent: ``fair`` shares engine time between
-            functions by their tenants' weights; ``fifo`` is first in, first out.
+        policy: order in which waiting calls are sent: ``fair`` shares engine time between functions
+            by their tenants' weights; ``fifo`` is first in, first out.
         functions_bytes: memory for code and constants of functions; part of the arena. By default
             one half of it.
         tenants: quotas and weights, by name of the tenant.
-        keep_traces: how many finished invocations can be looked at.
-        spin_us: how long the node's loop looks for answers of engine processes before it sleeps, in
-            microseconds. It saves the time of waking up and costs a core meanwhile; -1 is 200 where
-            there are 8 cores or more, else 0.
-        engine_spin_us: the same of engine processes, which look for the next call; -1 is 3000 where
-            there are 8 cores or more, else 0.
+        keep_traces: how many traces of finished invocations are kept.
+        spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
+            microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
+            cores or more, else 0.
+        engine_spin_us: the same for engine processes, which poll for the next call; -1 is 3000
+            where there are 8 cores or more, else 0.
     """
 
     host: str = "127.0.0.1"
@@ -132,13 +133,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         names = [field.name for field in msgspec.structs.fields(Limits)]
         caps = {name: getattr(self, f"max_{name}") for name in names}
         for name, cap in caps.items():
-            if not cap > 0:  # nor is it no number
-                raise InvalidInput(f"max_{name}", f"{cap} is no limit", "give a number above 0")
+            if not cap > 0:  # also if it is not a number
+                raise InvalidInput(f"max_{name}", f"{cap} is not valid", "give a number above 0")
         return Limits(**caps)
 
     @property
     def spins_us(self) -> tuple[int, int]:
-        """`spin_us` and `engine_spin_us`, decided for this machine."""
+        """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
         spare = len(os.sched_getaffinity(0)) >= _SPIN_CORES
         caller = _SPIN_US if spare else 0
         engine = _ENGINE_SPIN_US if spare else 0

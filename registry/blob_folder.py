@@ -1,11 +1,11 @@
-"""Blobs as files: one file for each content, named by its digest and by nothing else.
+"""Blobs as files: one file for each content, named by its digest alone.
 
 A blob is written to ``staging/``, flushed to the disk, renamed to ``blobs/ab/cdef...`` and its
-folder flushed too; only then may a record refer to it. So a file below ``blobs/`` is whole or the
-disk is damaged, and every read checks the digest to tell. What no record refers to is swept when
-the folder is opened: leftovers of a process that was killed between two of these steps.
+folder flushed too; only then may a record refer to it. So a file below ``blobs/`` is complete
+unless the disk is damaged, and every read checks the digest. Files that no record refers to are
+deleted when the folder is opened; a process that was killed between two of these steps leaves them.
 
-A file is never changed in place. Removing one leaves those who have it mapped undisturbed.
+A file is never changed in place. Removing one does not affect existing mappings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlobFolder:
 
     Args:
         root: the catalogue's folder.
-        is_used: tells on opening which blobs a record refers to; all others are swept.
+        is_used: whether a record refers to a blob; on opening, all others are deleted.
     """
 
     def __init__(self, root: Path, is_used: Callable[[Digest], bool]) -> None:
@@ -60,7 +60,7 @@ class BlobFolder:
         """Store a blob durably.
 
         Raises:
-            DiskFull: the disk has no room; nothing is left behind.
+            DiskFull: the disk is full; nothing is left behind.
             CatalogUnavailable, CatalogCorrupt: the file system refuses for another reason.
         """
         target = self._path(digest)
@@ -73,7 +73,7 @@ class BlobFolder:
             staged.replace(target)
             flush_folder(target.parent)
         except OSError as error:
-            with contextlib.suppress(OSError):  # else it is swept when the folder is opened
+            with contextlib.suppress(OSError):  # else it is deleted when the folder is opened
                 staged.unlink()
             raise of_system(error, self._blobs, memoryview(data).nbytes) from None
         with self._lock:
@@ -85,8 +85,8 @@ class BlobFolder:
 
         Raises:
             Unknown: it is not stored.
-            CatalogCorrupt: it is gone, or its bytes no longer match its digest. From then on it
-                counts as not stored, so that registering it again repairs it.
+            CatalogCorrupt: it is gone, or its bytes no longer match its digest. It then counts as
+                not stored, so that registering it again repairs it.
             CatalogUnavailable: it cannot be read now.
         """
         if digest not in self._stored:
@@ -105,16 +105,16 @@ class BlobFolder:
             raise found from None
 
     def size_bytes(self, digest: Digest) -> int:
-        """Give the size of a blob; 0 if it is missing."""
+        """Return the size of a blob; 0 if it is missing."""
         try:
             return os.stat(self.path(digest)).st_size
         except OSError:
             return 0
 
     def delete(self, digest: Digest) -> None:
-        """Forget a blob. Views of it stay valid.
+        """Delete a blob. Views of it stay valid.
 
-        A file that cannot be removed now, as on a disk that became read-only, is swept when the
+        A file that cannot be removed now, as on a disk that became read-only, is deleted when the
         folder is opened.
         """
         self._stored.discard(digest)
@@ -125,7 +125,7 @@ class BlobFolder:
                 self._path(digest).unlink()
 
     def path(self, digest: Digest) -> Path:
-        """Where a blob lies."""
+        """Return the path of a blob."""
         return self._path(digest)
 
     def _path(self, digest: Digest) -> Path:
@@ -143,7 +143,7 @@ class BlobFolder:
                 data = memoryview(mapped)
         if digest_of(data) != digest:
             self._stored.discard(digest)
-            raise CatalogCorrupt(str(path), f"{size} bytes that do not have the blob's digest")
+            raise CatalogCorrupt(str(path), f"its {size} bytes do not have the blob's digest")
         if mapped is not None:
             with self._lock:
                 self._mapped[digest] = mapped
@@ -160,7 +160,7 @@ class BlobFolder:
 
 
 def is_digest(text: str) -> bool:
-    """Tell whether a text can be a blob's name."""
+    """Tell whether a text is a valid digest."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -177,7 +177,7 @@ def blob_files(blobs: Path) -> Iterator[tuple[Digest, Path]]:
 
 
 def flush_folder(path: Path) -> None:
-    """Make names that were added to or removed from a folder durable."""
+    """Make changes of the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,8 +1,8 @@
-"""What the file system and SQLite report, as errors of the catalogue.
+"""Errors of the file system and SQLite, converted to errors of the catalogue.
 
-A full disk, a read-only one and a locked file are states that pass; they are never called damage.
-SQLite often says only "disk I/O error" or "unable to open database file". The file system is then
-asked directly, by writing a small file into the same folder.
+A full disk, a read-only disk and a locked file are temporary; they are never reported as damage.
+SQLite often reports only "disk I/O error" or "unable to open database file". Then the cause is
+found by writing a small file into the same folder.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _PROBE_BYTES = 64 * 1024
 
 @contextlib.contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turn what the file system and SQLite raise into the catalogue's errors.
+    """Convert exceptions of the file system and SQLite to the catalogue's errors.
 
     Args:
-        path: the file or folder that is worked on.
+        path: the file or folder in use.
 
     Raises:
-        DiskFull: there is no space, or a quota is used up.
+        DiskFull: no space is left, or a quota is used up.
         CatalogUnavailable: locked, read-only, not permitted, or an I/O error.
         CatalogCorrupt: anything else.
     """
@@ -56,17 +56,17 @@ def reported(path: Path) -> Iterator[None]:
         raise of_sqlite(error, path) from None
     except OSError as error:
         raise of_system(error, path) from None
-    except UnicodeDecodeError as error:  # in place of SQLite's error, if that quotes damaged bytes
+    except UnicodeDecodeError as error:  # instead of SQLite's error, if that quotes damaged bytes
         raise CatalogCorrupt(str(path), f"it has text that is not UTF-8: {error}") from None
 
 
 def of_system(error: OSError, path: Path, needed_bytes: int = 0) -> DandelionError:
-    """Give the catalogue's error for one of the file system.
+    """Return the catalogue's error for one of the file system.
 
     Args:
-        error: what was raised.
-        path: what was worked on, if the error does not name a file.
-        needed_bytes: what was to be written.
+        error: the exception.
+        path: the file in use, if the error does not name one.
+        needed_bytes: size of the data to write.
     """
     where = os.fsdecode(error.filename) if error.filename else str(path)
     reason = error.strerror or str(error)
@@ -78,7 +78,7 @@ def of_system(error: OSError, path: Path, needed_bytes: int = 0) -> DandelionErr
 
 
 def of_sqlite(error: sqlite3.Error, path: Path) -> DandelionError:
-    """Give the catalogue's error for one of SQLite, which worked on the file `path`."""
+    """Return the catalogue's error for one of SQLite on the file `path`."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extension
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(str(path), os.strerror(errno.ENOSPC), 0, _free_bytes(path))
@@ -86,15 +86,15 @@ def of_sqlite(error: sqlite3.Error, path: Path) -> DandelionError:
         remedy = "end that program, or wait for it, and try again"
         return CatalogUnavailable(str(path), "another program has it locked", remedy)
     if code in _UNCLEAR:
-        cause = _ask_the_file_system(path)
+        cause = _probe_file_system(path)
         if cause is not None:
             return of_system(cause, path)
         return CatalogUnavailable(str(path), str(error), _REMEDIES[errno.EIO])
     return CatalogCorrupt(str(path), str(error))
 
 
-def _ask_the_file_system(path: Path) -> OSError | None:
-    """Read the file and write another one beside it; give what the system says against it."""
+def _probe_file_system(path: Path) -> OSError | None:
+    """Read the file and write another one beside it; return the system's error, if any."""
     probe = path.with_name(f"probe.{secrets.token_hex(4)}")
     try:
         with path.open("r+b") as file:

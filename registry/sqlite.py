@@ -1,27 +1,27 @@
 """A durable catalogue: records in SQLite, blobs as files.
 
-A folder holds ``catalog.sqlite``, ``blobs/`` (see `blob_folder`) and ``lock``. One process at a
+A folder contains ``catalog.sqlite``, ``blobs/`` (see `blob_folder`) and ``lock``. One process at a
 time owns it, by a lock that ends with the process.
 
-SQLite keeps a rollback journal, not a write-ahead log: between two commits ``catalog.sqlite`` alone
-has all records, so that a copy of it is complete, and the loss of a second file loses nothing.
+SQLite uses a rollback journal, not a write-ahead log: between two commits ``catalog.sqlite`` alone
+has all records. So a copy of it is complete, and the loss of another file loses no records.
 
-What `register` has returned for is on the disk; what it has not returned for is there whole or not
-at all. The order makes it so, and a kill between any two steps leaves nothing half-registered::
+When `register` returns, the batch is on the disk; before, it is there completely or not at all. The
+order of steps ensures this, also if the process is killed between any two of them::
 
     register:  write and flush blobs -> commit records -> show them in memory
     remove:    commit the removal -> hide it in memory -> unlink blobs
-    open:      read records -> sweep blobs that no record refers to
+    open:      read records -> delete blobs that no record refers to
 
-Blobs are written outside the catalogue's lock, so large registrations do not hold up small ones. A
-registration under way counts as a reference to each of its blobs; so a removal at the same time
-cannot take away a blob that is about to be referred to.
+Blobs are written outside the catalogue's lock, so large registrations do not delay small ones. A
+running registration counts as a reference to each of its blobs, so a concurrent removal cannot
+delete a blob that it will refer to.
 
-Reads come from memory; the disk is asked for blobs alone.
+Reads of records come from memory; only blobs are read from the disk.
 
-Only ``catalog.sqlite`` tells which blobs are in use. If it is missing or empty while blobs are
-there, it was lost, and opening is refused (`CatalogLost`): nothing may be swept by what an empty
-file says. A store that was killed while it was first made has no blobs yet.
+Only ``catalog.sqlite`` records which blobs are in use. If it is missing or empty while there are
+blobs, it was lost, and opening is refused (`CatalogLost`), so that no blob is deleted because of an
+empty file. A store that was killed at its creation has no blobs yet.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from .disk_errors import reported
 
 SCHEMA = 1
 BUSY_S = 5.0
-"""How long a lock of another program is waited for, such as one that copies the database."""
+"""Timeout for a lock of another program, such as one that copies the database."""
 
 _CREATE = f"""
 BEGIN IMMEDIATE;
@@ -90,16 +90,16 @@ _KINDS: dict[str, type[Record]] = {
 
 
 def open_catalog(path: str) -> SqliteCatalog:
-    """Open the catalogue in a folder, which is made if need be.
+    """Open the catalogue in a folder; create the folder if it does not exist.
 
     Raises:
         InvalidInput: no path is given.
         Conflict: another node has it open.
-        CatalogLost: its blobs are there and its records are not.
+        CatalogLost: it has blobs but no records.
         CatalogCorrupt: its files are damaged or from a newer version.
-        CatalogUnavailable: its files are locked by a program that is no node, or not permitted, or
-            on a read-only or failing disk.
-        DiskFull: it cannot be opened without writing, and there is no room.
+        CatalogUnavailable: its files are locked by a program other than a node, or not permitted,
+            or on a read-only or failing disk.
+        DiskFull: opening must write, and the disk is full.
     """
     if not path:
         raise InvalidInput("registry", "a folder is missing", "write sqlite:PATH")
@@ -142,14 +142,14 @@ class SqliteCatalog(MemoryCatalog):
         return self._files.size_bytes(digest)
 
     def _register(self, batch: Batch) -> list[Record]:
-        with self._held(batch):
+        with self._referenced(batch):
             for digest, data in batch.blobs.items():
                 if digest not in self._files:
                     self._files.write(digest, data)
             return super()._register(batch)
 
     @contextlib.contextmanager
-    def _held(self, batch: Batch) -> Iterator[None]:
+    def _referenced(self, batch: Batch) -> Iterator[None]:
         with self._lock:
             self._references.update(batch.blobs.keys())
         try:
@@ -163,7 +163,7 @@ class SqliteCatalog(MemoryCatalog):
             return used_blobs(r for versions in self._records.values() for r in versions.values())
 
     def _keep_blobs(self, blobs: dict[Digest, Bytes]) -> None:
-        pass  # they were written before
+        pass  # already written
 
     def _drop_blob(self, digest: Digest) -> None:
         self._files.delete(digest)
@@ -173,7 +173,7 @@ class SqliteCatalog(MemoryCatalog):
             for record in added:
                 body = msgspec.msgpack.encode(record)
                 row = (kind_of(record), record.name, record.version)
-                # A row of that version can only be of a commit that failed after it was written.
+                # An existing row of that version is from a commit that failed after writing it.
                 self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (*row, body))
                 self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", row)
 
@@ -195,7 +195,7 @@ class SqliteCatalog(MemoryCatalog):
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
-                    with contextlib.suppress(sqlite3.Error):  # what came first says more
+                    with contextlib.suppress(sqlite3.Error):  # the first error is more useful
                         self._db.execute("ROLLBACK")
                 raise
 
@@ -216,11 +216,11 @@ def _record(kind: str, name: str, version: int, body: bytes) -> Record:
     """Read the body of a row.
 
     Raises:
-        msgspec.MsgspecError: it is no record, or another one than the row says.
+        msgspec.MsgspecError: it is not a record, or a different one than the row's.
     """
     where = f"{kind} '{name}' version {version}"
     if kind not in _KINDS:
-        raise msgspec.ValidationError(f"{where}: there is no such kind")
+        raise msgspec.ValidationError(f"{where}: unknown kind")
     try:
         record = msgspec.msgpack.decode(body, type=_KINDS[kind])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -230,7 +230,7 @@ def _record(kind: str, name: str, version: int, body: bytes) -> Record:
         raise msgspec.ValidationError(f"{where}: {message}")
     bad = [digest for digest in used_blobs([record]) if not is_digest(digest)]
     if bad:
-        raise msgspec.ValidationError(f"{where}: '{bad[0]}' is no digest")
+        raise msgspec.ValidationError(f"{where}: '{bad[0]}' is not a digest")
     return record
 
 
@@ -256,9 +256,9 @@ def _own(folder: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     if path.is_dir():
-        raise CatalogCorrupt(str(path), "a folder is in its place")
+        raise CatalogCorrupt(str(path), "it is a folder, not a file")
     if not path.exists() or not path.stat().st_size:
-        # Before SQLite sees it: beside an empty database it would remove the log, too.
+        # Before SQLite opens it: beside an empty database SQLite also removes the log.
         _check_new(path, "it is empty" if path.exists() else "it is missing")
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
@@ -295,7 +295,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_new(path: Path, state: str) -> None:
-    """Refuse to begin a new catalogue where there was one.
+    """Refuse to create a new catalogue where there was one.
 
     Raises:
         CatalogLost: blobs, or a log of SQLite, are beside the file.
@@ -305,15 +305,15 @@ def _check_new(path: Path, state: str) -> None:
     count = sum(1 for _ in blob_files(blobs))
     if count:
         message = f"{state}, but {blobs} has {count} {'blob' if count == 1 else 'blobs'}"
-        anew = f"move {blobs} away"
+        new_start = f"move {blobs} away"
     elif log.exists() and log.stat().st_size:
         message = f"{state}, but {log} has records"
-        anew = f"move {log} away"
+        new_start = f"move {log} away"
     else:
         return
     raise CatalogLost(
         str(path),
         message,
-        f"restore {path.name} from a copy; or, to begin with an empty catalogue, {anew}: "
-        "what was registered is lost then",
+        f"restore {path.name} from a copy; or start with an empty catalogue, which loses all "
+        f"registered records: {new_start}",
     )

@@ -1,4 +1,4 @@
-"""Python sources that cost a parser or compiler much, or that neither takes."""
+"""Python sources that are expensive to parse or compile, or that are refused."""
 
 MIB = 1024 * 1024
 SPENT = "takes more than|not compiled within"

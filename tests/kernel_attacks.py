@@ -1,4 +1,4 @@
-"""A kernel that makes the system calls it is told to, and hosts that run it with and without walls.
+"""A kernel that makes given system calls, and hosts that run it with and without confinement.
 
 The function `SCRIPT` gets a list of calls and a piece of memory, and gives what each call returned
 and that memory. It has inline assembly, which registration refuses, so hosts are started here with
@@ -29,7 +29,7 @@ from dandelion.memory import HeapDomain
 NUMBERS = MappingProxyType(native().numbers)
 FAR_NS = 60 * 10**9
 CALL_WORDS = 8
-EXIT_IF_ZERO = -1  # in place of a system call: leave for good if the call before it gave 0
+EXIT_IF_ZERO = -1  # instead of a system call: exit if the call before it returned 0
 
 SOURCE = r"""
 #undef __asm__
@@ -171,7 +171,7 @@ class Attacker:
     def attack(
         self, script: Script, memory: bytes = b"\0", wanted: Function = ATTACK
     ) -> tuple[list[int], bytes]:
-        """Give what each call of a script returned, and what is in the memory then."""
+        """Return the results of the calls of a script, and the memory afterwards."""
         results, left = self.run(self.call(wanted, packed(script), memory))
         return list(struct.unpack_from(f"<{len(script)}q", results)), left
 
@@ -201,7 +201,7 @@ def attacker(command: tuple[str, ...], processes: int = 4) -> Iterator[Attacker]
 
 
 def text(*parts: str | Path | bytes) -> tuple[bytes, list[At]]:
-    """Put texts into a memory, each with its end; gives that and where they lie."""
+    """Put terminated texts into a memory; return it and their offsets."""
     memory, places = b"", []
     for part in parts:
         places.append(At(len(memory)))

@@ -100,14 +100,14 @@ def run(engine: Engine, fn: Function, *values: Any, **how: Any) -> InstanceSets:
 
 
 def first(outputs: InstanceSets) -> ItemSet:
-    """Give the first output set, which must not be empty."""
+    """Return the first output set, which must not be empty."""
     assert outputs[0] is not None
     return outputs[0]
 
 
 @contextmanager
 def engine_of(backend: str, **options: str) -> Iterator[Engine]:
-    """Give an engine of its own driver, and close it."""
+    """Yield an engine of its own driver, and close it."""
     driver = load_driver(backend)
     driver.configure(options)
     engine = driver.factory().engine("0")

@@ -1,4 +1,4 @@
-"""Nodes whose engine processes a script plays, and what such a node must have left in the end."""
+"""Nodes with scripted engine processes, and checks of what such a node has left at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dandelion.scheduler.records import EnginePhase
 from dandelion.testing import FakeEngineProcess, ScriptedDriver, wait_until
 
 DEADLINE_S = 20.0
-"""How long anything may take that is about to happen."""
+"""Timeout of every wait."""
 
 
 def played_driver(name: str = "played") -> ScriptedDriver:
-    """A backend whose engine processes are played."""
+    """A backend with scripted engine processes."""
     return ScriptedDriver(name, hosting=Hosting.PROCESS)
 
 
@@ -35,7 +35,7 @@ def played_node(
     names: Sequence[str] = ("F",),
     leaves_nothing: bool = True,
 ) -> Iterator[Node]:
-    """Give a node whose engine processes do what a script says; afterwards it must be empty.
+    """Yield a node with scripted engine processes; afterwards it must be empty.
 
     Args:
         fake: what is started in place of engine processes.
@@ -66,35 +66,35 @@ def register(
 
 
 def executors_of(node: Node) -> list[ProcessExecutor]:
-    """Give the executors of a node that have engine processes."""
+    """Return the executors of a node that have engine processes."""
     found = list(node._runtime.executors.values())
     return [executor for executor in found if isinstance(executor, ProcessExecutor)]
 
 
 def executor_of(node: Node) -> ProcessExecutor:
-    """Give the executor of a node with one engine."""
+    """Return the executor of a node with one engine."""
     [executor] = executors_of(node)
     return executor
 
 
 def ready(node: Node) -> int:
-    """Tell how many engines are up."""
+    """Return how many engines are up."""
     return sum(e.engine.phase is EnginePhase.READY for e in executors_of(node))
 
 
 def wait_ready(node: Node, engines: int = 1) -> None:
-    """Wait until so many engines are up."""
+    """Wait until this many engines are up."""
     wait_until(lambda: ready(node) == engines, DEADLINE_S)
 
 
 def children(node: Node) -> list[int]:
-    """Give the processes of engines that are up, by their ids."""
+    """Return the processes of engines that are up, by their ids."""
     found = [executor._processes.current for executor in executors_of(node)]
     return [process.child.pid for process in found if process is not None]
 
 
 def standby(node: Node) -> int:
-    """Give the id of the process that waits to replace the only engine's; 0 if there is none."""
+    """Return the id of the process that waits to replace the only engine's; 0 if there is none."""
     process = executor_of(node)._processes.standby
     return 0 if process is None else process.child.pid
 
@@ -102,12 +102,12 @@ def standby(node: Node) -> int:
 def kill(pid: int) -> None:
     """Kill a child and wait until it is dead; its node reaps it."""
     os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # the node was faster
+    with contextlib.suppress(ChildProcessError):  # already reaped by the node
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def outcome(node: Node, name: str = "F", value: object = b"1") -> str:
-    """Run a function; gives the name of the error, or "answered"."""
+    """Run a function; return the name of the error, or "answered"."""
     try:
         node.invoke(name, a=value, deadline_s=DEADLINE_S)
     except DandelionError as error:
@@ -116,7 +116,7 @@ def outcome(node: Node, name: str = "F", value: object = b"1") -> str:
 
 
 def assert_idle(node: Node) -> None:
-    """Hold that no invocation, no call and no memory of calls is left: only that of functions."""
+    """Assert that no invocation, no call and no memory of calls is left, only that of functions."""
     wait_until(lambda: not any(engine.busy for engine in node.engines()))
     info = node.info()
     assert (info.running, info.waiting) == (0, 0)
@@ -128,6 +128,6 @@ def assert_idle(node: Node) -> None:
 
 
 def memory_of_calls(node: Node) -> int:
-    """Count the bytes of the arena that are in use, but for those of functions."""
+    """Count the used bytes of the arena, except those of functions."""
     info = node.info()
     return info.arena.used_bytes - sum(info.functions_bytes.values())

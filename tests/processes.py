@@ -1,4 +1,4 @@
-"""What tests look up about this process and the processes below it."""
+"""Information about this process and its children, for tests."""
 
 import resource
 from contextlib import suppress
@@ -15,5 +15,5 @@ def children() -> set[int]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

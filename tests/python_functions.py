@@ -63,14 +63,14 @@ def run(engine: ProcessEngine, fn: Function, *values: Any, **how: Any) -> Instan
 
 
 def first(outputs: InstanceSets) -> ItemSet:
-    """Give the first output set, which must not be empty."""
+    """Return the first output set, which must not be empty."""
     assert outputs[0] is not None
     return outputs[0]
 
 
 @contextmanager
 def process_engine(ahead: int = 2) -> Iterator[ProcessEngine]:
-    """Give an engine of its own driver, and close it."""
+    """Yield an engine of its own driver, and close it."""
     driver = ProcessDriver(ahead)
     engine = driver.factory().engine("0")
     try:

@@ -19,7 +19,7 @@ Pure = Callable[[str, list[Set]], list[Set]]
 """Runs a function by name: input sets by position to output sets by position."""
 Signatures = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 Value = dict[str, Set]
-"""What one instance gets of some parameters."""
+"""The sets of one instance for some parameters."""
 
 
 class TooBig(Exception):
@@ -75,7 +75,7 @@ class Interpreter:
         self.partitions = partitions or Partitions()
 
     def invoke(self, composition: Composition, inputs: Mapping[str, Set]) -> dict[str, Set]:
-        """Give all output sets of a composition."""
+        """Return all output sets of a composition."""
         known: dict[str, Set] = {name: list(inputs[name]) for name in composition.inputs}
         waiting = list(composition.applications)
         while waiting:
@@ -89,7 +89,7 @@ class Interpreter:
         return {name: known[name] for name in composition.outputs}
 
     def apply(self, application: Application, known: Mapping[str, Set]) -> dict[str, Set]:
-        """Give the outputs of one application, after all its iterations."""
+        """Return the outputs of one application, after all its iterations."""
         bound = {b.parameter: known[b.source] for b in application.bindings}
         repeat = application.repeat
         if repeat is None:
@@ -108,7 +108,7 @@ class Interpreter:
         return any(not b.optional and not bound[b.parameter] for b in application.bindings)
 
     def iterate(self, application: Application, bound: Mapping[str, Set]) -> dict[str, Set]:
-        """Give the merged outputs of one application that is run once."""
+        """Return the merged outputs of one application that is run once."""
         parameters, returns = self.signatures[application.function]
         merged: dict[str, Set] = {name: [] for name in returns}
         self.budget -= 1
@@ -133,7 +133,7 @@ class Interpreter:
     def instances(
         self, application: Application, parameters: tuple[str, ...], bound: Mapping[str, Set]
     ) -> list[Value]:
-        """Give the sets of every instance by parameter, in order."""
+        """Return the sets of every instance by parameter, in order."""
         if not any(bound.values()):
             return [{}]
         groups = self.groups(application, parameters, bound)
@@ -151,7 +151,7 @@ class Interpreter:
     def groups(
         self, application: Application, parameters: tuple[str, ...], bound: Mapping[str, Set]
     ) -> list[Group]:
-        """Give the groups, the slowest first."""
+        """Return the groups, the slowest first."""
         sharding = {b.parameter: b.sharding for b in application.bindings}
         joined = list(application.join.order) if application.join else []
         strategies = list(application.join.strategies) if application.join else []
@@ -168,7 +168,7 @@ class Interpreter:
         return [*first, join, *last] if is_any else [join, *first, *last]
 
     def single(self, parameter: str, sharding: Sharding, items: Set) -> Group:
-        """Give the values of one parameter that is not joined."""
+        """Return the values of one parameter that is not joined."""
         is_any = sharding in (Sharding.ANY_EACH, Sharding.ANY_KEYED)
         if not items or sharding is Sharding.ALL:
             values = [{parameter: items}]
@@ -182,7 +182,7 @@ class Interpreter:
     def partition(
         self, function: str, chosen: list[Group], bound: Mapping[str, Set], groups: list[Group]
     ) -> None:
-        """Put the values of `any` groups together."""
+        """Merge the values of `any` groups."""
         fixed = math.prod(len(group.values) for group in groups if not group.is_any)
         largest = [max(group.parameters, key=lambda p: size(bound[p])) for group in chosen]
         units = [len(group.values) for group in chosen]
@@ -194,7 +194,7 @@ class Interpreter:
             group.values = gathered(group.values, count, parameter, least)
 
     def counts(self, units: list[int], sizes: list[int], fixed: int) -> list[int]:
-        """Say into how many partitions each `any` group goes."""
+        """Return the number of partitions of each `any` group."""
         mode, target = self.partitions.mode, self.partitions.number
         if mode == "max" or (mode == "auto" and 0 in sizes):
             return units
@@ -246,7 +246,7 @@ class Interpreter:
 
 
 def gathered(values: list[Value], count: int, parameter: str, least: int) -> list[Value]:
-    """Put values together, in at most `count` partitions with at least so many bytes."""
+    """Merge values into at most `count` partitions with at least this many bytes."""
     quotas = [len(values) // count + (n < len(values) % count) for n in range(count)]
     waiting = list(values)
     if least:

@@ -19,7 +19,7 @@ LIMITS = Limits(connections=4, per_peer=3, head_s=10, idle_s=75, moving_s=20, ra
 
 
 class Made:
-    """A connection that tells what was done to it."""
+    """A connection that records what was done to it."""
 
     def __init__(self, address: str = "192.0.2.1") -> None:
         self.address = address
@@ -65,7 +65,7 @@ def test_waiting_ends(wait: Wait, seconds: float) -> None:
     assert endings(made) == [""]
     table.sweep(1.0 + seconds)
     assert endings(made) == ["expired"]
-    assert table.count == 1  # until it is really gone
+    assert table.count == 1  # until it is closed
     table.forget(made)
     table.forget(made)
     assert table.count == 0
@@ -133,7 +133,7 @@ def test_the_longest_silent_makes_place_in_the_order_of_what_is_lost() -> None:
     assert not busy.ended
 
 
-def test_bodies_that_move_keep_their_places() -> None:
+def test_connections_with_progress_stay_admitted() -> None:
     table = ConnectionTable(LIMITS)
     steady, fresh, slow = admitted(table), admitted(table), admitted(table)
     for made, since in ((steady, 0.0), (slow, 0.0), (fresh, 4.5)):
@@ -149,7 +149,7 @@ def test_one_peer_takes_no_places_of_others() -> None:
     mine = [admitted(table) for _ in range(10)]
     assert [m.ended for m in mine] == ["aborted"] * 7 + [""] * 3
     assert endings(other) == [""]
-    admitted(table, "192.0.2.10")  # in all there are too many now: the longest silent goes
+    admitted(table, "192.0.2.10")  # now too many in total: the one idle for longest is closed
     assert endings(other) == ["aborted"]
     assert table.count == 4
 

@@ -1,4 +1,4 @@
-"""Blobs: named once, by many threads, and never under a name that is not theirs."""
+"""Blobs: hashed once, by several threads, and never under a wrong digest."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -48,16 +48,16 @@ def test_equal_bytes_of_another_object_are_the_same_blob() -> None:
     assert len(blobs) == 1
 
 
-def test_bytes_that_are_gone_lend_their_identity_to_nobody() -> None:
+def test_a_reused_id_is_not_taken_for_an_old_blob() -> None:
     blobs = Blobs()
-    for number in range(1000):  # short-lived objects: without care their ids come back
+    for number in range(1000):  # short-lived objects, whose ids are reused
         data = b"%d" % number
         assert blobs.add(data) == digest_of(data)
 
 
 def test_what_may_change_is_copied_before_it_is_named() -> None:
     blobs, data = Blobs(), bytearray(b"first")
-    first = blobs.add(data)  # type: ignore[arg-type]  # nobody checks what a program gives
+    first = blobs.add(data)  # type: ignore[arg-type]  # a program may pass it
     data[:] = b"other"
     blobs.add_all([data])  # type: ignore[list-item]
     assert {bytes(blobs[d]) for d in blobs} == {b"first", b"other"}

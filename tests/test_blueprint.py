@@ -87,7 +87,7 @@ def built() -> bp.GpuConfig:
 
 
 def problems(document: object, files: Any = None) -> dict[str, str]:
-    """Places and codes of everything that is wrong."""
+    """Positions and codes of all problems."""
     with pytest.raises(InvalidBlueprint) as caught:
         bp.parse_blueprint(json.dumps(document), files)
     return {p.where: p.code for p in caught.value.problems}
@@ -431,7 +431,7 @@ def test_the_builder_makes_loops_arithmetic_and_scalars() -> None:
     assert bp.parse_blueprint(b.json()) == b.build()
 
 
-def test_the_builder_knows_its_buffers() -> None:
+def test_the_builder_refuses_unknown_buffers() -> None:
     b = bp.Blueprint(inputs=["image"], modules=["m.c"])
     with pytest.raises(AttributeError, match="image"):
         _ = b.imagge
@@ -478,7 +478,7 @@ SIZES = {"Absolute", "FromInput", "Elements", "CeilDiv", "Add", "Mul"}
 SIZES |= {"AbsoluteByBatch", "AbsoluteByBatchEven"}
 
 
-# --- what is kept of blueprints and sources -------------------------------------------------------
+# --- caches of blueprints and sources -------------------------------------------------------
 
 
 def test_a_blueprint_that_was_read_on_a_deep_stack_is_none_the_worse() -> None:
@@ -497,7 +497,7 @@ def test_a_blueprint_that_was_read_on_a_deep_stack_is_none_the_worse() -> None:
     assert failed
 
 
-def test_large_blueprints_are_not_kept() -> None:
+def test_large_blueprints_are_not_cached() -> None:
     reading_module._read.cache_clear()
     small, large = b"[]", b" " * (1 << 20) + b"[]"
     assert read_config(large) == read_config(small)

@@ -1,4 +1,4 @@
-"""Engines in threads of the node: calls that are not wanted any more end soon."""
+"""Engines in threads of the node: cancelled calls end soon."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(engine: Engine, call: Call, ended: list[tuple[float, object]]) -> None:
 
 
 def is_running(engine: Any) -> bool:
-    """Tell whether a call has come to its own code."""
+    """Tell whether a call has reached its own code."""
     if hasattr(engine, "_interrupt"):
         return engine._call_id is not None
     return engine._running is not None and engine._running.sandbox is not None

@@ -45,7 +45,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs a command; gives its exit code, standard output and standard error."""
+    """Runs a command; returns its exit code, standard output and standard error."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("DANDELION_URL", raising=False)
 
@@ -439,7 +439,7 @@ def test_doctor(command: Command) -> None:
     assert found["backend", "null:null"]["works"]
     assert found["registry", "sqlite"]["works"]
     compute = [f for (area, name), f in found.items() if area == "backend" and f["works"]]
-    assert code == (0 if len(compute) > 2 else 1)  # null and http alone run nobody's functions
+    assert code == (0 if len(compute) > 2 else 1)  # null and http alone run no functions of users
 
 
 def test_doctor_ends_with_a_verdict() -> None:
@@ -607,7 +607,7 @@ def test_serve_with_bad_settings(tmp_path: Path) -> None:
     lost.touch()
     for arguments, said in (
         (["--catalog", f"sqlite:{tmp_path}"], "restore catalog.sqlite from a copy"),
-        (["--backends", "null,bogus"], "no backend 'bogus'"),
+        (["--backends", "null,bogus"], "unknown backend 'bogus'"),
         (["--options", "htp.allow=1"], "did you mean 'http'"),
         (["--max-waiting", "x"], "--max-waiting"),
         (["--arena-bytes", "100000000TiB"], "smaller arena"),

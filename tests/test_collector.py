@@ -1,4 +1,4 @@
-"""The collector of cyclic garbage: what runs when, and that it is given back as it was."""
+"""The collector of cyclic garbage: when it runs, and that its settings are restored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
     collector = Collector()
     try:
         full_collections.clear()
-        kept = [[number] for number in range(300_000)]  # which would bring on several
+        kept = [[number] for number in range(300_000)]  # enough for several collections
         assert not full_collections
         for second in range(1, int(BUSY_S)):
             collector.tick(float(second), requests=second)

@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 class Pocl:
-    """Launches a kernel of one source file on numpy arrays, with nothing of the engine between."""
+    """Launches a kernel of one source file on numpy arrays, without the engine."""
 
     def __init__(self) -> None:
         self.cl = pytest.importorskip("pyopencl")
@@ -89,7 +89,7 @@ def relative_error(got: Array, wanted: Array) -> float:
 @pytest.mark.parametrize(("count", "blocks"), [(256, 1), (1, 1), (1000, 4), (1000, 9)])
 def test_add_equals_numpy(device: Pocl, count: int, blocks: int) -> None:
     a, b = np.random.default_rng(count).random((2, count), np.float32)
-    # The buffer is longer than its stated size: what lies behind must stay as it was.
+    # The buffer is longer than its stated size: the bytes behind must not change.
     guarded = np.full(count + 7, -1, np.float32)
     arguments = (a, a.nbytes, b, b.nbytes, guarded, 4 * count)
     *_, total = device.launch("vector_add/add.c", "add", arguments, (blocks, 1, 1), (256, 1, 1))
@@ -168,7 +168,7 @@ def test_oracle_convolution_by_hand() -> None:
 
 
 def classify(device: Pocl, image: Array) -> Array:
-    """Walk the six launches of ``classify.json`` by hand."""
+    """Run the six launches of ``classify.json`` by hand."""
     w = digits.weights()
     filters, hidden = w["conv_bias"].size, w["hidden_bias"].size
     source = "digits/network.c"

@@ -1,4 +1,4 @@
-"""Texts that once made the reader of the language do something new are read as they were then."""
+"""Texts that cover the parser of the language are parsed as when they were stored."""
 
 from pathlib import Path
 

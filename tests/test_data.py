@@ -1,4 +1,4 @@
-"""Items and sets: what Python callers may give, what is refused, and how it is seen again."""
+"""Items and sets: accepted and refused values of Python callers, and reading them back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_set_without_items_does_not_exist(value: Any) -> None:
         [[b"nested"]],
         {"x": None},
         np.array(["a", object()], dtype=object),
-        Item("i", 0, "text"),  # type: ignore[arg-type]  # what callers must not give
+        Item("i", 0, "text"),  # type: ignore[arg-type]  # a wrong type
         Item("i", 0, None),  # type: ignore[arg-type]
         Item(3, 0, b""),  # type: ignore[arg-type]
         Item("i", "1", b""),  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def test_types_have_one_spelling() -> None:
     assert (made[0].dtype, made[0].shape) == ("float32", (2,))
 
 
-# --- names after what an instance was made for -----------------------------------------------
+# --- names taken from the origin of an instance -----------------------------------------------
 
 
 @pytest.mark.parametrize(

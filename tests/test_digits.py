@@ -143,7 +143,7 @@ def test_decoder_refuses_other_files() -> None:
         "8-bit": assemble(8, 8, bytes(72), colour=2),
         "interlacing": assemble(8, 8, bytes(72), interlace=1),
         "outside": assemble(0, 8, bytes(72)),
-        "announces": assemble(8, 8, bytes(71)),
+        "size in the header": assemble(8, 8, bytes(71)),
         "the header": assemble(8, 8, bytes(73)),
         "filter 5": assemble(8, 8, bytes([5]) + bytes(71)),
         "the network takes": assemble(9, 8, bytes(80)),
@@ -172,7 +172,7 @@ def test_a_small_file_cannot_grow() -> None:
     head = struct.pack(">2I5B", 8, 8, 8, 0, 0, 0, 0)
     pieces = [(b"IHDR", head), (b"IDAT", bomb), (b"IEND", b"")]
     data = png.SIGNATURE + b"".join(png.chunk(*p) for p in pieces)
-    with pytest.raises(ValueError, match="announces"):
+    with pytest.raises(ValueError, match="size in the header"):
         decode.grey_pixels(data)
 
 

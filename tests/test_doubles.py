@@ -264,7 +264,7 @@ def test_a_fake_process_plans_calls(fake: FakeEngineProcess) -> None:
         assert node.invoke("F", a=b"12345").b.text() == "10"
 
 
-def test_a_fake_process_dies_and_another_takes_its_place(fake: FakeEngineProcess) -> None:
+def test_a_fake_process_dies_and_is_replaced(fake: FakeEngineProcess) -> None:
     fake.script(
         """
         from dandelion.errors import Faulted

@@ -1,4 +1,4 @@
-"""Pictures: nothing overlaps, everything is there, and the text is safe and the same each time."""
+"""Pictures: nothing overlaps or is missing, text is escaped, and output is deterministic."""
 
 import itertools
 import xml.etree.ElementTree as ET
@@ -328,7 +328,7 @@ flowchart LR
     )
 
 
-def test_json_tells_layers_and_bindings() -> None:
+def test_json_has_layers_and_bindings() -> None:
     view = msgspec.json.decode(to_json(LOGS))
     layers = {node["id"]: node["layer"] for node in view["nodes"]}
     assert layers["in:token"] == layers["in:topic"] == 0

@@ -1,4 +1,4 @@
-"""The Python DSL: what comes out of a description, and what is said about a wrong one."""
+"""The Python DSL: results of descriptions, and messages for wrong ones."""
 
 import ast
 import inspect
@@ -30,7 +30,7 @@ from dandelion.dataflow.dsl import (
     keyed,
     optional,
 )
-from dandelion.dataflow.graph import Binding, Feed, Join, Repeat, Sharding, Strategy
+from dandelion.dataflow.graph import Binding, Feed, Join, RepeatClause, Sharding, Strategy
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
 from dandelion.documents import FunctionDocument, python_function
@@ -174,8 +174,8 @@ def test_loops() -> None:
         }
 
     first, second, _ = f.composition.applications
-    assert first.repeat == Repeat(7, None, (Feed("a", "merged"), Feed("b", "rest")))
-    assert second.repeat == Repeat(100, "rest", (Feed("a", "merged"),))
+    assert first.repeat == RepeatClause(7, None, (Feed("a", "merged"), Feed("b", "rest")))
+    assert second.repeat == RepeatClause(100, "rest", (Feed("a", "merged"),))
     assert [r.output for r in second.returns] == ["merged"]
     assert parse(f.text()) == f.module
 

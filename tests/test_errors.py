@@ -1,4 +1,4 @@
-"""Every error crosses a process border as a record and comes back the same."""
+"""Every error is sent to another process as a record and restored as the same error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def sample(cls: type[DandelionError]) -> DandelionError:
-    """An error with a telling value in each field."""
+    """An error with a distinct value in each field."""
     return cls(*(SAMPLES[str(f.type)] for f in dataclasses.fields(cls)))
 
 
@@ -132,7 +132,7 @@ def test_families_are_as_the_table_says() -> None:
     assert {name: getattr(errors, name).status for name in families} == families
 
 
-def test_an_unknown_class_becomes_an_internal_error_that_tells() -> None:
+def test_an_unknown_class_becomes_an_internal_error_with_its_message() -> None:
     back = from_record(ErrorRecord("FromTheFuture", "what happened", {"a": 1}))
     assert isinstance(back, InternalError)
     assert "FromTheFuture: what happened" in back.message

@@ -1,4 +1,4 @@
-"""Links between a node and its frontends: frames, memory that is named, and what must not come."""
+"""Links between a node and its frontends: frames, references to memory, invalid messages."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_the_end(data: bytes) -> None:
         await peer.until(lambda: peer.lost)
         assert len(peer.lost) == 1
         assert not peer.link.is_open
-        peer.link.post(Cancel(1))  # goes nowhere
+        peer.link.post(Cancel(1))  # has no effect
         await asyncio.sleep(0)
 
     run(test)
@@ -336,7 +336,7 @@ def test_leases_are_found_by_their_bytes(arena: ArenaMap) -> None:
     assert leases.find(first.view[5:10]) == (1, 5)
     assert leases.find(second.view) == (2, 0)
     assert leases.find(arena.view[12288:12300]) is None
-    assert leases.find(arena.view[16384:16485]) is None  # it ends behind the lease
+    assert leases.find(arena.view[16384:16485]) is None  # it ends after the lease
     assert leases.find(b"elsewhere") is None
     part = first.view[:1]
     del first

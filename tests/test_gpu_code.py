@@ -1,4 +1,4 @@
-"""What the bytes of modules tell, what sources may include, and the cache of compiled code."""
+"""Facts from the bytes of modules, includes of sources, and the cache of compiled code."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_assembly_of_the_device_is_not() -> None:
 # --- the cache ------------------------------------------------------------------------------
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+def test_cached_code_is_found_again(tmp_path: Path) -> None:
     cache = CodeCache(tmp_path / "a" / "b")
     assert cache.get("k") is None
     cache.put("k", b"code")

@@ -1,4 +1,4 @@
-"""Constants of GPU functions that stay on the device, and who can read them there."""
+"""Constants of GPU functions that stay on the device, and which calls can read them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ConstantsRunner(Runner):
 
     @property
     def uploads(self) -> int:
-        """How often constants were brought to the device to stay."""
+        """How often constants were copied to the device to stay."""
         return self.engine.constants.uploads
 
 
@@ -134,8 +134,8 @@ def test_constants_are_open_only_for_their_own_calls() -> None:
     assert all(s.count(open_) <= 1 and Protection.WRITE not in s for s in seen)
 
 
-def test_constants_that_somebody_gives_are_inputs() -> None:
-    """Without a digest at registration nobody knows that the content stays."""
+def test_constants_given_by_a_call_are_inputs() -> None:
+    """Without a digest at registration constants do not stay."""
     runner = ConstantsRunner(device := protecting())
     for i in range(3):
         runner.weigh(weighed(static=False), WEIGHTS + i)
@@ -159,7 +159,7 @@ def test_what_is_beyond_the_limit_is_copied_until_there_is_room() -> None:
 
 
 class FullDevice(HostDevice):
-    """Has no room for constants until it is told."""
+    """Has no room for constants until a test sets it."""
 
     full = True
 
@@ -297,7 +297,7 @@ class CrowdedDevice(HostDevice):
 
 
 class CrowdedFactory(GpuFactory):
-    """Leaves a quarter of what it finds to constants."""
+    """Leaves a quarter of its memory to constants."""
 
     def __init__(self) -> None:
         super().__init__(GpuOptions("crowded", {**GpuOptions.SHARED, "weights": "25%"}))

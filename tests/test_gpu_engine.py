@@ -145,7 +145,7 @@ def one(name: str, value: npt.NDArray[Any] | bytes, key: int = 0, item: str = "i
 
 
 class Runner:
-    """An engine, its domain, and calls with little ceremony."""
+    """An engine, its domain, and short helpers for calls."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ def test_any_call_of_the_device_may_fail_once(lazy: bool) -> None:
     wanted = totals()
 
     def run_three(device: FailingDevice) -> int:
-        """Run three calls, so that the graph is used too; give the number of failures."""
+        """Run three calls, so that the graph is used too; return the number of failures."""
         failures = 0
         try:
             runner = Runner(device)
@@ -456,7 +456,7 @@ def test_any_call_of_the_device_may_fail_once(lazy: bool) -> None:
 # --- caches ---------------------------------------------------------------------------------
 
 
-def test_plans_and_modules_are_kept_and_forgotten(host: Runner) -> None:
+def test_plans_and_modules_are_cached_and_dropped(host: Runner) -> None:
     wanted, other = totals(), matmul()
     x = one("x", bytes(64))
     for _ in range(3):
@@ -510,7 +510,7 @@ def driver() -> GpuDriver:
     return loaded
 
 
-def test_a_driver_tells_without_a_device(driver: GpuDriver) -> None:
+def test_a_driver_plans_without_a_device(driver: GpuDriver) -> None:
     assert driver.formats == {"blueprint"}
     assert driver.hosting is Hosting.PROCESS
     wanted = matmul()

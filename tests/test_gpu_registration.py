@@ -1,4 +1,4 @@
-"""Sources are compiled when they are registered: once, apart, and only for devices that are up.
+"""Sources are compiled at registration: once, in a process, and only for available devices.
 
 The compiler is the vendor's binding on a fake library, whose work a script of the test does; it
 notes every run. The processes that need the library get it by the loader, this one never does.
@@ -118,7 +118,7 @@ class Compiler:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the loader gives to processes, by kind."""
+    """Environment variables of the loader, by kind."""
     found = {}
     for kind in ("cuda", "hip"):
         folder = tmp_path_factory.mktemp(kind)
@@ -198,7 +198,7 @@ def test_what_is_known_starts_no_process(
 
 
 def test_the_engine_finds_what_was_compiled(compiler: Compiler) -> None:
-    """The name in the cache is that under which an engine looks."""
+    """The name in the cache is the one that an engine looks up."""
     from dandelion.backends.gpu.compiling import CodeCache, compiled
     from dandelion.backends.gpu.source import choose
 
@@ -456,7 +456,7 @@ def test_the_process_is_bounded_and_confined(tmp_path: Path) -> None:
     folder, kept = tmp_path / "folder", tmp_path / "kept"
     folder.mkdir()
     kept.mkdir()
-    _open_to_all(tmp_path)  # what keeps the process off must not be permissions
+    _open_to_all(tmp_path)  # permissions must not be what stops the process
     (kept / "header.h").write_text("")
     command = [sys.executable, "-c", _CONFINED, str(folder), str(kept)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

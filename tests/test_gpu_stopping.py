@@ -106,7 +106,7 @@ def test_parts_give_the_bits_that_the_whole_gives(device: CountingDevice) -> Non
         runner.engine.close()
 
 
-def test_a_brief_call_is_one_graph_and_is_never_asked(device: CountingDevice) -> None:
+def test_a_short_call_is_one_graph_and_is_not_interrupted(device: CountingDevice) -> None:
     if not device.abilities.graphs:
         pytest.skip("only devices with graphs")
     runner = Runner(device)
@@ -170,7 +170,7 @@ def test_a_call_of_seconds_ends_soon_after_it_is_not_wanted(shared: bool) -> Non
 
 
 def run_parts(times: StepTimes, order: list[int], cost: Callable[[int], int]) -> list[list[int]]:
-    """Cut and measure as a device would; gives the parts."""
+    """Cut and measure as a device would; returns the parts."""
     parts = []
     for part in times.cut(order):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""The template of kernel hosts: what hosts share by it, and what they do not."""
+"""The template of kernel hosts: what its hosts share, and what they do not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def confined() -> Iterator[Attacker]:
 
 
 def state(pid: int) -> str:
-    """Give the letter of a process's state; empty if there is no such process."""
+    """Return the letter of a process's state; empty if there is no such process."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
@@ -77,7 +77,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end, "it never came"
-        time.sleep(0.002)  # what is waited for is another process, which says nothing
+        time.sleep(0.002)  # polls another process, which sends no event
 
 
 def children(pid: int) -> list[int]:
@@ -141,7 +141,7 @@ def test_a_host_is_a_child_of_the_template_and_leaves_nothing(confined: Attacker
     assert not any(state(pid) == "Z" for pid in children(confined.template))
 
 
-def test_a_host_that_dies_leaves_the_template_as_it_is(confined: Attacker) -> None:
+def test_a_host_that_dies_does_not_affect_the_template(confined: Attacker) -> None:
     confined.attack([("getpid",)])
     os.kill(confined.pid(), signal.SIGKILL)
     wait_for(lambda: not lives(confined.pid()))

@@ -1,4 +1,4 @@
-"""The HTTP function against servers on this machine: format, bounds, and who may be reached."""
+"""The HTTP function against servers on this machine: format, limits, allowed addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MIB = 1024 * 1024
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario; what it leaves open shows as a warning, and so as a failure."""
+    """Run a scenario; anything that it leaves open is a warning, and so a failure."""
     asyncio.run(scenario)
     gc.collect()
 
@@ -61,7 +61,7 @@ async def engine(
 async def site(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
-    """A well-behaved server; gives its URL."""
+    """A well-behaved server; returns its URL."""
     app = web.Application(client_max_size=64 * MIB)
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -76,7 +76,7 @@ async def site(
 
 @dataclass
 class Raw:
-    """A server that answers what a test wrote down, and keeps what it was sent."""
+    """A server that sends given answers, and records its requests."""
 
     answers: list[bytes]
     stay: bool = False
@@ -273,7 +273,7 @@ def test_strange_header_bytes_come_through() -> None:
     run(scenario())
 
 
-def test_compressed_bodies_stay_as_they_are() -> None:
+def test_compressed_bodies_are_not_decoded() -> None:
     async def scenario() -> None:
         answer = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8bzz"
         async with raw(answer) as server, engine() as e:
@@ -341,7 +341,7 @@ def test_malformed_items_are_named(item: bytes) -> None:
             with pytest.raises(RequestFailed) as caught:
                 await e.run(a_call(Item("broken", 0, item)))
         assert (caught.value.function, caught.value.item) == ("HTTP", "broken")
-        assert "connect" not in caught.value.message  # it never came to that
+        assert "connect" not in caught.value.message  # it never connected
 
     run(scenario())
 
@@ -350,7 +350,7 @@ def test_malformed_items_are_named(item: bytes) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_large_bodies_lie_in_one_context(chunked: bool) -> None:
+def test_large_bodies_are_in_one_context(chunked: bool) -> None:
     data = bytes(range(256)) * 20_000
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -377,7 +377,7 @@ def test_large_bodies_lie_in_one_context(chunked: bool) -> None:
     run(scenario())
 
 
-def test_small_bodies_take_no_context() -> None:
+def test_small_bodies_use_no_context() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(body=b"x" * 1000)
 
@@ -584,10 +584,12 @@ def test_only_idempotent_requests_are_repeated(
     run(scenario())
 
 
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[HttpEngine.__module__], "_FIRST_PAUSE_S", 0.0)
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # bound but not listening: refused, and nobody can take it
+        bound.bind(
+            ("127.0.0.1", 0)
+        )  # bound but not listening: connections are refused, and the port stays reserved
         port = bound.getsockname()[1]
 
         async def scenario() -> None:
@@ -636,7 +638,7 @@ def test_nothing_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     run(scenario())
 
 
-def test_cookies_are_not_kept() -> None:
+def test_cookies_are_not_stored() -> None:
     async def scenario() -> None:
         answer = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n"
         async with raw(answer, OK) as server, engine() as e:
@@ -737,7 +739,7 @@ def test_a_redirect_without_a_place_is_the_answer() -> None:
     run(scenario())
 
 
-# --- who may be reached ---------------------------------------------------------------------
+# --- allowed addresses ---------------------------------------------------------------------
 
 
 class Names(AbstractResolver):
@@ -805,13 +807,13 @@ def test_this_machine_is_out_of_reach(host: str) -> None:
      "2002:a9fe:a9fe::", "64:ff9b::a9fe:a9fe", "::ffff:10.0.0.1", "2001:db8::1", "", "no address"],
 )  # fmt: skip
 def test_private_addresses_are_not_admitted(address: str) -> None:
-    assert not policy.Policy().admits(address)
+    assert not policy.AddressPolicy().admits(address)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "1.1.1.1"])
 def test_public_addresses_are_admitted(address: str) -> None:
-    assert policy.Policy().admits(address)
-    assert not policy.Policy(public=False).admits(address)
+    assert policy.AddressPolicy().admits(address)
+    assert not policy.AddressPolicy(public=False).admits(address)
 
 
 def test_settings_admit_networks_and_names() -> None:
@@ -892,7 +894,7 @@ def test_a_trusted_name_is_reached_wherever_it_points() -> None:
 # --- the driver -----------------------------------------------------------------------------
 
 
-def test_the_driver_tells_what_it_is() -> None:
+def test_the_driver_describes_itself() -> None:
     driver = load_driver("http")
     assert driver.hosting is Hosting.LOOP
     assert driver.formats == {"http"}

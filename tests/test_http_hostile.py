@@ -26,7 +26,7 @@ from .test_http_function import MIB, a_call, engine, get, only, raw, run
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 STALL_S = 1.0
-"""A generous multiple of what the loop may stand still: a few milliseconds, in seconds before."""
+"""A generous multiple of the longest step of the loop, in seconds."""
 
 FRAMING = {
     "interim responses": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
@@ -47,7 +47,7 @@ FRAMING = {
 
 @contextlib.contextmanager
 def flood(head: bytes, block: bytes, times: int = 0, tail: bytes = b"") -> Iterator[str]:
-    """A server that sends a head, then blocks without end or `times` times and a tail."""
+    """A server that sends a head, then blocks endlessly, or `times` blocks and a tail."""
     server = socket.create_server(("127.0.0.1", 0))
     per = 1 + 65536 // len(block)
     joined = block * per
@@ -84,7 +84,7 @@ def flood(head: bytes, block: bytes, times: int = 0, tail: bytes = b"") -> Itera
 
 @contextlib.asynccontextmanager
 async def beats() -> AsyncIterator[None]:
-    """Holds that the loop never stands still while this is entered."""
+    """Asserts that the loop is never blocked, as a context manager."""
     worst = 0.0
 
     async def beat() -> None:
@@ -124,7 +124,7 @@ def test_framing_without_end_is_cut_off(what: str) -> None:
     run(scenario())
 
 
-def test_what_nobody_asked_for_is_not_the_next_answer() -> None:
+def test_an_unrequested_response_is_not_the_next_answer() -> None:
     async def scenario() -> None:
         with flood(EMPTY, b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n") as url:
             async with engine() as e:

@@ -161,7 +161,7 @@ def test_a_report_of_nothing() -> None:
 
 
 def applied(composition: Composition) -> dict[str, Application]:
-    """Give all applications with their sets named after their producers."""
+    """Return all applications with their sets named after their producers."""
     ids = application_ids(composition)
     names = {name: name for name in composition.inputs}
     for id_, application in zip(ids, composition.applications, strict=True):
@@ -215,7 +215,7 @@ def node() -> Iterator[Node]:
 
 
 def archive_pictures(node: Node, archive: Archive, pictures: Value) -> dict[int, bundle.Row]:
-    """Serve an archive and invoke the composition; give the report by picture id."""
+    """Serve an archive and invoke the composition; return the report by picture id."""
     with serve_archive(archive) as url:
         node.register(bundle.document(url))
         outputs = node.invoke(bundle.NAME, pictures=pictures)

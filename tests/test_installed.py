@@ -1,4 +1,4 @@
-"""Backends are found by their entry points, and by nothing else."""
+"""Backends are found only by their entry points."""
 
 from pathlib import Path
 

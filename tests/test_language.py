@@ -1,4 +1,4 @@
-"""The composition language: what is read, what is refused and in which words, what is printed."""
+"""The composition language: parsing, refusals and their messages, printing."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Declaration,
     Feed,
     Join,
-    Module,
-    Place,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
+    SourcePosition,
     Strategy,
 )
 from dandelion.dataflow.language import parse, parse_signature
@@ -28,7 +28,7 @@ function Access(token) => (request);
 composition RenderLogs(token, topic,) => (html) {
     Render(pages = keyed pages, names = optional keyed topic) => (html = html)
         by pages left names;
-    HTTP(requests = each request) => (pages = bodies,);  # statements may stand in any order
+    HTTP(requests = each request) => (pages = bodies,);  # statements may be in any order
     Access(token = all token) => (request = request);
 }
 function Render( pages, names ) => ( html );
@@ -81,7 +81,7 @@ def test_places_are_those_of_the_names() -> None:
         render.place,
         render.bindings[1].place,
         render.returns[0].place,
-        render.join.place if render.join else Place(),
+        render.join.place if render.join else SourcePosition(),
         http.place,
     ]
     assert [(p.line, p.column, p.file) for p in places] == [
@@ -123,14 +123,14 @@ def test_a_join_may_have_one_name() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("repeat 1 feeding (x = y)", Repeat(1, None, (Feed("x", "y"),))),
+        ("repeat 1 feeding (x = y)", RepeatClause(1, None, (Feed("x", "y"),))),
         ("repeat 30 until o feeding (x = y, z = w,)",
-         Repeat(30, "o", (Feed("x", "y"), Feed("z", "w")))),
-        ("by x repeat 999999999999999999 feeding ()", Repeat(10**18 - 1)),
-        ("repeat 0 until repeat feeding (x=y)", Repeat(0, "repeat", (Feed("x", "y"),))),
+         RepeatClause(30, "o", (Feed("x", "y"), Feed("z", "w")))),
+        ("by x repeat 999999999999999999 feeding ()", RepeatClause(10**18 - 1)),
+        ("repeat 0 until repeat feeding (x=y)", RepeatClause(0, "repeat", (Feed("x", "y"),))),
     ],
 )  # fmt: skip
-def test_reads_loops(text: str, expected: Repeat) -> None:
+def test_reads_loops(text: str, expected: RepeatClause) -> None:
     found = only(f"F(x = keyed a) => () {text};")
     assert found.repeat == expected
     assert (found.join is not None) == ("by" in text)
@@ -146,7 +146,7 @@ def test_places_in_loops_are_those_of_the_words() -> None:
 
 @pytest.mark.parametrize("text", ["", " \n\t", "# only a comment", "#", "\u2003\u00a0\n"])
 def test_an_empty_text_is_an_empty_module(text: str) -> None:
-    assert parse(text) == Module()
+    assert parse(text) == CompositionModule()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_empty_text_is_an_empty_module(text: str) -> None:
     ],
 )
 def test_blanks_and_comments_may_stand_anywhere(text: str) -> None:
-    assert parse(text) == Module((Declaration("F"),))
+    assert parse(text) == CompositionModule((Declaration("F"),))
 
 
 KEYWORDS = [
@@ -192,7 +192,7 @@ def test_keywords_may_be_names(word: str) -> None:
     first, second, third = module.compositions[0].applications
     bindings = (Binding(word, word, Sharding.ALL, True), Binding(word, word, Sharding.KEYED))
     join = Join((word, word), (Strategy.INNER,))
-    repeat = Repeat(7, word, (Feed(word, word),))
+    repeat = RepeatClause(7, word, (Feed(word, word),))
     assert first == Application(word, bindings, (Return(word, word),), join, repeat)
     assert (second.join, third) == (Join((word,), ()), Application(word))
 
@@ -204,7 +204,7 @@ def test_names_may_begin_with_keywords(word: str) -> None:
     assert application == Application(name, (Binding(name, name),), (Return(name, name),))
 
 
-# Text (the fault stands at the mark), what was expected, the nearest name.
+# Text (with a mark at the fault), what was expected, the nearest name.
 GOLDEN = [
     ("function F(a) => (b)¦", "';'", ""),
     ("function F¦", "'('", ""),
@@ -290,10 +290,10 @@ ADVICE = [
      "say which output of the function 'request' is, as in 'request = output'"),
     ("F(x = all token) => (request = r)\n  G() => ();", "a ';' is missing after ')' in line 2"),
     ("F(x = all token);",
-     "say what becomes of its outputs, as in '=> (set = output)', or drop them with '=> ()'"),
+     "name its outputs, as in '=> (set = output)', or drop them with '=> ()'"),
     ("request = F(x = all token);",
      "an application is 'Function(input = all set) => (set = output);'"),
-    ("F(x = all token) => request;", "sets stand in brackets, as in '(request)'"),
+    ("F(x = all token) => request;", "write sets in brackets, as in '(request)'"),
     ("F(x = all token) => () repeat feeding (x = r);",
      "say how many iterations there may be, as in 'repeat 10 feeding (input = output)'"),
     ("F(x = all token) => () repeat 10;",
@@ -317,14 +317,14 @@ def test_says_what_to_do(statement: str, advice: str) -> None:
     ("text", "message"),
     [
         ("composition C(a) => b {\n}",
-         "cannot read the head of composition 'C': sets stand in brackets, as in '(b)'"),
+         "cannot read the head of composition 'C': write sets in brackets, as in '(b)'"),
         ("composition C(a) => (b) {\n", "cannot read composition 'C': its '}' is missing"),
         ("function F(a) => (b)\nfunction G(a) => (b);",
          "cannot read the declaration of 'F': a ';' is missing after ')' in line 1"),
         ("function F(a) => (b)",
          "cannot read the declaration of 'F': a ';' is missing after ')' in line 1"),
         ('composition C(a) => () { F(x = all a) => (b = "c"); }',
-         "cannot read '\"c\"': a composition holds no data, what it works on comes in as a set"),
+         "cannot read '\"c\"': a composition contains no data; pass data as a set"),
         ("function F(a) -> (b);", "cannot read '->'"),
         ("composition C(a) => () { F(x = all a y = all a) => (); }",
          "cannot read the application of 'F'"),
@@ -334,7 +334,7 @@ def test_says_what_to_do_elsewhere(text: str, message: str) -> None:
     assert problems_of(text)[0].message == message
 
 
-def test_one_slip_is_one_problem() -> None:
+def test_one_mistake_is_one_problem() -> None:
     for marked, _, _ in GOLDEN:
         assert len(problems_of(marked.replace("¦", ""))) == 1, marked
 
@@ -394,7 +394,7 @@ def test_control_characters_do_not_reach_the_message() -> None:
 
 
 def test_reads_signatures_with_either_arrow() -> None:
-    place = Place(3, 4, "user.py")
+    place = SourcePosition(3, 4, "user.py")
     expected = Declaration("F", ("a", "b"), ("c",))
     assert parse_signature("F(a, b) -> (c)", place) == expected
     assert parse_signature(" F (a,b,)=>( c )", place) == expected
@@ -404,7 +404,7 @@ def test_reads_signatures_with_either_arrow() -> None:
 @pytest.mark.parametrize("text", ["", "F", "F(a)", "F(a) -> b", "F(a) - (b)", "F(a) -> (b);"])
 def test_refuses_bad_signatures_at_the_place_of_the_user(text: str) -> None:
     with pytest.raises(InvalidComposition) as caught:
-        parse_signature(text, Place(3, 4, "user.py"))
+        parse_signature(text, SourcePosition(3, 4, "user.py"))
     (problem,) = caught.value.problems
     assert (problem.where, problem.line, problem.column) == ("user.py:3:4", 3, 4)
     assert problem.excerpt.split("\n")[0].endswith(text)

@@ -1,4 +1,4 @@
-"""What binaries tell of their kernels' parameters, and launches held against that."""
+"""Kernel parameters read from binaries, and launches checked against them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def binary(name: str) -> bytes:
 
 
 def bundle(*objects: tuple[str, bytes]) -> bytes:
-    """What clang's bundler makes of objects for targets."""
+    """The output of clang's bundler for objects of several targets."""
     names = [
         b"host-x86_64-unknown-linux-gnu-",
         *(b"hipv4-amdgcn-amd-amdhsa--" + t.encode() for t, _ in objects),
@@ -116,7 +116,7 @@ def test_a_kernel_that_cannot_be_read_hides_nothing_else() -> None:
     assert info_of(text) == CodeInfo("", False, True)
 
 
-# --- bytes that were made to do harm --------------------------------------------------------
+# --- malicious bytes --------------------------------------------------------
 
 
 def mutants(data: bytes, seed: int, count: int) -> Iterator[bytes]:
@@ -261,7 +261,7 @@ GOOD: list[Any] = [
 
 
 def with_argument(index: int, argument: Any, name: str) -> list[Any]:
-    """Arguments that fit but for one."""
+    """Arguments that fit, except one."""
     args = [*GOOD[:9], {"u32": 64}] if name.endswith("hsaco") else list(GOOD)
     args[index] = argument
     return args
@@ -326,7 +326,7 @@ def test_where_a_binary_does_not_tell_nothing_is_claimed() -> None:
     assert found("sizes.compressed.fatbin", [PTR], "anything") == []
 
 
-def test_the_launches_of_each_alternative_are_held_against_it() -> None:
+def test_the_launches_of_each_alternative_are_checked() -> None:
     document = blueprint("a.hsaco", [PTR, {"u32": 1}], "k")
     document["modules"]["m"] = [{"path": "b.cl", "backend": "opencl"}, "a.hsaco", "b.hsaco"]
     files = {

@@ -1,4 +1,4 @@
-"""What memory domains are made of: free ranges, transfers, wrappers, the arena between processes.
+"""Parts of memory domains: free ranges, transfers, wrappers, the arena between processes.
 
 What every domain must do is in ``conformance/test_domain.py``.
 """

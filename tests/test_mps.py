@@ -1,4 +1,4 @@
-"""The MPS daemon's life, with a stand-in for NVIDIA's program."""
+"""Start and end of the MPS daemon, with a replacement for NVIDIA's program."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from dandelion.driver import load_driver
 from dandelion.errors import InvalidInput
 
 STAND_IN = """#!/bin/sh
-# With -f: the daemon, until it is told to quit. Without: tells it.
+# With -f: the daemon, until it receives quit. Without: sends quit.
 pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
 if [ "$1" = "-f" ]; then
     test -z "$FAIL" || exit 1

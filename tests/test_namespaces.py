@@ -1,4 +1,4 @@
-"""Tenants of one catalogue and one node: none sees, names, removes or shadows what others have."""
+"""Tenants of one catalogue and one node: none can see, remove or shadow the records of others."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_text_that_could_be_a_path_names_no_tenant(name: str, catalog: Catalog
 
 
 def reading(engine: Engine, call: Call) -> InstanceSets:
-    """Give the code of the function in place of the input."""
+    """Return the code of the function in place of the input."""
     [given] = call.inputs
     assert given is not None
     items = tuple(type(i)(i.name, i.key, bytes(call.function.main)) for i in given.items)

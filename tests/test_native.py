@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.native import elf, launcher, nursery
+from dandelion.backends.native import elf, launcher, sandbox_pool
 from dandelion.backends.native.cores import NativeDriver, enforcement
 from dandelion.backends.native.outputs import HEAP_BYTES, OutputReader
-from dandelion.backends.native.programs import Program
+from dandelion.backends.native.programs import NativeProgram
 from dandelion.backends.native.structures import (
     NATIVE,
     WASM,
@@ -96,7 +96,7 @@ def test_the_interface_word_by_word(engine: Engine) -> None:
 
 @pytest.mark.parametrize("instruction", ["hlt", "int $0x20"])
 def test_the_ends_of_executables_for_virtual_machines(engine: Engine, instruction: str) -> None:
-    """The original's KVM backend takes these as the end; a process has no right to them."""
+    """The original's KVM backend ends at these; a process may not execute them."""
     fn = function(build(SOURCES / "bare.c", f'-DEXIT="{instruction}"'))
     result = first(run(engine, fn, ItemSet("x", (Item("a", 7, b"\1\2\x80"),))))
     assert [(i.name, i.key, i.bytes()) for i in result] == [("a", 8, b"\2\4\0")]
@@ -253,7 +253,7 @@ def test_what_is_enforced_is_told() -> None:
 
 
 def test_a_zygote_that_cannot_lock_itself_is_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nursery, "_BOOT", "raise SystemExit(1)")
+    monkeypatch.setattr(sandbox_pool, "_BOOT", "raise SystemExit(1)")
     with pytest.raises(BackendUnavailable):
         NativeDriver().factory().engine("0")
 
@@ -420,7 +420,7 @@ def test_ten_thousand_broken_files() -> None:
             assert (found is None) == bool(problems)
             if found is not None:
                 accepted += 1
-                Program(found, data)
+                NativeProgram(found, data)
                 for one, two in zip(found.segments, found.segments[1:], strict=False):
                     assert elf.LOWEST <= one.address < one.end <= two.address < two.end < 32 * MIB
     assert 500 < accepted < 9_500
@@ -435,7 +435,7 @@ def test_a_few_hundred_of_them_run(engine: Engine) -> None:
             ran += 1
         except InvalidFunction:
             continue
-        except FunctionError:  # anything else would be our fault
+        except FunctionError:  # other errors are bugs of the reader
             ran += 1
         finally:
             engine.forget(fn)
@@ -514,7 +514,7 @@ ROW = (0x10000, 1, 0x10000, 4, 2**32 - 1)
     [
         ([(0x10000, 1, 1), (0, 0, 0), (0, 0, 1)], ROW, "overlap"),
         ([(0x10000, 1, 0), (0, 0, 2), (0, 0, 1)], ROW, "overlap"),
-        ([(0x10000, 1, 0), (0x10000, 1, 1), (0, 0, 1)], ROW, "'z' was declared"),
+        ([(0x10000, 1, 0), (0x10000, 1, 1), (0, 0, 1)], ROW, "instead of 'z'"),
         ([(0x10001, 1, 0), (0, 0, 1), (0, 0, 1)], ROW, "UTF-8"),
         (SETS, (0x10000, 256, 0x10000, 4, 0), "256 bytes"),
         (SETS, (0x10001, 1, 0x10000, 4, 0), "UTF-8"),

@@ -1,4 +1,4 @@
-"""Compositions with native and WebAssembly code: right by their oracles, and alike to the byte."""
+"""Compositions with native and WebAssembly code: equal to their oracles, and to each other."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_random_bytes_are_no_danger(compiled: tuple[Engine, str]) -> None:
             assert first(run(engine, compressor(kind), data)).bytes() == wanted
 
 
-def test_what_is_kept_is_what_the_source_gives(tmp_path: Path) -> None:
-    """Compilers differ in bytes, so a build of today is held to do the same."""
+def test_the_stored_executables_match_their_sources(tmp_path: Path) -> None:
+    """Compilers differ in bytes, so a new build is compared by its results."""
     compiler()
     wasm = shutil.which("clang") and shutil.which("wasm-ld")
     environment = dict(os.environ) | ({} if wasm else {"NO_WASM": "1"})

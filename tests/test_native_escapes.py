@@ -1,4 +1,4 @@
-"""What hostile machine code tries in its address space, and that none of it works.
+"""Attacks of hostile machine code in its address space; none of them works.
 
 Each attempt ends in the one error that says what it was; the engine runs an honest call after it.
 """

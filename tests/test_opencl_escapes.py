@@ -1,4 +1,4 @@
-"""What kernels that run on the host may not do, shown by kernels that try.
+"""Operations denied to kernels that run on the host, tested by kernels that try them.
 
 Each attack runs in a real kernel host, with inline assembly that registration refuses: what holds
 must be the wall, not that check. A control group runs the same attacks in a host without the wall,
@@ -76,7 +76,7 @@ def unconfined() -> Iterator[Attacker]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that every user may do everything in: permissions of files protect nothing there."""
+    """A folder with all permissions for every user, so that permissions do not protect it."""
     with TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -110,7 +110,7 @@ def alive(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class FileAttack:
-    """Something to do to files.
+    """An operation on files.
 
     Attributes:
         script: makes the calls; it gets addresses of the paths of the secret, of a new file, and of
@@ -288,7 +288,7 @@ def test_the_folder_of_another_host_cannot_be_entered(confined: Attacker) -> Non
     ]
     results, _ = confined.attack(script, memory)
     assert results[0] == EACCES
-    assert results[1] in (EACCES, ENOENT)  # what is mounted there, it alone sees
+    assert results[1] in (EACCES, ENOENT)  # only the host sees the mount
 
 
 def test_its_folder_has_a_bound(confined: Attacker) -> None:
@@ -338,7 +338,7 @@ def test_without_the_wall_they_are_not(unconfined: Attacker, name: str) -> None:
     assert unconfined.attack([(name,)])[0] != [EPERM]
 
 
-def test_it_is_nobody_without_capabilities(confined: Attacker) -> None:
+def test_it_runs_as_nobody_without_capabilities(confined: Attacker) -> None:
     results, _ = confined.attack([("getuid",), ("geteuid",), ("getgid",), ("getegid",)])
     status = Path(f"/proc/{confined.pid()}/status").read_text()
     facts = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
@@ -476,7 +476,7 @@ def test_memory_of_others_cannot_be_read_or_written(confined: Attacker, bystande
 def test_without_the_wall_ptrace_attaches(unconfined: Attacker, bystander: int) -> None:
     tracer = function("Tracer")
     assert unconfined.attack([("ptrace", 0x4206, bystander)], wanted=tracer)[0] == [0]
-    unconfined.engine.forget(tracer)  # nobody could end the other while it is traced
+    unconfined.engine.forget(tracer)  # a traced process cannot be ended by others
     unconfined.engine._reap(10)
 
 
@@ -539,7 +539,7 @@ def test_nothing_of_a_call_is_left_in_the_shared_file(confined: Attacker) -> Non
 
 
 def test_what_it_writes_beside_its_call_is_given_back(confined: Attacker) -> None:
-    """A host may fill the shared file to its end; that lasts for one call."""
+    """A host may fill the shared file; this affects one call only."""
     host = confined.engine._hosts.get(ATTACK.identity)
     if host is None:
         confined.attack([("getpid",)])
@@ -564,7 +564,7 @@ TRICKS = {
 
 
 def assembling(directive: str, path: Path) -> str:
-    """Write a kernel that gives what a directive of the assembler brought."""
+    """Write a kernel that returns the content included by a directive of the assembler."""
     before, _, after = SOURCE.partition("    ulong count = bytes / 64;")
     lines = f'jmp 2f; 1: {directive} \\"{path}\\"; .zero 64; 2: leaq 1b(%%rip), %0'
     copy = "for (int i = 0; i < 28; i++) memory[i] = found[i];"
@@ -583,7 +583,7 @@ def test_the_compiler_shows_no_file(confined: Attacker, place: Path, name: str) 
 
 
 def test_the_assembler_reads_no_file(confined: Attacker, place: Path) -> None:
-    """PoCL goes on after the assembler's error, with nothing in the file's place."""
+    """PoCL continues after the assembler's error, without the file's content."""
     source = assembling(".incbin", place / "secret")
     try:
         came = confined.attack([("getpid",)], bytes(64), function("Incbin", source))[1]

@@ -1,4 +1,4 @@
-"""A broker and kernel hosts that lie, die or stay silent; hosts are played by scripts."""
+"""A broker and kernel hosts that send wrong answers, die or hang; hosts are scripted."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_two_answers_are_found_before_the_next_call() -> None:
         host = who.engine._hosts[wanted.identity]
         while host._channel.take() is None:
             pass
-        host.well = False  # what is there was taken by this test
+        host.well = False  # this test has read its state
         who.attack([("getpid",)], wanted=wanted)
         assert who.engine.hosts()[wanted.identity] != first
 
@@ -198,7 +198,7 @@ def test_a_host_that_cannot_start_makes_the_backend_unavailable() -> None:
         pass
 
 
-def test_a_killed_host_is_replaced_and_nobody_notices() -> None:
+def test_a_killed_host_is_replaced_without_an_error() -> None:
     with attacker(played("")) as who:
         wanted = function("Honest")
         who.attack([("getpid",)], wanted=wanted)

@@ -1,4 +1,4 @@
-"""Plans: sizes, launches, arguments, layout, errors with places, the cache. No device anywhere."""
+"""Plans: sizes, launches, arguments, layout, errors with positions, the cache; no device."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_which_integers_are_read() -> None:
     assert {i.idx for i in integers_read(b.build())} == {0, 1, 2, 3}
 
 
-def test_the_cache_knows_sizes_and_integers() -> None:
+def test_the_cache_depends_on_sizes_and_integers() -> None:
     b = make()
     b.launch("k", [b.A], grid=b.cfg[0])
     config = b.build()

@@ -1,4 +1,4 @@
-"""The buffer pool: bounds, and that nothing of one call is left for the next."""
+"""The buffer pool: limits, and no data of one call is left for the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python functions in sandboxes: sets in, sets out, and what each kind of failure is called."""
+"""Python functions in sandboxes: inputs, outputs, and the error of each kind of failure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.process import enforcement, nursery
+from dandelion.backends.process import enforcement, sandbox_pool
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import wait_readable
-from dandelion.backends.process.nurseries import Nurseries
 from dandelion.backends.process.outcome import HEAP_BYTES, LOG_BYTES
-from dandelion.backends.process.programs import Programs
+from dandelion.backends.process.programs import PythonPrograms
+from dandelion.backends.process.sandbox_pools import SandboxPools
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.confinement.syscalls import native
@@ -204,13 +204,13 @@ def test_importing_can_do_no_harm(
 def test_a_reason_is_heard_however_late_one_listens(
     monkeypatch: pytest.MonkeyPatch, engine: ProcessEngine
 ) -> None:
-    """By then the zygote has ended, without having read what was asked of it."""
+    """By then the zygote has ended without reading its requests."""
 
     def late(source: socket.socket, deadline_ns: int) -> None:
         wait_readable(source, deadline_ns)
         time.sleep(0.2)
 
-    monkeypatch.setattr(nursery, "wait_readable", late)
+    monkeypatch.setattr(sandbox_pool, "wait_readable", late)
     with pytest.raises(Raised, match="no_such_module"):
         run(engine, function("def f(x): pass", imports="no_such_module"), b"")
 
@@ -449,7 +449,7 @@ def test_settings() -> None:
             driver.configure(options)
 
 
-def test_a_call_need_not_be_settled(engine: ProcessEngine) -> None:
+def test_clean_up_is_optional(engine: ProcessEngine) -> None:
     for _ in range(8):
         assert first(engine.run(call_of(ECHO, b"1"))).bytes() == b"1"
     engine.forget(ECHO)
@@ -471,7 +471,7 @@ def test_engines_of_a_driver_share_and_outlive_each_other() -> None:
         two.close()
 
 
-# --- what can be told beforehand -----------------------------------------------------------------
+# --- checks before the first call -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -513,7 +513,7 @@ def problems(driver: ProcessDriver, *args: object, **how: object) -> list[tuple[
         ("def f(x):\n    import pandas", [("undeclared-import", 2, 5)]),
     ],
 )  # fmt: skip
-def test_check_tells_problems_with_places(
+def test_check_reports_problems_with_positions(
     driver: ProcessDriver, source: str, expected: list[tuple[str, int, int]]
 ) -> None:
     found = problems(driver, source)
@@ -537,7 +537,7 @@ def test_check_looks_imports_up_without_importing(driver: ProcessDriver) -> None
 # --- confinement, where the node has other rights ---------------------------------------------
 
 
-def test_enforcement_tells_what_holds() -> None:
+def test_enforcement_reports_the_confinement() -> None:
     facts = enforcement()
     assert set(facts) == {"landlock", "namespaces", "seccomp", "user"}
     assert facts["user"].endswith("no capabilities")
@@ -607,10 +607,10 @@ def test_unauthorized_is_the_functions_fault(engine: ProcessEngine) -> None:
 def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     ahead: int, engines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dandelion.backends.process.nursery._MOMENT_NS", 5 * 10**9)
+    monkeypatch.setattr("dandelion.backends.process.sandbox_pool._READY_SOON_NS", 5 * 10**9)
     driver = ProcessDriver()
-    nurseries, programs = Nurseries("group", ahead), Programs(driver.checker()._compiled)
-    group = [ProcessEngine(f"{n}", nurseries, programs, native()) for n in range(engines)]
+    pools, programs = SandboxPools("group", ahead), PythonPrograms(driver.checker()._compiled)
+    group = [ProcessEngine(f"{n}", pools, programs, native()) for n in range(engines)]
     try:
         for engine in group + group:
             assert first(run(engine, ECHO, b"1")).bytes() == b"1"

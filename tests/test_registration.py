@@ -1,4 +1,4 @@
-"""What registration refuses: declarations and documents that could not be run afterwards."""
+"""Registration refuses declarations and documents that cannot run."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_a_set_of_something_else_than_items_is_refused() -> None:
         item_set("a", ItemSet("a", (Item("i"), impostor)))
 
 
-def test_nothing_of_a_document_is_kept() -> None:
+def test_no_content_of_a_document_is_retained() -> None:
     """Its contents may be large."""
     null = load_driver("null").checker()
     registrar = Registrar(

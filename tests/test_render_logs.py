@@ -169,7 +169,7 @@ def node() -> Iterator[Node]:
 def invoke(
     node: Node, known: World, token: str = "token-ada", topic: str = "x", deadline_s: float = 60
 ) -> tuple[Sets, list[Request]]:
-    """Serve a world, register for it and ask; give outputs and what the servers were asked."""
+    """Serve a world, register and invoke; return outputs and the requests to the servers."""
     seen: list[Request] = []
     with serve_world(known, seen=seen) as url:
         node.register(bundle.document(url))
@@ -214,9 +214,9 @@ def test_the_python_description_runs(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("token", "reason"),
-    [("nobody", "401 Unauthorized: nobody has"), ("token-dan", "403 Forbidden: Dan is locked")],
+    [("nobody", "401 Unauthorized: unknown token"), ("token-dan", "403 Forbidden: Dan is locked")],
 )
-def test_a_refused_token_gives_the_reason_and_asks_nobody_else(
+def test_a_refused_token_gives_the_reason_and_sends_no_other_request(
     node: Node, token: str, reason: str
 ) -> None:
     outputs, seen = invoke(node, world.EXAMPLE, token)

@@ -1,4 +1,4 @@
-"""What a function can learn of the host from the interpreter that it runs in: no paths."""
+"""A function learns no paths of the host from its interpreter."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_tracebacks_and_logs_have_no_paths(engine: ProcessEngine) -> None:
         import json, logging, sys, traceback, warnings
         def f(x):
             logging.basicConfig(format="%(pathname)s %(message)s", stream=sys.stdout)
-            logging.warning("heard")  # the library looks for itself in the stack
+            logging.warning("heard")  # the library searches the stack for its own file
             warnings.warn("look")
             try:
                 json.loads("{")
@@ -132,7 +132,7 @@ def test_reasons_why_an_import_fails_have_no_paths(
 
 
 def test_the_command_line_of_a_zygote_has_no_paths_but_its_program(engine: ProcessEngine) -> None:
-    with engine._nurseries.use(()) as nursery:
-        words = Path(f"/proc/{nursery.pid()}/cmdline").read_text().split("\0")
+    with engine._pools.use(()) as pool:
+        words = Path(f"/proc/{pool.pid()}/cmdline").read_text().split("\0")
     assert words[0] == sys.executable
     assert not [word for word in words[1:] if "/" in word]

@@ -1,4 +1,4 @@
-"""What hostile code tries in a sandbox, and that none of it works.
+"""Attacks of hostile code in a sandbox; none of them works.
 
 Three kinds of proof: a denied call ends as `Unauthorized` and is named; what stays allowed shows
 nothing of the host; and a forged reply is `BadOutput`, never believed and never harmful. After each
@@ -205,7 +205,7 @@ def test_going_on_quietly_after_a_denied_call_ends_soon(engine: ProcessEngine) -
     assert isinstance(attempt(engine, source), Unauthorized)
 
 
-# --- what can be seen ---------------------------------------------------------------------------
+# --- visible information ----------------------------------------------------------------------
 
 
 def look(engine: ProcessEngine, expression: str, imports: str = "") -> str:
@@ -233,18 +233,18 @@ def test_only_its_own_descriptors_are_open(engine: ProcessEngine) -> None:
     assert large in ("[0, 1, 2, 3, 4, 5]", "[0, 1, 2, 3, 4, 5, 6]")  # its inputs
 
 
-def test_what_was_shared_at_its_birth_is_given_up(engine: ProcessEngine) -> None:
+def test_what_was_shared_at_its_fork_is_given_up(engine: ProcessEngine) -> None:
     source = """
 def f(x):
     import sys
     frame = sys._getframe()
-    while "birth" not in frame.f_locals:
+    while "context" not in frame.f_locals:
         frame = frame.f_back
-    birth = frame.f_locals["birth"]
+    context = frame.f_locals["context"]
     try:
-        birth.births[0] = 1
+        context.started[0] = 1
     except ValueError as error:
-        return f"{error}; {birth.control.fileno()}"
+        return f"{error}; {context.control.fileno()}"
 """
     gone = first(run(engine, function(source), b"")).text()
     assert gone == f"mmap closed or invalid; {CHANNEL_FD}"
@@ -341,7 +341,7 @@ def test_exhaustion(engine: ProcessEngine, body: str, expected: type) -> None:
     assert isinstance(attempt(engine, source, imports="mmap", **limits), expected)
 
 
-# --- lies -----------------------------------------------------------------------------------------
+# --- forged replies -----------------------------------------------------------------------------
 
 pack = msgspec.msgpack.encode
 
@@ -476,7 +476,7 @@ def test_a_patched_reply_path_is_no_way_out(engine: ProcessEngine) -> None:
     import sys
     def f(x):
         wire = sys.modules["dandelion.backends.process.wire"]
-        wire.entries = lambda sets: ([wire.Entry("n", 0, 1 << 40)],)
+        wire.entries = lambda sets: ([wire.ItemHeader("n", 0, 1 << 40)],)
         return b"x"
     """
     assert isinstance(attempt(engine, source), BadOutput)

@@ -1,4 +1,4 @@
-"""What functions may import: what is there, what is refused at registration, what loads late."""
+"""Imports of functions: available modules, refusals at registration, late imports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def statements() -> Iterator[tuple[str, str, list[str]]]:
     for name in sorted({*sys.stdlib_module_names, *standard_library(), *modules.ALWAYS}):
         yield f"import {name}", name, []
         package, _, part = name.rpartition(".")
-        if package and package != "encodings":  # its parts are found by the names of encodings
+        if package and package != "encodings":  # encodings are looked up by name
             yield f"from {package} import {part}", package, [part]
 
 

@@ -1,4 +1,4 @@
-"""The dynamic semantics of one application, against relations written down naively."""
+"""The dynamic semantics of one application, against a naive specification."""
 
 import itertools
 

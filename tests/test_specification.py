@@ -1,4 +1,4 @@
-"""docs/language.md: its texts are valid, its pictures up to date, its messages what is said."""
+"""docs/language.md: its texts are valid, its pictures and messages up to date."""
 
 import itertools
 import linecache
@@ -15,7 +15,7 @@ from dandelion.data import SetSpec
 from dandelion.dataflow.dsl import composition, each, functions, keyed
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import from_json, print_module, to_json
-from dandelion.dataflow.rules_names import Signature
+from dandelion.dataflow.rules_names import FunctionSignature
 from dandelion.dataflow.syntax_words import spellings
 from dandelion.dataflow.validate import check_module, validate
 from dandelion.documents import RegistrationDocument
@@ -40,7 +40,7 @@ KNOWN = {
         {"weights": (("w", Digest("0" * 64)),)},
     ),
 }  # fmt: skip
-SIGNATURES = {n: Signature(n, s.input_names, s.output_names) for n, s in KNOWN.items()}
+SIGNATURES = {n: FunctionSignature(n, s.input_names, s.output_names) for n, s in KNOWN.items()}
 
 
 # --- texts ------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_pictures_are_up_to_date() -> None:
 
 
 def said(kind: str, text: str) -> str:
-    """What a user is told about a text in the language, in JSON or in Python."""
+    """The message for a text in the language, in JSON or in Python."""
     if kind == "python":
         return about_python(text)
     file = "logs.dandelion"

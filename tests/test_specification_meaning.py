@@ -1,4 +1,4 @@
-"""docs/language.md: its tables of instances and partitions hold, its patterns do what they say."""
+"""docs/language.md: its tables of instances and partitions and its patterns are correct."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The static rules: every fault has its code, its place, and the name that was meant."""
+"""The static rules: every fault has its code, its position, and the nearest name."""
 
 import itertools
 import re
@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
-from dandelion.dataflow.graph import Application, Composition, Join, Module, Strategy
+from dandelion.dataflow.graph import Application, Composition, CompositionModule, Join, Strategy
 from dandelion.dataflow.language import parse
-from dandelion.dataflow.validate import Signature, check_module, ensure_valid, validate
+from dandelion.dataflow.validate import FunctionSignature, check_module, ensure_valid, validate
 from dandelion.errors import InvalidComposition, Problem
 
 KNOWN = {
     s.name: s
     for s in (
-        Signature("HTTP", ("requests",), ("headers", "bodies")),
-        Signature("Access", ("token",), ("request",)),
-        Signature("Merge", ("left", "right", "style"), ("merged", "rest")),
-        Signature("Old", ("a",), ("b",)),
+        FunctionSignature("HTTP", ("requests",), ("headers", "bodies")),
+        FunctionSignature("Access", ("token",), ("request",)),
+        FunctionSignature("Merge", ("left", "right", "style"), ("merged", "rest")),
+        FunctionSignature("Old", ("a",), ("b",)),
     )
 }
 VALID = """\
@@ -68,7 +68,7 @@ def test_what_is_legal(text: str) -> None:
     assert check(text) == []
 
 
-# Code | what the message names | the nearest name; then the text, the problem stands at the mark.
+# Code | a part of the message | the nearest name; then the text, with a mark at the problem.
 GOLDEN = """
 ## unknown-function | Acess | Access
 function ¦Acess(token) => (request);
@@ -287,7 +287,7 @@ composition Two() => () { Gone() => (); Two() => (); }
 def test_problems_of_several_texts_get_excerpts_of_their_own() -> None:
     texts = {"a.dc": "composition A() => (x) {}", "b:c": "\ncomposition B() => (y) {}"}
     modules = [parse(text, file) for file, text in texts.items()]
-    module = Module((), tuple(c for m in modules for c in m.compositions))
+    module = CompositionModule((), tuple(c for m in modules for c in m.compositions))
     problems = with_excerpts(validate(module, KNOWN.get), in_texts(texts))
     assert [p.excerpt.split("\n")[0].split("| ")[1] for p in problems] == [
         "composition A() => (x) {}",
@@ -310,9 +310,9 @@ def test_check_module_takes_declarations_at_their_word() -> None:
     wrong = text.replace("all a", "all c").replace("b = b", "b = c")
     codes = [p.code for p in check_module(parse(wrong))]
     assert codes == ["unknown-set", "unknown-return"]
-    assert [p.code for p in check_module(parse(text), {"Later": Signature("Later")}.get)] == [
-        "declaration-mismatch"
-    ]
+    assert [
+        p.code for p in check_module(parse(text), {"Later": FunctionSignature("Later")}.get)
+    ] == ["declaration-mismatch"]
 
 
 def test_recursion_is_found_through_registered_compositions() -> None:
@@ -336,13 +336,13 @@ composition C(a) => (b) { Old(x = all a) => (b = x); }
 def test_a_join_needs_a_word_between_two_sets(order: tuple[str, ...]) -> None:
     join = Join(order, (Strategy.INNER,))
     composition = Composition("C", applications=(Application("Merge", join=join),))
-    codes = [p.code for p in validate(Module((), (composition,)), KNOWN.get)]
+    codes = [p.code for p in validate(CompositionModule((), (composition,)), KNOWN.get)]
     assert codes[0] == "join-shape"
 
 
 @pytest.mark.parametrize("name", ["", "9a", "a b", "naïve", "a\n", "x" * 256, "a-b"])
 def test_names_are_checked_where_no_text_did(name: str) -> None:
-    module = Module((), (Composition("C", (name,)),))
+    module = CompositionModule((), (Composition("C", (name,)),))
     assert [p.code for p in validate(module, KNOWN.get)] == ["bad-name"]
 
 

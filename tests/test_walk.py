@@ -14,7 +14,7 @@ from dandelion.dataflow.graph import (
     Binding,
     Composition,
     Feed,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
 )
@@ -71,13 +71,13 @@ def drive(
     answer: Callable[[Run], Outputs],
     pick: Callable[[int], int] = lambda n: 0,
 ) -> Outputs:
-    """Carry out instructions in an order that `pick` chooses; give the result."""
+    """Carry out instructions in an order that `pick` chooses; return the result."""
     out = list(walk.start(inputs))
     while True:
         instruction = out.pop(pick(len(out)))
         if isinstance(instruction, Complete):
             assert not out
-            assert walk.out == 0
+            assert walk.in_flight == 0
             return instruction.outputs
         assert isinstance(instruction, Run)
         out += walk.finished(instruction.instance, answer(instruction))
@@ -128,15 +128,15 @@ def test_the_result_does_not_depend_on_the_order_of_finishing(seed: int) -> None
     assert [i.name for i in result] == ["0", "4", "8", "1", "5", "9", "2", "6", "3", "7"]
 
 
-def test_the_window_bounds_what_is_out() -> None:
+def test_the_window_bounds_instances_in_flight() -> None:
     fan = Composition("C", ("s",), ("t",), (apply("F", "b=t", a=(Sharding.EACH, "s")),))
     walk = Walk(plan(fan, F), POLICY, window=4)
     out = walk.start([item_set("s", [b"x"] * 100)])
-    assert len(out) == walk.out == 4
+    assert len(out) == walk.in_flight == 4
     run = out[0]
     assert isinstance(run, Run)
     assert len(walk.finished(run.instance, passed_on(run))) == 1
-    assert walk.out == 4
+    assert walk.in_flight == 4
 
 
 def test_an_absent_required_set_skips_and_propagates() -> None:
@@ -187,7 +187,7 @@ def test_nested_compositions_run_once_for_each_instance() -> None:
 
 
 def origins(composition: Composition, *targets: FunctionSpec | CompositionPlan) -> list[object]:
-    """Give the origins of the instances over items a2, b1, c2 in the order of being made."""
+    """Return the origins of the instances over items a2, b1, c2 in the order of being made."""
     walk = Walk(plan(composition, *targets), POLICY)
     items = [Item("a", 2), Item("b", 1), Item("c", 2)]
     found = []
@@ -267,7 +267,7 @@ def test_sets_are_dropped_when_their_last_consumer_has_merged() -> None:
     walk = Walk(plan(chain(3), F), POLICY)
     given = item_set("s0", b"big")
     _, run = start(walk, given)
-    frame = walk._out[run.instance].frame
+    frame = walk._in_flight[run.instance].frame
     walk.finished(run.instance, (item_set("b", b"next"),))
     assert frame.sets[0] is None
 
@@ -282,7 +282,7 @@ WHOLE = Application("Step", (Binding("x", "a"), Binding("y", "b", optional=True)
 def looped(times: int, until: str | None = None, **feed: str) -> Composition:
     """Step, repeated over inputs a and b; outputs out and open."""
     feeds = tuple(Feed(parameter, output) for parameter, output in feed.items())
-    application = msgspec.structs.replace(WHOLE, repeat=Repeat(times, until, feeds))
+    application = msgspec.structs.replace(WHOLE, repeat=RepeatClause(times, until, feeds))
     return Composition("Loop", ("a", "b"), ("out", "open"), (application,))
 
 
@@ -349,7 +349,7 @@ def test_a_loop_over_a_skipped_application_ends_at_once() -> None:
 def test_iterations_are_sharded_anew_and_instances_counted_through() -> None:
     application = Application(
         "F", (Binding("a", "s", Sharding.EACH),), (Return("t", "b"),), None,
-        Repeat(3, None, (Feed("a", "b"),)),
+        RepeatClause(3, None, (Feed("a", "b"),)),
     )  # fmt: skip
     numbers = []
 
@@ -369,7 +369,7 @@ def test_iterations_are_sharded_anew_and_instances_counted_through() -> None:
 def test_a_loop_over_a_composition_enters_it_again_and_again() -> None:
     outer = Composition("O", ("s",), ("t",), (
         Application("Chain", (Binding("s0", "s"),), (Return("t", "s2"),), None,
-                    Repeat(500, None, (Feed("s0", "s2"),))),))  # fmt: skip
+                    RepeatClause(500, None, (Feed("s0", "s2"),))),))  # fmt: skip
     runs = []
 
     def answer(run: Run) -> Outputs:
@@ -404,7 +404,7 @@ def test_a_loop_keeps_nothing_of_earlier_iterations() -> None:
     walk = Walk(plan(looped(10, None, x="out"), STEP), POLICY)
     given, kept = item_set("a", b"first"), item_set("b", b"always")
     _, run = start(walk, given, kept)
-    frame = walk._out[run.instance].frame
+    frame = walk._in_flight[run.instance].frame
     assert frame.sets[0] is None  # the frame has dropped it, the first instance has it
     gone: list[weakref.ref[object]] = []
     for _ in range(9):
@@ -448,10 +448,10 @@ def test_a_million_iterations_without_instances_neither_recurse_nor_block() -> N
     walk = Walk(plan(swap, plan(same)), POLICY, slice_=1000)
     assert walk.start([given]) == []
     for _ in range(20):
-        assert walk.unsettled
+        assert walk.has_pending_sets
         assert walk.resume() == []
     assert isinstance(walk.cancel(Cancelled("too long"))[-1], Fail)
-    assert not walk.unsettled
+    assert not walk.has_pending_sets
     assert walk.resume() == []
     fewer = parse(text.replace("1000000", "5000")).compositions[1]
     (done,) = Walk(plan(fewer, plan(same)), POLICY).start([given])
@@ -479,7 +479,7 @@ def test_slices_change_nothing(slice_: int) -> None:
     given: list[ItemSet | None] = [item_set("s0", b"x")]
     out = list(sliced.start(given))
     while not sliced.done:
-        while sliced.unsettled:
+        while sliced.has_pending_sets:
             out += sliced.resume()
         run = out.pop()
         if isinstance(run, Run):

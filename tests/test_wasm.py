@@ -1,4 +1,4 @@
-"""WebAssembly functions: reading modules, running them, and what hostile ones come to."""
+"""WebAssembly functions: reading modules, running them, and errors of hostile ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel holds what the tree holds, under the names that a checkout uses."""
+"""The wheel has the files of the tree, under the names of a checkout."""
 
 import subprocess
 import sys

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 
-from dandelion.confinement.seccomp import Policy, Program, if_bits, only_if
+from dandelion.confinement.seccomp import FilterProgram, SyscallPolicy, if_bits, only_if
 
 _SIGABRT = 6
 _CLONE_THREAD = 0x10000
@@ -32,14 +32,14 @@ _ALLOWED = """
 _QUIET = {errno.ENOTTY: "ioctl", errno.ENOSYS: "clone3 membarrier"}
 
 
-def policy(channel: int | None) -> Policy:
+def policy(channel: int | None) -> SyscallPolicy:
     """Give the policy of a process.
 
     Args:
         channel: descriptor of its socket, if it runs kernels; None if it compiles only.
     """
 
-    def conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
+    def conditional(pid: int, denied: int) -> list[tuple[str, FilterProgram]]:
         duties = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, _F_DUPFD_CLOEXEC)
         rules = [
             ("fcntl", only_if({1: duties}, denied)),
@@ -55,4 +55,4 @@ def policy(channel: int | None) -> Policy:
         return rules
 
     threads = "" if channel is not None else "set_robust_list set_tid_address"
-    return Policy(f"{_ALLOWED} {threads}", _QUIET, conditional)
+    return SyscallPolicy(f"{_ALLOWED} {threads}", _QUIET, conditional)

@@ -1,13 +1,13 @@
-"""HTTP: the platform function that lets a composition speak with the world.
+"""HTTP: the platform function by which a composition sends HTTP requests.
 
-``HTTP (requests) => (headers, bodies)``. Each item of `requests` is one request, written as text;
-it is performed once, and gives one item in each output, with the name and key of the request. All
-items of a call are performed at the same time, as far as `Settings.concurrency` allows. Any status
-is a success; one request that cannot be performed fails the call, by its name. ``docs/
-http-function.md`` has the format and the settings.
+``HTTP (requests) => (headers, bodies)``. Each item of `requests` is one request, written as text.
+It is sent once, and results in one item in each output, with the name and key of the request. The
+requests of a call are sent concurrently, up to `HttpSettings.concurrency`. Any status is a success.
+A request without a response fails the call; the error names its item. ``docs/http-function.md`` has
+the format and the settings.
 
-Files: `settings` (what an operator decides), `policy` (which addresses may be reached), `request`
-(item to request, response to item, redirects), `engine` (performing them, over aiohttp).
+Files: `settings` (the operator's settings), `policy` (which addresses may be reached), `request`
+(item to request, response to item, redirects), `engine` (requests over aiohttp).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dandelion.driver import (
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import CodeObject, Function, FunctionSpec
 
-from .settings import Settings, read_settings
+from .settings import HttpSettings, read_settings
 
 HTTP = FunctionSpec(
     "HTTP",
@@ -78,10 +78,10 @@ class HttpFactory(EngineFactory):
     """Starts engines.
 
     Attributes:
-        settings: what new engines will have.
+        settings: of new engines.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
 
     def probe(self) -> list[Resource]:
@@ -116,7 +116,7 @@ def _problems(function: Function) -> list[Problem]:
             )
         )
     problems.extend(
-        Problem("unknown-option", f"no option '{option}'", f"code.options.{option}")
+        Problem("unknown-option", f"unknown option '{option}'", f"code.options.{option}")
         for option in function.code.options
     )
     return problems

@@ -1,16 +1,16 @@
 """Performing requests: one client session on the event loop, shared by all calls.
 
-The life of an item: its text is read, the host is checked, a connection is made to an address that
-was checked after resolution (`_CheckedResolver`; the connector connects to what this returns and
-asks nobody again), and the response is followed if it is a redirect, every hop checked anew. A body
-of known length is written into a context of its own as it arrives; one of unknown length is
-gathered in one buffer, whatever its chunks, and copied once; very small ones stay on the heap.
+Steps of an item: its text is read; the host is checked; a connection is made to an address that was
+checked after resolution (`_CheckedResolver`; the connector uses only these addresses); redirects
+are followed, and every hop is checked again. A body of known length is written into a context of
+its own as it arrives. A body of unknown length is collected in one buffer and copied once. Very
+small bodies stay on the heap.
 
-What bounds a call: its deadline, the function's ``output_bytes`` for all responses together, and
-the engine's `Settings.concurrency`. What a server can make the loop do before anything else runs is
-bounded by `protocol`. The first item that fails ends the others and fails the call.
+A call is limited by its deadline, by the function's ``output_bytes`` for all responses together,
+and by the engine's `HttpSettings.concurrency`. `protocol` limits how long a server can keep the
+loop busy. The first item that fails cancels the others and fails the call.
 
-Nothing is taken from the environment: no proxy, no credentials, no cookies.
+The environment is ignored: no proxy, no credentials, no cookies.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import RequestFailed, TimedOut, TooLarge
 from dandelion.memory import MemoryDomain
 
-from .policy import Policy, Refused
+from .policy import AddressPolicy, Refused
 from .protocol import BoundedHandler
 from .request import (
     IDEMPOTENT,
     REDIRECTS,
-    Request,
+    HttpRequest,
     head_item,
     read_request,
 )
-from .settings import Settings
+from .settings import HttpSettings
 
 HEAP_BYTES = 1024
-"""Bodies up to this size stay on the heap: a context of their own would cost more."""
+"""Bodies up to this size stay on the heap, where they cost less than a context."""
 
 SLICE_BYTES = 256 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
 _LINE_LIMIT_BYTES = 64 * 1024
 _FIRST_PAUSE_S = 0.05
-_KEPT_S = 3.0  # below what servers keep: a POST on a connection that was just closed is lost
-_NOT_SENT_BY_US = ("User-Agent", "Accept-Encoding", "Content-Type")
+_IDLE_S = 3.0  # less than servers keep a connection open: a POST on a closed one is lost
+_NO_DEFAULT_HEADERS = ("User-Agent", "Accept-Encoding", "Content-Type")
 _LOST = (aiohttp.ClientConnectionError, ConnectionError)  # before a response began
 
 
 @dataclass(slots=True)
 class _Room:
-    """What the responses of one call may still take, in bytes."""
+    """The remaining bytes for the responses of one call."""
 
     limit_bytes: int
     taken_bytes: int = 0
@@ -71,13 +71,13 @@ class HttpEngine(AsyncEngine):
     """Performs the requests of many calls at once.
 
     Args:
-        settings: what the operator decided.
-        resolver: finds the addresses of names; by default the system does.
+        settings: the operator's settings.
+        resolver: resolves names; by default the system's resolver.
     """
 
     name = "http"
 
-    def __init__(self, settings: Settings, resolver: AbstractResolver | None = None) -> None:
+    def __init__(self, settings: HttpSettings, resolver: AbstractResolver | None = None) -> None:
         self._settings = settings
         self._resolver = resolver
         self._places = asyncio.Semaphore(settings.concurrency)
@@ -120,12 +120,12 @@ class HttpEngine(AsyncEngine):
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call.domain)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
-            message = _sentence(error, self._settings)
+            message = _describe(error, self._settings)
             raise RequestFailed(call.function.spec.name, item.name, message) from None
         return Item(item.name, item.key, head), Item(item.name, item.key, body)
 
     async def _follow(
-        self, request: Request, item: str, room: _Room, domain: MemoryDomain
+        self, request: HttpRequest, item: str, room: _Room, domain: MemoryDomain
     ) -> tuple[bytes, Bytes]:
         for _ in range(self._settings.redirects + 1):
             async with await self._send(request) as response:
@@ -135,7 +135,7 @@ class HttpEngine(AsyncEngine):
                 request = request.redirected(response.status, location)
         raise Refused(f"more than {self._settings.redirects} redirects")
 
-    async def _send(self, request: Request) -> aiohttp.ClientResponse:
+    async def _send(self, request: HttpRequest) -> aiohttp.ClientResponse:
         assert request.url.raw_host is not None
         self._settings.policy.check_literal(request.url.raw_host)
         attempts = 1 + (self._settings.retries if request.method in IDEMPOTENT else 0)
@@ -150,7 +150,7 @@ class HttpEngine(AsyncEngine):
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(self, request: Request) -> aiohttp.ClientResponse:
+    async def _attempt(self, request: HttpRequest) -> aiohttp.ClientResponse:
         headers = CIMultiDict(request.headers)
         size = len(request.body)
         if size > SLICE_BYTES:
@@ -164,7 +164,7 @@ class HttpEngine(AsyncEngine):
         )
 
     def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:  # a session belongs to the loop that it was made in
+        if self._session is None:  # a session must be made on the loop that uses it
             self._session = _session(self._settings, self._resolver)
         return self._session
 
@@ -175,9 +175,9 @@ class HttpEngine(AsyncEngine):
 
 
 class _CheckedResolver(AbstractResolver):
-    """Finds addresses and gives on only those that may be reached."""
+    """Resolves names, and returns only addresses that may be reached."""
 
-    def __init__(self, policy: Policy, inner: AbstractResolver) -> None:
+    def __init__(self, policy: AddressPolicy, inner: AbstractResolver) -> None:
         self._policy = policy
         self._inner = inner
 
@@ -196,21 +196,21 @@ class _CheckedResolver(AbstractResolver):
         await self._inner.close()
 
 
-def _session(settings: Settings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
+def _session(settings: HttpSettings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
     inner = resolver or aiohttp.ThreadedResolver()
     connector = aiohttp.TCPConnector(
         resolver=_CheckedResolver(settings.policy, inner),
-        limit=0,  # the engine has places of its own
-        keepalive_timeout=_KEPT_S,
+        limit=0,  # the engine limits concurrency itself
+        keepalive_timeout=_IDLE_S,
     )
     loop = asyncio.get_running_loop()
     made = functools.partial(BoundedHandler, loop=loop)
-    connector._factory = made  # type: ignore[assignment]  # a subclass will do
+    connector._factory = made  # type: ignore[assignment]  # makes a subclass
     session = aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, connect=settings.connect_s),
         cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_NOT_SENT_BY_US,
+        skip_auto_headers=_NO_DEFAULT_HEADERS,
         auto_decompress=False,
         trust_env=False,
         read_bufsize=SLICE_BYTES,
@@ -228,7 +228,11 @@ async def _slices(body: Bytes) -> AsyncIterator[memoryview]:
 
 
 async def _receive(
-    request: Request, response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
+    request: HttpRequest,
+    response: aiohttp.ClientResponse,
+    item: str,
+    room: _Room,
+    domain: MemoryDomain,
 ) -> tuple[bytes, Bytes]:
     version = response.version or aiohttp.HttpVersion11
     head = head_item((version.major, version.minor), response.status, response.raw_headers)
@@ -237,14 +241,14 @@ async def _receive(
     if bodiless or response.content_length == 0:
         return head, b""
     if response.content_length is None:
-        return head, await _gathered(response, item, room, domain)
+        return head, await _receive_unsized(response, item, room, domain)
     room.take(item, response.content_length)
     if response.content_length <= HEAP_BYTES:
         return head, await response.read()
-    return head, await _streamed(response, response.content_length, domain)
+    return head, await _receive_sized(response, response.content_length, domain)
 
 
-async def _streamed(
+async def _receive_sized(
     response: aiohttp.ClientResponse, size_bytes: int, domain: MemoryDomain
 ) -> Bytes:
     context = domain.acquire(size_bytes)
@@ -257,10 +261,10 @@ async def _streamed(
     return context.read(0, size_bytes)
 
 
-async def _gathered(
+async def _receive_unsized(
     response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
 ) -> Bytes:
-    body = bytearray()  # not a list: of chunks of two bytes it would be many times their size
+    body = bytearray()  # not a list, which is many times larger for chunks of two bytes
     async for piece in response.content.iter_any():
         room.take(item, len(piece))
         body += piece
@@ -274,7 +278,7 @@ async def _gathered(
     return context.read(0, len(body))
 
 
-def _sentence(error: Exception, settings: Settings) -> str:
+def _describe(error: Exception, settings: HttpSettings) -> str:
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, aiohttp.ServerTimeoutError):
@@ -286,7 +290,7 @@ def _sentence(error: Exception, settings: Settings) -> str:
     if isinstance(error, aiohttp.ClientPayloadError):
         return f"the response broke off: {error}"
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"the response is no HTTP: {error.message}"
+        return f"the response is not valid HTTP: {error.message}"
     if isinstance(error, aiohttp.InvalidURL):
         return f"the URL cannot be used: {error}"
     return f"the connection was lost: {error}"

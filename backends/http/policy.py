@@ -1,12 +1,12 @@
 """Which addresses may be reached.
 
 Requests are written by untrusted functions, but sent from inside the platform's network. So only
-public addresses are reached, unless the operator names others. The question is asked of the
-**address** that a connection is made to, after the name was resolved, for every redirect anew: a
-name in the tenant's own zone may point anywhere, and elsewhere a second later.
+public addresses are reached, unless the operator allows others. The check is on the **address** of
+a connection, after the name was resolved, and is repeated for every redirect: a name in the
+tenant's own zone may point anywhere, and change at any time.
 
 An address inside an address (IPv4 mapped into IPv6, 6to4, Teredo, NAT64) counts as the inner one,
-since that is where the packets go.
+since the packets go there.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _BARRED = tuple(  # public by number, not by use, or not known as private to eve
 
 
 class Refused(Exception):
-    """What an item asks for will not be done; the text says why."""
+    """The request of an item is refused; the text says why."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class AddressPolicy(msgspec.Struct, frozen=True):
     """Which addresses may be reached.
 
     Attributes:
         networks: in CIDR notation; their addresses may be reached.
-        hosts: patterns of names, lower-case; wherever these names point may be reached.
+        hosts: patterns of names, lower-case; any address of these names may be reached.
         public: whether public addresses may be reached.
     """
 
@@ -48,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True):
     public: bool = True
 
     def trusts(self, host: str) -> bool:
-        """Tell whether a name may be reached wherever it points."""
+        """Tell whether a name may be reached at any address."""
         name = host.lower().rstrip(".")
         return any(fnmatchcase(name, pattern) for pattern in self.hosts)
 
@@ -93,7 +93,7 @@ def _innermost(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or teredo or address
 
 
-def read_policy(allow: str, public: str) -> Policy:
+def read_policy(allow: str, public: str) -> AddressPolicy:
     """Read the settings ``allow`` and ``public``; see `settings.read_settings`.
 
     Raises:
@@ -109,4 +109,4 @@ def read_policy(allow: str, public: str) -> Policy:
             hosts.append(entry)
     if public not in ("yes", "no"):
         raise InvalidInput("options.http.public", f"'{public}' is neither 'yes' nor 'no'")
-    return Policy(tuple(networks), tuple(hosts), public == "yes")
+    return AddressPolicy(tuple(networks), tuple(hosts), public == "yes")

@@ -1,20 +1,19 @@
-"""aiohttp's client protocol, fed in small pieces and with a bound on what is not body.
+"""aiohttp's client protocol, fed in small pieces and with a limit on bytes that are not body.
 
-aiohttp parses everything that one read of the socket brings before anything else runs, reads on
-while a response has not begun, and wakes the reader of a body once for each chunk. A hostile server
-turns each of these into seconds: interim responses (``100 Continue``) without end, chunks of two
-bytes, chunk extensions or trailers without end, further responses that were not asked for.
+aiohttp parses all data of one read before anything else runs, continues to read while a response
+has not begun, and wakes the reader of a body once for each chunk. A hostile server can stretch each
+of these to seconds: endless interim responses (``100 Continue``), chunks of two bytes, endless
+chunk extensions or trailers, further responses that were not requested.
 
 So the protocol here
-- parses in pieces for about `TURN_S`, then lets the event loop run. Meanwhile it reads nothing from
-  the socket, so the sender is slowed down and not the node. A piece that took next to no time is
-  followed by one of twice its size, a slow one by half of it: an ordinary body is parsed in a few;
-- ends a connection that sends more than `FRAMING_LIMIT_BYTES` without a byte of body in between:
-  heads, interim responses, extensions, trailers, and what comes when no request is under way.
+- parses in pieces for about `TURN_S`, then yields to the event loop. Meanwhile it does not read the
+  socket, which slows down the sender and not the node. The piece after a quick one has twice its
+  size, the piece after a slow one half of it, so an ordinary body is parsed in a few pieces;
+- closes a connection that sends more than `FRAMING_LIMIT_BYTES` without a byte of body in between:
+  heads, interim responses, extensions, trailers, and data without a request under way.
 
-It reaches into aiohttp: `_payload`, `_reading_paused` and the hold that aiohttp keeps for buffers
-of its own (`_pause_reading_for_buffer`). `tests/test_http_hostile.py` holds it against servers that
-do all of the above.
+It uses private members of aiohttp: `_payload`, `_reading_paused` and `_pause_reading_for_buffer`.
+`tests/test_http_hostile.py` tests it against servers that do all of the above.
 """
 
 from __future__ import annotations
@@ -32,39 +31,39 @@ PIECE_BYTES = 512
 _LARGEST_PIECE_BYTES = 64 * 1024
 _QUICK_S = 0.0001
 TURN_S = 0.0003
-"""How long one connection parses before others run; all places together take some milliseconds."""
+"""How long one connection parses before others run; all connections take some milliseconds."""
 
 FRAMING_LIMIT_BYTES = 128 * 1024
 
 
 class BoundedHandler(ResponseHandler):
-    """Feeds the parser piece by piece, and counts what brings no body.
+    """Feeds the parser in pieces, and counts bytes that are not body.
 
-    States: *open*, nothing is held and the socket is read; *holding*, the rest of a read is kept,
-    the socket is not read, and either the loop has `_go_on` scheduled or the reader of the body has
-    to take some first (then aiohttp says so by ``data_received(b"")``).
+    States: *open*, no data is pending and the socket is read; *pending*, the rest of a read is
+    stored and the socket is not read. Then either `_go_on` is scheduled on the loop, or the reader
+    of the body must read first, after which aiohttp calls ``data_received(b"")``.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._held = b""
+        self._pending = b""
         self._scheduled = False
         self._piece_bytes = PIECE_BYTES
         self._framing_bytes = 0
-        self._body_bytes = 0  # of the payload so far, when it was last looked at
+        self._body_bytes = 0  # of the payload so far, at the last check
 
     def data_received(self, data: bytes) -> None:
-        """Take what the socket brought; empty when the parser may go on after a pause."""
+        """Take received data; empty when the parser may continue after a pause."""
         if not data:
             super().data_received(data)
-            if self._held:
+            if self._pending:
                 self._schedule()
-        elif self._held:
-            self._held += data
+        elif self._pending:
+            self._pending += data
         elif len(data) <= PIECE_BYTES and not self._scheduled:
             self._feed(data)
         else:
-            self._held = data
+            self._pending = data
             self._parse()
 
     def _schedule(self) -> None:
@@ -74,13 +73,13 @@ class BoundedHandler(ResponseHandler):
 
     def _go_on(self) -> None:
         self._scheduled = False
-        if self._held:
+        if self._pending:
             self._parse()
 
     def _parse(self) -> None:
-        """Parse what is held, for one turn or until the reader of the body has enough."""
-        data = memoryview(self._held)
-        self._held = b""
+        """Parse pending data, for one turn or until the body's buffer is full."""
+        data = memoryview(self._pending)
+        self._pending = b""
         position = 0
         now_s = time.monotonic()
         end_s = now_s + TURN_S
@@ -97,7 +96,7 @@ class BoundedHandler(ResponseHandler):
         if not self.is_connected():
             return
         if position < len(data):
-            self._held = bytes(data[position:])
+            self._pending = bytes(data[position:])
             self._pause_reading_for_buffer()
             if not self._reading_paused:
                 self._schedule()
@@ -128,18 +127,18 @@ class BoundedHandler(ResponseHandler):
             self.transport.abort()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on after a pause. The reader of a body asks for it once for each chunk."""
+        """Continue after a pause. The reader of a body calls this once for each chunk."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
     def set_response_params(self, **parameters: object) -> None:
-        """Begin a request: what was counted belongs to the one before it."""
+        """Begin a request, and reset the counts of the one before it."""
         self._framing_bytes = self._body_bytes = 0
         super().set_response_params(**parameters)  # type: ignore[arg-type]  # aiohttp's own, as given
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Parse what came before the end, then end."""
-        while self._held and self.is_connected() and not self._reading_paused:
+        """Parse the pending data, then close."""
+        while self._pending and self.is_connected() and not self._reading_paused:
             self._parse()
-        self._held = b""
+        self._pending = b""
         super().connection_lost(exc)

@@ -7,10 +7,10 @@ A request item is text with lines that end with LF (CRLF will do), then the body
 
     the body
 
-Headers and body may be left out. The headers item that comes back is a status line and
-``name:value`` lines, each ended by LF, names in lower case, without a final empty line.
+Headers and body are optional. The headers item of the response is a status line and ``name:value``
+lines, each ended by LF, names in lower case, without a final empty line.
 
-Source: the format of the HTTP function of Dandelion, which this one can stand in for.
+Source: the format of the HTTP function of Dandelion, which this one can replace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _VERSIONS = frozenset({"HTTP/0.9", "HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "HTTP/3.0"})
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_PLAIN_URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # nothing in it needs quoting
+_PLAIN_URL = re.compile(r"[!#-;=?-\[\]_a-z~]+")  # needs no quoting
 _FRAMING = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "upgrade"}
 )
@@ -42,10 +42,10 @@ _OF_BODY = frozenset({"content-type", "content-encoding", "content-language", "c
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One request. The platform frames it: no header here speaks of connection or length.
+class HttpRequest:
+    """One request. The platform frames it: it has no headers for connection or length.
 
-    Names of headers are in lower case, so that repeated ones are seen to be the same.
+    Names of headers are in lower case, so that repeated ones are detected.
     """
 
     method: str
@@ -53,13 +53,13 @@ class Request:
     headers: tuple[tuple[str, str], ...] = ()
     body: Bytes = b""
 
-    def redirected(self, status: int, location: str) -> Request:
-        """Give the request that a redirect asks for.
+    def redirected(self, status: int, location: str) -> HttpRequest:
+        """Return the request of a redirect.
 
-        As browsers do, all but 307 and 308 turn into GET; credentials stay with their origin.
+        As in browsers, all but 307 and 308 become GET; credentials are not sent to other origins.
 
         Raises:
-            Refused: the location is no HTTP address.
+            Refused: the location is not an HTTP URL.
         """
         try:
             url = self.url.join(_url(location))
@@ -72,33 +72,33 @@ class Request:
         repeated = status in (307, 308) or self.method == "HEAD"
         if not repeated and not (status in (301, 302) and self.method != "POST"):
             dropped |= _OF_BODY
-            return Request("GET", url, _without(self.headers, dropped))
+            return HttpRequest("GET", url, _without(self.headers, dropped))
         return replace(self, url=url, headers=_without(self.headers, dropped))
 
 
-def read_request(data: Bytes) -> Request:
+def read_request(data: Bytes) -> HttpRequest:
     """Read a request item.
 
     Raises:
-        Refused: it is not of the form above; the text says what was expected.
+        Refused: it does not have the form above; the text says what was expected.
     """
     head, body = _split(data)
     if not head:
-        raise Refused("the item is empty; METHOD URL HTTP/1.1 was expected")
+        raise Refused("the item is empty; expected METHOD URL HTTP/1.1")
     method, url = _request_line(head[0])
     headers: list[tuple[str, str]] = []
     for line in head[1:]:
         name, value = _header(line)
         if name == "content-length":
             if value != str(len(body)):
-                raise Refused(f"content-length is {value}, the body has {len(body)} bytes")
+                raise Refused(f"content-length is {value}, but the body has {len(body)} bytes")
         elif name == "transfer-encoding":
-            raise Refused("transfer-encoding is the platform's to choose; give the plain body")
+            raise Refused("the platform sets transfer-encoding; give the plain body")
         elif name == "host" and any(known == "host" for known, _ in headers):
-            raise Refused("header 'host' is there twice; servers disagree on which one counts")
+            raise Refused("header 'host' appears twice; servers disagree on which one counts")
         elif name not in _FRAMING:
             headers.append((name, value))
-    return Request(method, url, tuple(headers), body)
+    return HttpRequest(method, url, tuple(headers), body)
 
 
 def head_item(
@@ -144,21 +144,21 @@ def _request_line(line: bytes) -> tuple[str, URL]:
         raise Refused("the first line is not METHOD URL HTTP/1.1")
     method, address, version = tokens[:3]
     if not _TOKEN.fullmatch(method):
-        raise Refused(f"'{method}' is no method")
+        raise Refused(f"'{method}' is not a method")
     if method.upper() == "CONNECT":
-        raise Refused("method CONNECT makes a tunnel, not a request")
+        raise Refused("method CONNECT opens a tunnel; it is not supported")
     if version not in _VERSIONS:
-        raise Refused(f"'{version}' is no version of HTTP; HTTP/1.1 was expected")
+        raise Refused(f"'{version}' is not a version of HTTP; expected HTTP/1.1")
     try:
         url = _url(address)
     except ValueError as error:
-        raise Refused(f"'{address}' is no URL: {error}") from None
+        raise Refused(f"'{address}' is not a valid URL: {error}") from None
     _check_url(url)
     return method, url
 
 
 def _url(text: str) -> URL:
-    # A URL that needs no quoting is taken as it is: signed ones must not change by a character.
+    # A URL that needs no quoting is not changed: a signed URL must stay exactly the same.
     url = URL(text, encoded=_PLAIN_URL.fullmatch(text) is not None)
     _ = url.port  # raises here, and not later, if it is out of range
     return url
@@ -180,7 +180,7 @@ def _header(line: bytes) -> tuple[str, str]:
     except UnicodeDecodeError:
         raise Refused(f"header line {line[:80]!r} is not UTF-8") from None
     if not _TOKEN.fullmatch(pair[0]):
-        raise Refused(f"'{pair[0]}' is no name of a header")
+        raise Refused(f"'{pair[0]}' is not a valid header name")
     if _CONTROL.search(pair[1]):
         raise Refused(f"header '{pair[0]}' has a control character")
     return pair

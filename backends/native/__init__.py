@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def driver() -> NativeDriver:
     """Make the driver of this backend."""
-    # Imported here, since a zygote starts in this package and stays small without the node's side.
+    # Imported here: a zygote imports this package too, and needs no code of the node's side.
     from .cores import NativeDriver
 
     return NativeDriver()

@@ -5,12 +5,12 @@
     0x10000      segments of the program, at their addresses
                  inputs, their names and arrays
     heap_begin   heap, up to heap_end
-    heap_end     guard: not mapped, so that neither stack nor heap runs into the other
+    heap_end     guard: not mapped, so that stack and heap cannot overlap
     stack        down from size - 32
-    size         end of the function's addresses; behind it, in the same file, its report
+    size         end of the function's addresses; its report follows in the same file
 
-The original has no guard: there, stack and heap share one range. Functions that keep to the bounds
-that they are told cannot tell the difference.
+The original has no guard: there, stack and heap share one range. Functions that keep within their
+bounds do not notice the difference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dandelion.errors import OutOfMemory
 
 from . import launcher
 from .elf import LOWEST, page_up
-from .programs import Program, Shared, bounds, context_bytes
+from .programs import NativeProgram, Shared, bounds, context_bytes
 from .structures import NATIVE, Inputs, align, lay_out, system_data
 
 _VECTOR_LIMIT = 1000  # below UIO_MAXIOV
@@ -36,15 +36,15 @@ _CONTEXT_FD, _PROGRAM_FD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where everything of a call lies.
+class ContextLayout:
+    """The addresses of a call's memory.
 
     Attributes:
         size: end of the addresses.
-        limit_bytes: what the function may use, for errors.
-        guard, stack: where guard and stack begin.
-        inputs_at: where the inputs begin.
-        inputs: what is written there.
+        limit_bytes: memory that the function may use, for errors.
+        guard, stack: start addresses of guard and stack.
+        inputs_at: start address of the inputs.
+        inputs: the data written there.
     """
 
     size: int
@@ -55,7 +55,7 @@ class Plan:
     inputs: Inputs
 
 
-def plan(call: Call, program: Program) -> Plan:
+def lay_out_context(call: Call, program: NativeProgram) -> ContextLayout:
     """Place a call's inputs, heap and stack.
 
     Raises:
@@ -70,36 +70,36 @@ def plan(call: Call, program: Program) -> Plan:
     guard, stack = bounds(size)
     if start + inputs.size_bytes > guard:
         raise OutOfMemory(spec.name, limit)
-    return Plan(size, limit, guard, stack, start, inputs)
+    return ContextLayout(size, limit, guard, stack, start, inputs)
 
 
-class Context:
-    """The memory file of a call. Keeps the contract of `outputs.Memory`.
+class NativeContext:
+    """The memory file of a call. Implements `outputs.Memory`.
 
     Args:
-        call: whose inputs are written into it.
-        program: what will run in it.
+        call: its inputs are written into the file.
+        program: the executable that will run in it.
 
     Raises:
         OutOfMemory: the inputs do not fit.
-        OSError: there is no memory.
+        OSError: the machine is out of memory.
     """
 
-    def __init__(self, call: Call, program: Program) -> None:
-        self.plan = plan(call, program)
+    def __init__(self, call: Call, program: NativeProgram) -> None:
+        self.layout = lay_out_context(call, program)
         self.lowest = LOWEST
-        self.end = self.plan.size
+        self.end = self.layout.size
         self._program = program
         self.file = os.memfd_create("dandelion-context", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.file, self.plan.size + launcher.REPORT_BYTES)
+            os.ftruncate(self.file, self.layout.size + launcher.REPORT_BYTES)
             self._write(call)
         except BaseException:
             self.close()
             raise
 
     def _write(self, call: Call) -> None:
-        place, inputs, executable = self.plan, self.plan.inputs, self._program.executable
+        place, inputs, executable = self.layout, self.layout.inputs, self._program.executable
         for address, content in self._program.copies:
             _write_all(self.file, [content], address)
         _write_all(self.file, inputs.parts, place.inputs_at)
@@ -108,8 +108,8 @@ class Context:
         os.pwrite(self.file, system_data(NATIVE, inputs, heap, *counts), executable.system_data)
 
     def rows(self) -> bytes:
-        """What a sandbox is to do: map this file and the program's, and begin."""
-        place = self.plan
+        """Return the rows for a sandbox: map this file and the program's, and start."""
+        place = self.layout
         shared = mmap.MAP_SHARED | _MAP_FIXED
         mapped = [
             (LOWEST, place.guard, LOWEST),
@@ -126,10 +126,10 @@ class Context:
 
     def report(self, size_bytes: int) -> bytes:
         """Read the report."""
-        return os.pread(self.file, size_bytes, self.plan.size)
+        return os.pread(self.file, size_bytes, self.layout.size)
 
     def code(self, address: int, size_bytes: int) -> bytes:
-        """Read instructions; less than asked for where there are no more."""
+        """Read instructions; fewer bytes at the end of the code."""
         for pages in self._program.shared:
             if pages.executable and pages.start <= address < pages.end:
                 size = min(size_bytes, pages.end - address)
@@ -159,7 +159,7 @@ class Context:
         _read_all(self.file, target[at - address :], at)
 
     def close(self) -> None:
-        """Give the memory back. May be called twice."""
+        """Release the memory. May be called twice."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -176,7 +176,7 @@ def _write_all(file: int, parts: list[Bytes], offset: int) -> None:
     for first in range(0, len(parts), _VECTOR_LIMIT):
         vector = parts[first : first + _VECTOR_LIMIT]
         total = sum(map(len, vector))
-        if os.pwritev(file, vector, offset) != total:  # a call moves at most 2 GiB
+        if os.pwritev(file, vector, offset) != total:  # one call writes at most 2 GiB
             at = offset
             for part in vector:
                 _write_one(file, part, at)

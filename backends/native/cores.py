@@ -23,8 +23,8 @@ from dandelion.function import Function
 
 from . import elf
 from .engine import NativeEngine
-from .nursery import Nursery
-from .programs import LEAST_BYTES, MOST_BYTES, Programs, bounds, context_bytes
+from .programs import LEAST_BYTES, MOST_BYTES, NativePrograms, bounds, context_bytes
+from .sandbox_pool import NativeSandboxPool
 
 AHEAD_LIMIT = 256
 _OPTIONS = ("context_bytes",)
@@ -33,7 +33,7 @@ _SETTINGS = ("ahead", "pin")
 
 @dataclass(slots=True)
 class NativeOptions:
-    """How many sandboxes wait for each engine, and whether they run on its core only."""
+    """How many sandboxes are kept ready for each engine, and whether they run on its core only."""
 
     ahead: int
     pin: bool
@@ -43,7 +43,7 @@ class NativeDriver(Driver):
     """Runs code of the format ``elf``.
 
     Args:
-        ahead: how many sandboxes wait for each engine.
+        ahead: how many sandboxes are kept ready for each engine.
         pin: run each engine's sandboxes on its core only.
     """
 
@@ -61,7 +61,7 @@ class NativeDriver(Driver):
             where = f"options.native.{name}"
             if name == "ahead":
                 if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
-                    raise InvalidInput(where, f"'{value}' is no number", f"1 to {AHEAD_LIMIT}")
+                    raise InvalidInput(where, f"'{value}' is not valid", f"1 to {AHEAD_LIMIT}")
                 self._options.ahead = int(value)
             elif name == "pin":
                 if value not in ("yes", "no"):
@@ -70,7 +70,7 @@ class NativeDriver(Driver):
             else:
                 close = nearest(name, _SETTINGS)
                 hint = f"did you mean '{close}'?" if close else f"there are {', '.join(_SETTINGS)}"
-                raise InvalidInput(where, "there is no such setting", hint)
+                raise InvalidInput(where, "unknown setting", hint)
 
     def checker(self) -> Checker:
         return self._checker
@@ -93,7 +93,7 @@ class NativeFactory(EngineFactory):
     def __init__(self, name: str, options: NativeOptions) -> None:
         self._name = name
         self._options = options
-        self._programs = Programs()
+        self._programs = NativePrograms()
 
     def probe(self) -> list[Resource]:
         _require()
@@ -105,12 +105,12 @@ class NativeFactory(EngineFactory):
         cores = sorted(os.sched_getaffinity(0))
         if not resource.isdecimal() or int(resource) >= len(cores):
             raise BackendUnavailable(
-                self._name, f"no core '{resource}'", f"there are 0 to {len(cores) - 1}"
+                self._name, f"no core '{resource}'", f"use 0 to {len(cores) - 1}"
             )
         name = f"{self._name}:{resource}"
         core = cores[int(resource)] if self._options.pin else -1
         engine = NativeEngine(
-            name, Nursery(name, core, self._options.ahead), self._programs, architecture
+            name, NativeSandboxPool(name, core, self._options.ahead), self._programs, architecture
         )
         try:
             engine.start()
@@ -118,28 +118,28 @@ class NativeFactory(EngineFactory):
             engine.close()
             raise BackendUnavailable(
                 self._name,
-                f"sandboxes cannot be made: {error.message}",
+                f"no sandbox starts: {error.message}",
                 "allow this user seccomp filters, and programs in memory files",
             ) from None
         return engine
 
 
 def enforcement() -> dict[str, str]:
-    """Tell what confines a function on this machine, by starting a zygote and asking.
+    """Report what confines a function on this machine, by starting a zygote.
 
     Returns:
-        Words by subject: ``landlock``, ``seccomp``, ``namespaces``, ``user``, ``vdso``.
+        A text for each of ``landlock``, ``seccomp``, ``namespaces``, ``user``, ``vdso``.
 
     Raises:
-        BackendUnavailable: sandboxes cannot be made here.
-        EngineDied: they should be possible, but none came up.
+        BackendUnavailable: this machine does not support sandboxes.
+        EngineDied: no zygote started, although this machine supports them.
     """
     _require()
-    nursery = Nursery("native", ahead=1)
+    pool = NativeSandboxPool("native", ahead=1)
     try:
-        return nursery.facts() | {"seccomp": "exit and arch_prctl(ARCH_SET_FS) only"}
+        return pool.facts() | {"seccomp": "exit and arch_prctl(ARCH_SET_FS) only"}
     finally:
-        nursery.close()
+        pool.close()
 
 
 def _check(function: Function) -> None:
@@ -155,9 +155,9 @@ def _problem(option: str, value: str, limit_bytes: int) -> Problem | None:
     where = f"code.options.{option}"
     if option not in _OPTIONS:
         close = nearest(option, _OPTIONS) or ""
-        return Problem("unknown-option", f"no option '{option}'", where, nearest=close)
+        return Problem("unknown-option", f"unknown option '{option}'", where, nearest=close)
     if not value.isascii() or not value.isdecimal() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
-        return Problem("bad-option", f"'{value}' is no size of a context", where,
+        return Problem("bad-option", f"'{value}' is not a valid context size", where,
                        expected=f"{LEAST_BYTES} to {MOST_BYTES} bytes")  # fmt: skip
     if int(value) > limit_bytes:
         return Problem("bad-option", f"a context of {value} bytes is above the memory limit", where,
@@ -166,10 +166,10 @@ def _problem(option: str, value: str, limit_bytes: int) -> Problem | None:
 
 
 def _require() -> Architecture:
-    """Give the architecture, if this machine can confine a native function.
+    """Return the architecture.
 
     Raises:
-        BackendUnavailable: it cannot.
+        BackendUnavailable: this machine cannot confine a native function.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise BackendUnavailable(

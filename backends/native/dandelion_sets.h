@@ -11,7 +11,7 @@
  * wasm:    clang --target=wasm32 -O2 -nostdlib -ffreestanding -Wl,--no-entry
  *              -Wl,--export=run,--export=__dandelion_system_data,--export=memory ...
  *
- * Include it in exactly one file. Whatever `dandelion_main` returns is the exit code.
+ * Include it in exactly one file. The exit code is the return value of `dandelion_main`.
  */
 #ifndef DANDELION_SETS_H
 #define DANDELION_SETS_H
@@ -46,7 +46,7 @@ struct dandelion_system {
     struct dandelion_buffer *output_buffers;
 };
 
-/* Found by its name, so that the host can fill it in. */
+/* The host finds it by its name and fills it in. */
 __attribute__((used, visibility("default"))) struct dandelion_system __dandelion_system_data = {
     .exit_code = 256};
 
@@ -77,7 +77,7 @@ void *memset(void *to, int value, size_t size)
 
 _Noreturn static void dandelion_leave(int32_t code);
 
-/* Take memory from the heap, aligned to 16; there is no way to give it back. */
+/* Allocate memory from the heap, aligned to 16; it cannot be freed. */
 static void *dandelion_alloc(size_t size)
 {
     struct dandelion_system *system = &__dandelion_system_data;
@@ -114,7 +114,7 @@ static inline const struct dandelion_buffer *dandelion_input(size_t set, size_t 
     return &system->input_buffers[system->inputs[set].first + index];
 }
 
-/* Add an item to an output set. Name and data must stay as they are. 0, or the exit code for it. */
+/* Add an item to an output set. Name and data must not change. Returns 0 or an exit code. */
 static inline int32_t dandelion_output(size_t set, const char *name, size_t name_len,
                                        const void *data, size_t data_len, dandelion_word key)
 {
@@ -128,7 +128,7 @@ static inline int32_t dandelion_output(size_t set, const char *name, size_t name
     return 0;
 }
 
-/* Write the outputs down, grouped by set. */
+/* Write the outputs, grouped by set. */
 static void dandelion_finish(int32_t code)
 {
     struct dandelion_system *system = &__dandelion_system_data;

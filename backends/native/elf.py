@@ -1,8 +1,8 @@
-"""Reading a static ELF executable, strictly: nothing in the file is believed before it is checked.
+"""A strict reader of static ELF executables: every value of the file is checked before its use.
 
-Of a file only these count: its header, its PT_LOAD segments, and the address of one symbol. What
-would need a loader (an interpreter, a dynamic section, relocations of a position-independent
-executable) is refused. Every problem is listed, so that an author sees all of them at once.
+It reads only the header, the PT_LOAD segments, and the address of one symbol. It refuses whatever
+needs a loader: an interpreter, a dynamic section, relocations of a position-independent executable.
+Every problem is listed, so that an author sees all of them at once.
 
 Source: ``elf(5)``; the System V ABI, x86-64 supplement.
 """
@@ -54,7 +54,7 @@ class Segment:
 
     Attributes:
         address: where it starts.
-        size_bytes: how long it is in memory; zero beyond the file's bytes.
+        size_bytes: its size in memory; zeros follow the file's bytes.
         offset, file_bytes: its bytes in the file.
         writable, executable: never both.
     """
@@ -68,17 +68,17 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """First address behind it."""
+        """First address after it."""
         return self.address + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """What counts of a file.
+    """The checked content of a file.
 
     Attributes:
         segments: by address, not overlapping.
-        entry: where it starts to run.
+        entry: address of the first instruction.
         system_data: address of the structure that it shares with the host.
     """
 
@@ -88,7 +88,7 @@ class Executable:
 
     @property
     def end(self) -> int:
-        """First address behind all segments, rounded up to a page."""
+        """First address after all segments, rounded up to a page."""
         return page_up(self.segments[-1].end)
 
 
@@ -153,19 +153,19 @@ class _Reader:
                          expected=f"at most {FILE_LIMIT_BYTES}", found=f"{len(data)}")  # fmt: skip
             return None
         if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
-            self._refuse("no-elf", "this is no ELF file", expected="a static x86-64 executable")
+            self._refuse("no-elf", "this is not an ELF file", expected="a static x86-64 executable")
             return None
         fields = _HEADER.unpack_from(data)
         _, bits, order, version, _, kind, machine, _, entry, programs_at, sections_at = fields[:11]
         size, program_size, programs, section_size, sections, _ = fields[12:]
         if (bits, order, version, machine) != (2, 1, 1, _X86_64):
-            self._refuse("wrong-machine", "it is not for this kind of processor", "elf.header",
+            self._refuse("wrong-machine", "it is built for another processor", "elf.header",
                          expected="64-bit little-endian x86-64",
                          found=f"class {bits}, order {order}, machine {machine}")  # fmt: skip
             return None
         if kind != _EXECUTABLE:
             found = "a position-independent or shared object" if kind == _SHARED else f"type {kind}"
-            self._refuse("wrong-type", "it is no executable with fixed addresses", "elf.header",
+            self._refuse("wrong-type", "it has no fixed addresses", "elf.header",
                          expected="link with -static -no-pie", found=found)  # fmt: skip
         for name, actual, wanted in (
             ("header", size, _HEADER.size),
@@ -188,7 +188,7 @@ class _Reader:
             fields = _PROGRAM_HEADER.unpack_from(self._data, at + index * _PROGRAM_HEADER.size)
             self._program(f"elf.segments[{index}]", *fields)
         if not self.segments and not self.problems:
-            self._refuse("no-segments", "it has nothing to load")
+            self._refuse("no-segments", "it has no segments to load")
         if len(self.segments) > _SEGMENT_LIMIT:
             self._refuse("too-many", "it has too many segments", expected=f"{_SEGMENT_LIMIT}",
                          found=f"{len(self.segments)}")  # fmt: skip
@@ -207,7 +207,7 @@ class _Reader:
         elif not self._inside(offset, file_bytes):
             self._refuse("bad-offset", "its bytes are not in the file", where)
         if address < LOWEST or address + memory_bytes > self._size_bytes:
-            self._refuse("bad-address", "it does not lie in the context", where,
+            self._refuse("bad-address", "it is outside the context", where,
                          expected=f"{LOWEST:#x} to {self._size_bytes:#x}",
                          found=f"{address:#x} to {address + memory_bytes:#x}")  # fmt: skip
         elif flags & _W and flags & _X:
@@ -275,7 +275,7 @@ class _Reader:
 
 
 def _occurrences(text: bytes, word: bytes) -> Iterator[int]:
-    """Offsets at which a name is that word: linkers let names share their ends."""
+    """Yield the offsets of names equal to that word; linkers may store it as the end of another."""
     at = text.find(word)
     while at >= 0:
         yield at
@@ -283,7 +283,7 @@ def _occurrences(text: bytes, word: bytes) -> Iterator[int]:
 
 
 def _mixed_pages(segments: list[Segment]) -> Iterator[int]:
-    """Pages that a writable and an executable segment share: protection goes by pages."""
+    """Yield pages shared by a writable and an executable segment; pages have one protection."""
     for code in segments:
         for data in segments:
             if code.executable and data.writable:

@@ -1,9 +1,9 @@
 """The engine: a fresh context and a fresh process for each call.
 
-What an end means is decided in this order: the call was cancelled; its time is up; the process was
-killed by somebody else (no report); it tried what it may not, or faulted; it exited with a code
-other than zero; it left outputs. The process, its context and its address space are never used
-again. Making the next sandbox waits for `clean_up`, when the outputs have been handed over.
+The causes of an end are checked in this order: the call was cancelled; its time is up; the process
+was killed from outside (no report); it made a denied system call, or faulted; it exited with a code
+other than zero; it left outputs. The process, its context and its address space are never reused.
+The next sandbox is requested by `clean_up`, when the outputs have been returned.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from dandelion.errors import (
 from dandelion.function import Function
 
 from . import report
-from .context import Context
-from .nursery import NoSandbox, Nursery, Sandbox
+from .context import NativeContext
 from .outputs import OutputReader
-from .programs import Program, Programs
+from .programs import NativeProgram, NativePrograms
+from .sandbox_pool import NativeSandbox, NativeSandboxPool, SandboxNotReady
 from .structures import NATIVE, NOT_EXITED
 
 EXIT_OUT_OF_MEMORY = 259
-"""Exit code by which the original's runtime says that its heap is used up."""
+"""Exit code of the original's runtime when its heap is used up."""
 
 STDERR_BYTES = 16 * 1024
 
@@ -51,7 +51,7 @@ class _Running:
     """The call that an engine runs; `sandbox` is None until there is one."""
 
     call_id: int
-    sandbox: Sandbox | None = None
+    sandbox: NativeSandbox | None = None
     cancelled: bool = False
 
 
@@ -60,34 +60,38 @@ class NativeEngine(Engine):
 
     Args:
         name: for errors, metrics and traces.
-        nursery: where its sandboxes come from; its own.
+        pool: source of its sandboxes; owned by this engine.
         programs: loaded executables; shared by all engines.
         architecture: to name system calls.
     """
 
     def __init__(
-        self, name: str, nursery: Nursery, programs: Programs, architecture: Architecture
+        self,
+        name: str,
+        pool: NativeSandboxPool,
+        programs: NativePrograms,
+        architecture: Architecture,
     ) -> None:
         self.name = name
-        self._nursery = nursery
+        self._pool = pool
         self._programs = programs
         self._architecture = architecture
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._closed = False
-        self._used: Sandbox | None = None
-        self._ready: Sandbox | None = None
-        self._context: Context | None = None
-        programs.join()
+        self._used: NativeSandbox | None = None
+        self._ready: NativeSandbox | None = None
+        self._context: NativeContext | None = None
+        programs.attach()
 
     def start(self) -> None:
-        """Have the first sandboxes made.
+        """Start the first sandboxes.
 
         Raises:
-            EngineDied: they cannot be.
+            EngineDied: no sandbox starts.
         """
-        self._nursery.facts()
-        self._nursery.fill()
+        self._pool.facts()
+        self._pool.fill()
 
     def _run(self, call: Call) -> InstanceSets:
         running = _Running(call.id)
@@ -102,7 +106,7 @@ class NativeEngine(Engine):
                 self._running = None
                 closed = self._closed
             if closed:
-                self._leave()
+                self._release()
 
     def _run_one(self, call: Call, running: _Running) -> InstanceSets:
         spec = call.function.spec
@@ -113,12 +117,12 @@ class NativeEngine(Engine):
         program = self._programs.load(call.function)
         try:
             sandbox = self._take(deadline)
-        except NoSandbox:
+        except SandboxNotReady:
             raise TimedOut(spec.name, "wall", limit_s) from None
         self._used = sandbox
         context = self._context = _context(call, program)
         self._begin(running, sandbox)
-        _hand_over(sandbox, context, program)
+        _send_call(sandbox, context, program)
         taken = time.monotonic_ns()
         spent = _wait(sandbox, deadline, spec.limits.cpu_s)
         ran = time.monotonic_ns()
@@ -133,62 +137,62 @@ class NativeEngine(Engine):
         call.stages["outputs"] = time.monotonic_ns() - ran
         return outputs
 
-    def _take(self, deadline_ns: int) -> Sandbox:
+    def _take(self, deadline_ns: int) -> NativeSandbox:
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.ended():
                 return ready
-            self._nursery.replace(ready)
-        return self._nursery.take(deadline_ns)
+            self._pool.replace(ready)
+        return self._pool.take(deadline_ns)
 
     def clean_up(self) -> None:
         if not self._clear():
             return
         try:
-            self._ready = self._nursery.take(time.monotonic_ns() + 1_000_000)
-        except (NoSandbox, EngineDied):
+            self._ready = self._pool.take(time.monotonic_ns() + 1_000_000)
+        except (SandboxNotReady, EngineDied):
             self._ready = None
 
     def _clear(self) -> bool:
         used, self._used = self._used, None
         if used is None:
             return False
-        self._nursery.replace(used)
+        self._pool.replace(used)
         if self._context is not None:
             self._context.close()
             self._context = None
         return True
 
-    def _begin(self, running: _Running, sandbox: Sandbox) -> None:
+    def _begin(self, running: _Running, sandbox: NativeSandbox) -> None:
         with self._lock:
             running.sandbox = sandbox
             if running.cancelled or self._closed:
                 raise Cancelled("before it ran")
 
-    def _outputs(self, call: Call, context: Context, program: Program) -> InstanceSets:
+    def _outputs(self, call: Call, context: NativeContext, program: NativeProgram) -> InstanceSets:
         spec = call.function.spec
         found = report.read(context.report(report.SIZE_BYTES))
         if found is None:
             raise self._unreported(spec.name)
         halted = found.halted(context.code(found.instruction, report.HALT_BYTES))
         if not found.exited and not halted:
-            raise report.error_of(found, spec, context.plan, self._architecture)
+            raise report.error_of(found, spec, context.layout, self._architecture)
         reader = OutputReader(NATIVE, context, spec)
         data = reader.system_data(program.executable.system_data)
-        if halted and data.exit_code == NOT_EXITED:  # it came there by mistake
-            raise report.error_of(found, spec, context.plan, self._architecture)
+        if halted and data.exit_code == NOT_EXITED:  # it reached the instruction by mistake
+            raise report.error_of(found, spec, context.layout, self._architecture)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
-            raise OutOfMemory(spec.name, context.plan.limit_bytes)
+            raise OutOfMemory(spec.name, context.layout.limit_bytes)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)
         return reader.outputs(reader.entries(data), call.domain)
 
     def _unreported(self, function: str) -> DandelionError:
-        """Say why there is no report: somebody killed it, or it went by the launcher's own exit."""
+        """Explain a missing report: it was killed, or it ended by the launcher's own exit."""
         assert self._used is not None
-        if self._nursery.killed(self._used, time.monotonic_ns() + _STATUS_LIMIT_NS):
+        if self._pool.killed(self._used, time.monotonic_ns() + _STATUS_LIMIT_NS):
             return SandboxLost(self.name, "it was killed from outside")
         return Faulted(function, "it ended without calling exit")
 
@@ -211,42 +215,42 @@ class NativeEngine(Engine):
                 return
             self._closed = True
             running = self._running
-            if running is not None:  # that call ends now, and then leaves
+            if running is not None:  # that call ends now, and then releases the pool
                 running.cancelled = True
                 if running.sandbox is not None:
                     running.sandbox.kill()
                 return
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:
             ready.close()
-        self._nursery.close()
-        self._programs.part()
+        self._pool.close()
+        self._programs.detach()
 
 
-def _context(call: Call, program: Program) -> Context:
+def _context(call: Call, program: NativeProgram) -> NativeContext:
     try:
-        return Context(call, program)
+        return NativeContext(call, program)
     except OSError as error:
         raise ContextFull(f"memory file: {error.strerror}", 0, 0) from None
 
 
-def _hand_over(sandbox: Sandbox, context: Context, program: Program) -> None:
+def _send_call(sandbox: NativeSandbox, context: NativeContext, program: NativeProgram) -> None:
     rights = array.array("i", [context.file, program.file])
     try:
         sandbox.channel.sendmsg([context.rows()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     except ConnectionError:
-        return  # it is gone, and there will be no report
+        return  # it is gone, so there will be no report
 
 
-def _wait(sandbox: Sandbox, deadline_ns: int, cpu_s: float) -> str:
-    """Wait until the process has ended, or kill it; tell which time was up, if any.
+def _wait(sandbox: NativeSandbox, deadline_ns: int, cpu_s: float) -> str:
+    """Wait until the process has ended, or kill it; return which limit it exceeded, if any.
 
-    One thread cannot use CPU time faster than time passes, so there is no need to look at its clock
-    until then.
+    One thread cannot use CPU time faster than time passes, so its clock need not be read before
+    then.
     """
     poll = select.poll()
     poll.register(sandbox.channel, select.POLLIN)

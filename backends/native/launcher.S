@@ -32,7 +32,7 @@
         /* Offsets in the data pages; `launcher.py` has the same. */
         .equ    ANSWER, 0x000           /* to the control socket: a process id, a wait status */
         .equ    REQUEST, 0x010          /* struct msghdr of what the zygote receives */
-        .equ    REQUEST_TEXT, 0x058     /* what it says: whom to wait for; 0: nobody */
+        .equ    REQUEST_TEXT, 0x058     /* its text: process id to wait for; 0: none */
         .equ    REQUEST_ROOM, 24        /* its msg_controllen */
         .equ    CALL, 0x080             /* struct msghdr of what a sandbox receives */
         .equ    ZYGOTE, 0x1f8           /* process id */
@@ -55,7 +55,7 @@ _start:
         mov     eax, sys_getpid
         syscall
         mov     [rbx + ZYGOTE], rax
-        mov     eax, sys_munmap         /* stack, arguments, vdso: all that exec has put here */
+        mov     eax, sys_munmap         /* stack, arguments, vdso: all that exec has mapped */
         movabs  rdi, REPORT
         movabs  rsi, TOP - REPORT
         syscall
@@ -93,7 +93,7 @@ serve:
 fork:
         mov     qword ptr [rbx + ANSWER], 0
         cmp     qword ptr [rbx + REQUEST + 40], 0
-        je      answer                  /* no descriptor came, so no sandbox is wanted */
+        je      answer                  /* no descriptor came, so no sandbox is requested */
         mov     eax, sys_clone          /* no flags, SIGCHLD at its end */
         mov     edi, 17
         xor     esi, esi
@@ -160,7 +160,7 @@ begin:
         jmp     enter
 
         .org    0x1000, 0xcc
-        /* Make the first page and the data go, and start the function with clear registers. */
+        /* Unmap the first page and the data, and start the function with clear registers. */
 enter:
         mov     eax, sys_munmap
         mov     rdi, rbx
@@ -186,7 +186,7 @@ enter:
         xor     r15d, r15d
         ret
 
-        /* Handler of all signals: say what happened, and end. rsi: siginfo, rdx: ucontext. */
+        /* Handler of all signals: write the report, and exit. rsi: siginfo, rdx: ucontext. */
         .org    0x1080, 0xcc
 report:
         movabs  r8, REPORT

@@ -3,16 +3,16 @@
 The filter is installed once, by the zygote, and inherited by every sandbox, so that a call does not
 wait for it. That works because it looks at *where* a system call is made:
 
-first page     what a zygote and a sandbox need before the function runs; the page is unmapped then,
-               and since nobody can map anything any more, no code will ever run there again
+first page     what a zygote and a sandbox need before the function runs; the page is then unmapped,
+               and since no memory can be mapped any more, no code can run there again
 second page    `exit_group`, and the `munmap` of the first page with exactly these arguments
 anywhere else  ``arch_prctl(ARCH_SET_FS)``; every other call is a trap
 
-A trap (SECCOMP_RET_TRAP) is a signal with the number of the call, handled like all faults by the
-second page: it writes down what happened and ends the process. So ``exit`` of the function is a
-trap, too, and a report that it called it is the proof that it ended by itself. Tried and dropped:
-SECCOMP_RET_KILL_PROCESS cannot say which call it was; SECCOMP_RET_USER_NOTIF can, but costs
-a listener for every sandbox, a second descriptor to wait for, and knows nothing of faults; ptrace
+A trap (SECCOMP_RET_TRAP) is a signal with the number of the call. Like all faults, it is handled by
+the second page, which writes a report and ends the process. So the function's ``exit`` is a trap
+too, and its report proves that the function ended by itself. Tried and dropped:
+SECCOMP_RET_KILL_PROCESS does not report which call it was; SECCOMP_RET_USER_NOTIF does, but costs a
+listener for every sandbox and a second descriptor to wait for, and does not report faults; ptrace
 stops the process at every call and twice more.
 
 Source: ``seccomp(2)``, ``sigaltstack(2)``, ``linux/filter.h``, ``elf(5)``.
@@ -25,7 +25,7 @@ import struct
 from pathlib import Path
 
 BASE = 0x1000_0000_0000
-"""Where the launcher lies: above every context."""
+"""Address of the launcher: above every context."""
 
 CODE = BASE + 0x2000
 RESIDENT = BASE + 0x3000
@@ -68,7 +68,7 @@ _READ_WRITE, _READ_EXECUTE = 6, 5
 _HEADER_BYTES = 0x1000
 
 Instruction = tuple[int, int, str, str]
-"""Code, operand, and where to go if true and if false (a label; empty: the next instruction)."""
+"""Code, operand, and the jump targets if true and if false (a label; empty: the next)."""
 
 
 def _filter() -> bytes:
@@ -133,7 +133,7 @@ def _assembled(program: list[Instruction | str]) -> bytes:
 
 
 def rows(*calls: tuple[int, ...], then: tuple[int, int] = (0, 0)) -> bytes:
-    """Write rows, and what comes behind the last one: for a sandbox entry and stack pointer."""
+    """Encode rows and the two values after the last one: for a sandbox entry and stack pointer."""
     written = [ROW.pack(*call, *[0] * (7 - len(call))) for call in calls]
     return b"".join(written) + struct.pack("<q2Q", -1, *then)
 
@@ -141,12 +141,12 @@ def rows(*calls: tuple[int, ...], then: tuple[int, int] = (0, 0)) -> bytes:
 def mmap_row(
     address: int, size_bytes: int, protection: int, flags: int, file: int, offset: int
 ) -> tuple[int, ...]:
-    """Write down a mapping as a row."""
+    """Encode a mapping as a row."""
     return (_SYSTEM_CALLS["mmap"], address, size_bytes, protection, flags, file, offset)
 
 
 def _data() -> bytearray:
-    """Fill the two pages of data: what the kernel is to read, and the zygote's rows."""
+    """Fill the two pages of data: the kernel's records, and the zygote's rows."""
     data = bytearray(0x2000)
 
     def put(offset: int, layout: str, *values: int) -> None:

@@ -1,12 +1,12 @@
-"""Reading what a function left in its memory. Nothing in it is believed.
+"""Reading the outputs from a function's memory, as untrusted data.
 
-The function has ended when this is read, so memory holds still; but every byte of it is the
-function's: counts, indices, addresses and lengths may be anything up to 2^64. Each is held against
-the function's limits and the bounds of its memory before it is used, and nothing is read or
-allocated by a number that was not checked. What does not fit is `BadOutput`.
+The function has ended, so its memory no longer changes. But the function may have written any byte
+of it: counts, indices, addresses and lengths may be anything up to 2^64. Each is checked against
+the function's limits and the bounds of its memory before it is used to read or allocate. A failed
+check is `BadOutput`.
 
 Data of several items may be the same memory: it is only read, and each item gets its own copy.
-Groups of sets may not: the indices of the sets must rise.
+The groups of two sets may not overlap: the indices of the sets must ascend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dandelion.memory import MemoryDomain
 from .structures import Structures, SystemData, align
 
 HEAP_BYTES = 4096
-"""Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""
+"""Outputs up to this size are bytes on the heap; larger ones are in a context of the domain."""
 
 _DATA_ALIGNMENT = 64
 
@@ -49,7 +49,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutputEntry:
     """An output item, with all numbers checked."""
 
     name: str
@@ -64,7 +64,7 @@ class OutputReader:
     Args:
         structures: the size of words.
         memory: the function's memory.
-        spec: what it declares, and its limits.
+        spec: its declared sets and its limits.
     """
 
     def __init__(self, structures: Structures, memory: Memory, spec: FunctionSpec) -> None:
@@ -78,11 +78,11 @@ class OutputReader:
         system = self._structures.system
         return SystemData(*system.unpack(self._memory.read(address, system.size)))
 
-    def entries(self, data: SystemData) -> list[list[Entry]]:
+    def entries(self, data: SystemData) -> list[list[OutputEntry]]:
         """List the items of every output set.
 
         Raises:
-            BadOutput: something in it is not as it must be.
+            BadOutput: a check failed.
         """
         declared = self._spec.outputs
         if data.output_set_count == 0:
@@ -109,7 +109,7 @@ class OutputReader:
         for spec, (at, length, _) in zip(declared, rows, strict=False):
             name = self._name(at, length, "a set")
             if name and name != spec.name:
-                raise self._bad(f"a set '{name}' where '{spec.name}' was declared")
+                raise self._bad(f"set '{name}' instead of '{spec.name}'")
         return firsts
 
     def _array(
@@ -123,7 +123,9 @@ class OutputReader:
         self._check(address, size, f"its array of {what}")
         return list(row.iter_unpack(self._memory.read(address, size)))
 
-    def _entry(self, name_at: int, name_bytes: int, address: int, size: int, key: int) -> Entry:
+    def _entry(
+        self, name_at: int, name_bytes: int, address: int, size: int, key: int
+    ) -> OutputEntry:
         name = self._name(name_at, name_bytes, "an item")
         if key >= KEY_LIMIT:
             raise self._bad(f"item '{name}' has key {key}")
@@ -132,13 +134,13 @@ class OutputReader:
         limit = self._spec.limits.output_bytes
         if self._size_bytes > limit:
             raise self._bad(f"more than {limit} bytes")
-        return Entry(name, key, address, size)
+        return OutputEntry(name, key, address, size)
 
     def _name(self, address: int, size: int, of: str) -> str:
         if not size:
             return ""
         if size > NAME_LIMIT_BYTES:
-            raise self._bad(f"the name of {of} has {size} bytes, at most {NAME_LIMIT_BYTES} may be")
+            raise self._bad(f"the name of {of} has {size} bytes, more than {NAME_LIMIT_BYTES}")
         self._check(address, size, f"the name of {of}")
         try:
             return self._memory.read(address, size).decode()
@@ -153,7 +155,7 @@ class OutputReader:
         return BadOutput(self._spec.name, message)
 
     def text(self, set_name: str, item_name: str, limit_bytes: int, data: SystemData) -> str:
-        """Read an item as text, cut off at a limit; empty if there is none or it is not sound."""
+        """Read an item as text, cut off at a limit; empty if it is missing or invalid."""
         try:
             entries = self.entries(data)
         except BadOutput:
@@ -165,7 +167,7 @@ class OutputReader:
                     return self._memory.read(entry.address, size).decode("utf-8", "replace")
         return ""
 
-    def outputs(self, entries: list[list[Entry]], domain: MemoryDomain) -> InstanceSets:
+    def outputs(self, entries: list[list[OutputEntry]], domain: MemoryDomain) -> InstanceSets:
         """Copy the data of all items out, once.
 
         Raises:
@@ -178,7 +180,7 @@ class OutputReader:
             sets.append(ItemSet(spec.name, items, spec.dtype, spec.shape) if items else None)
         return tuple(sets)
 
-    def _data(self, entries: list[Entry], domain: MemoryDomain) -> Iterator[Bytes]:
+    def _data(self, entries: list[OutputEntry], domain: MemoryDomain) -> Iterator[Bytes]:
         total = sum(align(entry.size_bytes, _DATA_ALIGNMENT) for entry in entries)
         if total <= HEAP_BYTES:
             for entry in entries:

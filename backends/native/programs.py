@@ -1,8 +1,8 @@
-"""Loaded executables: what each call maps from a shared file, and what it gets a copy of.
+"""Loaded executables: which pages each call maps from a shared file, and which it copies.
 
-Pages that a function cannot write (code, constants) lie in one sealed memory file for each function
-and are mapped into every sandbox; the kernel shares them. All other pages belong to the context of
-the call.
+Pages that a function cannot write (code, constants) are in one sealed memory file for each function
+and are mapped into every sandbox; the kernel shares them. All other pages are in the context of the
+call.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Shared:
     executable: bool
 
 
-class Program:
+class NativeProgram:
     """An executable that is ready to run. Owns its file.
 
     Args:
-        executable: what was read.
-        data: the file that it was read from.
+        executable: the checked content of the file.
+        data: the file.
 
     Attributes:
         shared: pages that are mapped from `file`, by address.
-        copies: what each context gets: address and bytes, for every writable segment.
+        copies: data to copy into each context: address and bytes of every writable segment.
     """
 
     def __init__(self, executable: Executable, data: bytes) -> None:
@@ -77,7 +77,7 @@ class Program:
 
 
 def _runs(segments: tuple[Segment, ...], writable: list[Segment]) -> list[tuple[int, int, bool]]:
-    """Runs of pages that nothing writable shares; a page that holds code is executable."""
+    """List runs of pages without writable segments; a page that contains code is executable."""
     private = {p for s in writable for p in (page_down(s.address), page_down(s.end - 1))}
     runs: list[tuple[int, int, bool]] = []
     for segment in segments:
@@ -110,24 +110,24 @@ def _bytes_of(segments: tuple[Segment, ...], data: bytes, start: int, end: int) 
 
 
 def context_bytes(function: Function) -> int:
-    """Size of a function's context without its inputs, or with them if its options say a size.
+    """Return the size of a function's context: with inputs if an option sets it, else without.
 
-    It is never above the memory limit, also if that is lower now than it was at registration.
+    It is never above the memory limit, even if that is lower now than at registration.
     """
-    asked = function.code.options.get("context_bytes", "")
+    option = function.code.options.get("context_bytes", "")
     limit = function.spec.limits.memory_bytes
-    size = min(int(asked), limit) if asked.isdecimal() else limit
+    size = min(int(option), limit) if option.isdecimal() else limit
     return min(max(page_up(size), LEAST_BYTES), MOST_BYTES)
 
 
 def bounds(size_bytes: int) -> tuple[int, int]:
-    """Where guard and stack of a context begin; everything else lies below."""
+    """Return the start addresses of guard and stack; everything else is below them."""
     stack = size_bytes - min(STACK_LIMIT_BYTES, size_bytes // 8 & -elf.PAGE)
     return stack - GUARD_BYTES, stack
 
 
-class Programs:
-    """Keeps the most recently used programs, until the last engine parts. Safe from any thread.
+class NativePrograms:
+    """Caches the most recently used programs, until the last engine detaches. Safe from any thread.
 
     Args:
         limit: how many.
@@ -135,27 +135,27 @@ class Programs:
 
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
-        self._loaded: OrderedDict[Digest, Program] = OrderedDict()
+        self._loaded: OrderedDict[Digest, NativeProgram] = OrderedDict()
         self._engines = 0
         self._lock = threading.Lock()
 
-    def join(self) -> None:
-        """Count an engine in."""
+    def attach(self) -> None:
+        """Add an engine."""
         with self._lock:
             self._engines += 1
 
-    def part(self) -> None:
-        """Count an engine out."""
+    def detach(self) -> None:
+        """Remove an engine."""
         with self._lock:
             self._engines -= 1
             if not self._engines:
                 self._loaded.clear()
 
-    def load(self, function: Function) -> Program:
-        """Give the program of a function.
+    def load(self, function: Function) -> NativeProgram:
+        """Return the program of a function.
 
         Raises:
-            InvalidFunction: it cannot be loaded; registration should have found that.
+            InvalidFunction: it cannot be loaded; registration should have refused it.
         """
         with self._lock:
             found = self._loaded.get(function.identity)
@@ -166,7 +166,7 @@ class Programs:
         executable, problems = elf.read(data, bounds(context_bytes(function))[0])
         if executable is None:
             raise InvalidFunction(tuple(problems))
-        program = Program(executable, data)
+        program = NativeProgram(executable, data)
         with self._lock:
             self._loaded[function.identity] = program
             while len(self._loaded) > self._limit:
@@ -174,6 +174,6 @@ class Programs:
         return program
 
     def forget(self, identity: Digest) -> None:
-        """Drop the program of a function."""
+        """Remove the program of a function."""
         with self._lock:
             self._loaded.pop(identity, None)

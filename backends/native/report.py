@@ -1,11 +1,11 @@
-"""What a report says: that the function ended by itself, or the error that it ended with.
+"""Reading a report: the function ended by itself, or with an error.
 
-A function ends itself by ``exit``, or by what executables for the original's KVM backend have in
-its place: ``int 0x20``, or ``hlt``. A process may execute neither, so the kernel reports a general
-protection fault at that instruction, and the bytes there tell which one it was.
+A function ends itself by ``exit``, or, if it was built for the original's KVM backend, by
+``int 0x20`` or ``hlt``. A process may execute neither, so the kernel reports a general protection
+fault at that instruction, and the bytes there identify it.
 
-The report is written by the launcher's handler, in memory that the function can write, too. So it
-is a claim of the function's about itself; a false one can only put its failure in other words.
+The launcher's handler writes the report to memory that the function can write too. So the function
+can forge it, which can only change the description of its own failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dandelion.confinement.syscalls import Architecture
 from dandelion.errors import DandelionError, Faulted, OutOfMemory, Unauthorized
 from dandelion.function import FunctionSpec
 
-from .context import Plan
+from .context import ContextLayout
 from .launcher import MAGIC
 
 _REPORT = struct.Struct("<QQiiQiIQQ")
@@ -42,14 +42,14 @@ _ARITHMETIC = {1: "integer division by zero", 2: "integer overflow"}
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExitReport:
     """One report.
 
     Attributes:
         signal, code: the signal and its `si_code`.
         address: of a fault.
         number, architecture: of a system call.
-        instruction: where it happened.
+        instruction: address of the instruction.
         stack: the stack pointer there.
     """
 
@@ -74,37 +74,37 @@ class Report:
         """Whether it executed an instruction that ends a virtual machine.
 
         Args:
-            code: what the function has at `instruction`, `HALT_BYTES` or less.
+            code: the function's bytes at `instruction`, at most `HALT_BYTES`.
         """
         return (
             self.signal == signal.SIGSEGV and self.code == _FROM_KERNEL and code.startswith(_HALTS)
         )
 
 
-def read(data: bytes) -> Report | None:
-    """Read a report; None if there is none, since the process was killed."""
+def read(data: bytes) -> ExitReport | None:
+    """Read a report; None if there is none because the process was killed."""
     magic, number, code, _, address, call, architecture, instruction, stack = _REPORT.unpack(data)
     if magic != MAGIC:
         return None
-    return Report(number & 0x7F, code, address, call, architecture, instruction, stack)
+    return ExitReport(number & 0x7F, code, address, call, architecture, instruction, stack)
 
 
 def error_of(
-    report: Report, spec: FunctionSpec, plan: Plan, architecture: Architecture
+    report: ExitReport, spec: FunctionSpec, layout: ContextLayout, architecture: Architecture
 ) -> DandelionError:
     """Turn a report of anything but an exit into an error of the user's function."""
     at = f"at {report.instruction:#x}"
     if report.signal == signal.SIGSYS:
         return Unauthorized(spec.name, _describe(report, architecture))
     if report.signal == signal.SIGSEGV:
-        return _segmentation_fault(report, spec, plan, at)
+        return _segmentation_fault(report, spec, layout, at)
     if report.signal == signal.SIGFPE:
         return Faulted(spec.name, f"{_ARITHMETIC.get(report.code, 'arithmetic error')} {at}")
     fault = next((text for number, text in _FAULTS.items() if number == report.signal), None)
     return Faulted(spec.name, f"{fault or f'signal {report.signal}'} {at}")
 
 
-def _describe(report: Report, architecture: Architecture) -> str:
+def _describe(report: ExitReport, architecture: Architecture) -> str:
     number = report.number & 0xFFFFFFFF
     if report.architecture == _I386:
         return f"make 32-bit system calls (number {number})"
@@ -113,15 +113,17 @@ def _describe(report: Report, architecture: Architecture) -> str:
     return seccomp.describe(architecture, number)
 
 
-def _segmentation_fault(report: Report, spec: FunctionSpec, plan: Plan, at: str) -> DandelionError:
+def _segmentation_fault(
+    report: ExitReport, spec: FunctionSpec, layout: ContextLayout, at: str
+) -> DandelionError:
     address = report.address
     if report.code == _FROM_KERNEL:
         return Faulted(
             spec.name, f"general protection fault {at}: a privileged instruction or a bad address"
         )
-    if plan.guard <= address < plan.stack:
-        if plan.guard <= report.stack < plan.stack + _STACK_SLACK_BYTES:
+    if layout.guard <= address < layout.stack:
+        if layout.guard <= report.stack < layout.stack + _STACK_SLACK_BYTES:
             return Faulted(spec.name, f"stack overflow: segmentation fault at {address:#x}, {at}")
-        return OutOfMemory(spec.name, plan.limit_bytes)
+        return OutOfMemory(spec.name, layout.limit_bytes)
     reason = {_NOT_MAPPED: ", not mapped", _NOT_PERMITTED: ", not permitted"}.get(report.code, "")
     return Faulted(spec.name, f"segmentation fault at address {address:#x}{reason}, {at}")

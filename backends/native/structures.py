@@ -1,7 +1,7 @@
 """The structures that a host shares with a function, for 64-bit and for 32-bit addresses.
 
-A function finds its inputs, and leaves its outputs, through one structure at a known address, the
-*system data*; it points to arrays of *sets*, and to arrays of *buffers*, each grouped by set. All
+A function reads its inputs and writes its outputs through one structure at a known address, the
+*system data*. It points to arrays of *sets*, and to arrays of *buffers*, each grouped by set. All
 fields but the exit code are words: 8 bytes in native functions, 4 in WebAssembly. ::
 
     system data   exit code (int32), heap begin, heap end,
@@ -9,8 +9,8 @@ fields but the exit code are words: 8 bytes in native functions, 4 in WebAssembl
     set           name: address, length; index of its first buffer
     buffer        name: address, length; data: address, length; key
 
-An array of sets has one element more than there are sets: the index of that one is the number of
-all buffers. The host fills in everything but the output buffers.
+An array of sets has one more element than there are sets; the index in that element is the number
+of all buffers. The host fills in everything but the output buffers.
 
 Source: binary interface of Dandelion's process backend.
 """
@@ -25,14 +25,14 @@ from dandelion.data import Bytes, ItemSet
 
 ITEM_ALIGNMENT = 128
 NOT_EXITED = -1
-"""What the host puts in place of the exit code."""
+"""The host's initial value of the exit code."""
 
 _PADDING = bytes(ITEM_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class SystemData:
-    """The system data, as it was read. Addresses and counts are whatever the function wrote."""
+    """The system data as the function wrote it; addresses and counts are unchecked."""
 
     exit_code: int
     heap_begin: int
@@ -96,9 +96,9 @@ def lay_out(
     """Lay out the data of all items, their names, and the arrays.
 
     Args:
-        structures: at which size of words.
-        address: where it will lie, a multiple of 128; so is every item.
-        inputs: input sets; a set that is absent has no name, as in the original.
+        structures: for the size of words.
+        address: start address, a multiple of 128; so is the address of every item.
+        inputs: input sets; an absent set has no name, as in the original.
         input_names, output_names: of the declared sets.
     """
     parts: list[Bytes] = []
@@ -129,7 +129,7 @@ def _tables(
     firsts: list[int],
     input_count: int,
 ) -> tuple[bytes, tuple[int, int, int]]:
-    """Write names, input sets, input buffers and output sets; give the addresses of the arrays."""
+    """Write names, input sets, input buffers, output sets; return the addresses of the arrays."""
     text = b"".join(names)
     text += bytes(-len(text) % 8)
     at = address
@@ -160,7 +160,7 @@ def system_data(
     input_count: int,
     output_count: int,
 ) -> bytes:
-    """Write the system data as a function finds it."""
+    """Write the system data as a function reads it."""
     return structures.system.pack(
         NOT_EXITED, *heap, input_count, inputs.sets, output_count, inputs.output_sets,
         inputs.buffers, 0,

@@ -1,9 +1,9 @@
 """Becoming a zygote: a fresh Python process gives up its rights, then is replaced by the launcher.
 
-What it has by then it keeps, and every sandbox inherits it: no new privileges, no files, a network
-and IPC namespace of its own, the user nobody, no capabilities. Standard input is the control
-socket, standard output the life line: a pipe whose other end the node holds, and which kills this
-process when that closes.
+Every sandbox inherits these restrictions: no new privileges, no files, a network and IPC namespace
+of its own, the user nobody, no capabilities. Standard input is the control socket. Standard output
+is a pipe whose other end the node holds; the kernel kills this process when that end closes, see
+`dandelion.backends.process.lifetime`.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ import msgspec
 
 from dandelion.confinement import libc, lockdown
 
-from ..process import life
+from ..process import lifetime
 from . import launcher
 
 _CONTROL, _LIFE = 0, 1
 _MFD_EXEC = 0x10
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What a zygote is started with: the core for its sandboxes, -1 for any."""
+class NativeZygoteSettings(msgspec.Struct, frozen=True):
+    """The start settings of a zygote: the core for its sandboxes, -1 for any."""
 
     core: int
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a zygote says before it becomes the launcher: what is enforced, or why it cannot be."""
+class ZygoteFacts(msgspec.Struct, frozen=True):
+    """A zygote's message before it runs the launcher: what is enforced, or why that failed."""
 
     facts: dict[str, str] = {}
     failure: str = ""
 
 
 def run(text: str) -> None:
-    """Start from the settings on a command line; does not return, unless it fails."""
+    """Start with the settings of a command line; returns only if it fails."""
     control = socket.socket(fileno=_CONTROL)
     try:
-        life.tie_self(_LIFE)
+        lifetime.bind_own_lifetime(_LIFE)
         program = _program()
-        facts = _prepare(msgspec.json.decode(text, type=Settings))
+        facts = _prepare(msgspec.json.decode(text, type=NativeZygoteSettings))
     except Exception as error:
-        control.send(msgspec.json.encode(Facts(failure=f"{type(error).__name__}: {error}")))
+        control.send(msgspec.json.encode(ZygoteFacts(failure=f"{type(error).__name__}: {error}")))
         return
-    control.send(msgspec.json.encode(Facts(facts)))
+    control.send(msgspec.json.encode(ZygoteFacts(facts)))
     os.closerange(2, program)
     os.closerange(program + 1, 4096)
     try:
         os.execve(program, ["dandelion-native"], {})
     except OSError as error:
-        control.send(msgspec.json.encode(Facts(failure=f"no program from memory: {error}")))
+        control.send(msgspec.json.encode(ZygoteFacts(failure=f"no program from memory: {error}")))
 
 
-def _prepare(settings: Settings) -> dict[str, str]:
+def _prepare(settings: NativeZygoteSettings) -> dict[str, str]:
     if settings.core >= 0:
         os.sched_setaffinity(0, {settings.core})
     lockdown.allow_descriptors()

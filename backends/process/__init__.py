@@ -1,13 +1,13 @@
 """Python compute functions, each call in a locked child process that is used once.
 
-Who is who::
+Processes, and the modules that implement them::
 
     node ── ProcessEngine (a thread)          engine, watch, outcome
      │          │  call, outputs by file or message: wire
      │          ▼
-     └── zygote ──fork──> sandboxes           nursery, handle (node's side), zygote, sandbox
+     └── zygote ──fork──> sandboxes           sandbox_pool, handle (node's side), zygote, sandbox
 
-What confines a sandbox is in `dandelion.confinement`; what it may import in `modules`.
+`dandelion.confinement` confines a sandbox; `modules` defines what it can import.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .cores import ProcessDriver
 
-# Imported in the functions, since zygotes live in this package and stay small without the node's
-# side.
+# Imported in the functions: zygotes import this package too, and need no code of the node's side.
 
 
 def driver() -> ProcessDriver:
@@ -29,7 +28,7 @@ def driver() -> ProcessDriver:
 
 
 def enforcement() -> dict[str, str]:
-    """Tell what confines a function on this machine; see `dandelion.backends.process.cores`."""
+    """Report what confines a function on this machine; see `dandelion.backends.process.cores`."""
     from .cores import enforcement as enforced
 
     return enforced()

@@ -1,7 +1,6 @@
-"""What can be known of a Python function without running it.
+"""Static checks of a Python function's registration: options, imports and size.
 
-The node looks at what the registration says of the function. Its source is examined in a sandbox,
-see `dandelion.backends.process.examine`.
+The source itself is examined in a sandbox, see `dandelion.backends.process.examine`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _options(function: Function) -> Iterator[Problem]:
         if name not in _OPTIONS:
             yield Problem(
                 "unknown-option",
-                f"there is no option '{name}'",
+                f"unknown option '{name}'",
                 f"{function.spec.name}.options",
                 expected=", ".join(_OPTIONS),
                 nearest=nearest(name, _OPTIONS) or "",
@@ -49,7 +48,7 @@ def _imports(function: Function) -> Iterator[Problem]:
 
 
 def _importable(name: str) -> bool:
-    """Look a module up as an import would, without importing the packages it lies in."""
+    """Look a module up as an import would, without importing its packages."""
     package = name.removesuffix(".*")
     parts = package.split(".")
     if not all(part.isidentifier() for part in parts):

@@ -1,4 +1,4 @@
-"""The driver of Python functions: engines for cores, and what is enforced here."""
+"""The driver of Python functions: one engine for each core, and a report of the confinement."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dandelion.function import Function
 from .check import stated_problems, too_long
 from .engine import ProcessEngine
 from .examiner import SourceExaminer
-from .nurseries import Nurseries
-from .nursery import Nursery
-from .programs import Programs
+from .programs import PythonPrograms
+from .sandbox_pool import SandboxPool
+from .sandbox_pools import SandboxPools
 
 ENGINES_PER_ZYGOTE = 4
 AHEAD_LIMIT = 256
@@ -29,7 +29,7 @@ AHEAD_LIMIT = 256
 
 @dataclass(slots=True)
 class ProcessOptions:
-    """How many sandboxes wait for each set of imports and group of engines."""
+    """How many sandboxes are kept ready for each set of imports and group of engines."""
 
     ahead: int
 
@@ -38,7 +38,7 @@ class ProcessDriver(Driver):
     """Runs code of the format ``python``.
 
     Args:
-        ahead: how many sandboxes wait for each set of imports and group of engines.
+        ahead: how many sandboxes are kept ready for each set of imports and group of engines.
     """
 
     name: ClassVar[str] = "process"
@@ -54,11 +54,11 @@ class ProcessDriver(Driver):
         for name, value in options.items():
             if name != "ahead":
                 raise InvalidInput(
-                    f"options.process.{name}", "there is no such setting", "there is only 'ahead'"
+                    f"options.process.{name}", "unknown setting", "the only setting is 'ahead'"
                 )
             if not value.isdecimal() or not 1 <= int(value) <= AHEAD_LIMIT:
                 raise InvalidInput(
-                    "options.process.ahead", f"'{value}' is no number", f"1 to {AHEAD_LIMIT}"
+                    "options.process.ahead", f"'{value}' is not valid", f"1 to {AHEAD_LIMIT}"
                 )
             self._options.ahead = int(value)
 
@@ -70,27 +70,27 @@ class ProcessDriver(Driver):
 
 
 class ProcessChecker(Checker):
-    """Examines sources in sandboxes, and keeps them compiled.
+    """Examines sources in sandboxes, and caches the compiled code.
 
     Attributes:
-        programs: what was compiled.
+        programs: the cache.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.programs = Programs(self._compiled)
+        self.programs = PythonPrograms(self._compiled)
         self._examiner: SourceExaminer | None = None
         self._lock = threading.Lock()
 
     def check(self, functions: Sequence[Function]) -> None:
-        """Refuse code that could never run; sources are examined in sandboxes, and kept compiled.
+        """Refuse code that could never run; cache the compiled code of the rest.
 
-        Where there are no sandboxes no Python function can run. Then only what needs none is
-        checked, so that a function which has other code as well can be registered.
+        A machine without sandboxes cannot run Python functions. There only the checks that need no
+        sandbox are made, so that a function which has other code as well can be registered.
 
         Raises:
-            InvalidFunction: with all problems, each at ``file:line:column`` where it has a place.
-            EngineDied: sandboxes should be possible, but there are none.
+            InvalidFunction: with all problems, each at ``file:line:column`` where known.
+            EngineDied: no sandbox started, although this machine supports them.
         """
         problems = [problem for function in functions for problem in stated_problems(function)]
         sources = [function for function in functions if not too_long(function)]
@@ -104,7 +104,7 @@ class ProcessChecker(Checker):
             raise InvalidFunction(tuple(problems))
 
     def examiner(self) -> SourceExaminer:
-        """Give what examines sources, started when it is first used."""
+        """Return the examiner; it is created on first use."""
         architecture = _require()
         with self._lock:
             if self._examiner is None:
@@ -112,7 +112,7 @@ class ProcessChecker(Checker):
             return self._examiner
 
     def _compiled(self, function: Function, deadline_ns: int) -> bytes:
-        """Compile a function that is called, and was registered before this node was started."""
+        """Compile a called function that was registered before this node started."""
         examined = self.examiner().examine(function, deadline_ns)
         if not examined.code:
             raise Raised(function.spec.name, str(examined.problems[0]))
@@ -132,7 +132,7 @@ class ProcessFactory(EngineFactory):
         self._name = name
         self._options = options
         self._checker = checker
-        self._groups: dict[int, Nurseries] = {}
+        self._groups: dict[int, SandboxPools] = {}
         self._lock = threading.Lock()
 
     def probe(self) -> list[Resource]:
@@ -145,40 +145,40 @@ class ProcessFactory(EngineFactory):
         known = [r.name for r in self.probe()]
         if resource not in known:
             raise BackendUnavailable(
-                self._name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
+                self._name, f"no core '{resource}'", f"use 0 to {len(known) - 1}"
             )
         name = f"{self._name}:{resource}"
         group = int(resource) // ENGINES_PER_ZYGOTE
         with self._lock:
             if group not in self._groups:
-                self._groups[group] = Nurseries(f"{self._name}-{group}", self._options.ahead)
+                self._groups[group] = SandboxPools(f"{self._name}-{group}", self._options.ahead)
         self._checker.examiner().start()  # the first call may have to compile
         return ProcessEngine(name, self._groups[group], self._checker.programs, architecture)
 
 
 def enforcement() -> dict[str, str]:
-    """Tell what confines a function on this machine, by making a sandbox and asking.
+    """Report what confines a function on this machine, by starting a sandbox.
 
     Returns:
-        Words by subject: ``landlock``, ``seccomp``, ``namespaces``, ``user``.
+        A text for each of ``landlock``, ``seccomp``, ``namespaces``, ``user``.
 
     Raises:
-        BackendUnavailable: sandboxes cannot be made here.
-        EngineDied: they should be possible, but none came up.
+        BackendUnavailable: this machine does not support sandboxes.
+        EngineDied: no sandbox started, although this machine supports them.
     """
     _require()
-    nursery = Nursery("process", ahead=1)
+    pool = SandboxPool("process", ahead=1)
     try:
-        return nursery.facts()
+        return pool.facts()
     finally:
-        nursery.close()
+        pool.close()
 
 
 def _require() -> Architecture:
-    """Give the architecture, if this machine can confine a process.
+    """Return the architecture.
 
     Raises:
-        BackendUnavailable: it cannot.
+        BackendUnavailable: this machine cannot confine a process.
     """
     if platform.system() != "Linux":
         raise BackendUnavailable("process", "sandboxes need Linux", "run the node in a Linux VM")

@@ -1,10 +1,9 @@
 """The engine: one sandbox for each call, watched until it replies or breaks a rule or a limit.
 
-Whatever happens, the sandbox is killed and forgotten afterwards; nothing of it is used again, so a
-call cannot leave anything for the next one. After a reply it is forgotten, and the next one taken,
-by `clean_up`, when the outputs have been handed over; its zygote kills it within milliseconds. What
-an end means is decided in this order: the call was cancelled; it tried what it may not; it ran out
-of time; it replied; it died.
+A sandbox is killed after its call and never reused, so a call cannot leave anything for the next
+one. After a reply, `clean_up` drops the sandbox and takes the next one, once the outputs have been
+returned; the zygote kills the old one within milliseconds. The causes of an end are checked in this
+order: cancelled; a denied system call; out of time; a reply; a dead process.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from dandelion.function import Function
 
 from . import modules, outcome, wire
 from .handle import NoSandbox, Sandbox
-from .nurseries import Nurseries
-from .nursery import ImportFailed, Nursery
-from .programs import Programs
-from .watch import End, Watch
+from .programs import PythonPrograms
+from .sandbox_pool import ImportFailed, SandboxPool
+from .sandbox_pools import SandboxPools
+from .watch import StopReason, Watch
 
 _EXIT_GRACE_S = 0.25
 _ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write: linux/fcntl.h
-_CLOCK_ERROR = 1 / 3  # the kernel kills by the ticks that it counted, and reports a better clock
+_CLOCK_ERROR = 1 / 3  # the kernel's limit counts ticks; the time that it reports is more exact
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -56,11 +55,11 @@ class _Running:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A sandbox and where it is from."""
+class _PooledSandbox:
+    """A sandbox and its pool."""
 
     sandbox: Sandbox
-    nursery: Nursery
+    pool: SandboxPool
 
 
 class ProcessEngine(Engine):
@@ -68,25 +67,25 @@ class ProcessEngine(Engine):
 
     Args:
         name: for errors, metrics and traces.
-        nurseries: where sandboxes come from; shared by a few engines.
+        pools: where sandboxes come from; shared by a few engines.
         programs: compiled functions; shared by all.
         architecture: system calls of this machine.
     """
 
     def __init__(
-        self, name: str, nurseries: Nurseries, programs: Programs, architecture: Architecture
+        self, name: str, pools: SandboxPools, programs: PythonPrograms, architecture: Architecture
     ) -> None:
         self.name = name
-        self._nurseries = nurseries
+        self._pools = pools
         self._programs = programs
         self._architecture = architecture
         self._buffer = bytearray(wire.PREFIX.size + wire.INLINE_BYTES + 1)
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._closed = False
-        self._used: _Placed | None = None
-        self._ready: _Placed | None = None
-        nurseries.join()
+        self._used: _PooledSandbox | None = None
+        self._ready: _PooledSandbox | None = None
+        pools.attach()
 
     def _run(self, call: Call) -> InstanceSets:
         running = _Running(call.id)
@@ -96,16 +95,16 @@ class ProcessEngine(Engine):
             self._running = running
         try:
             imports = modules.declared(call.function.code.options.get("imports", ""))
-            with self._nurseries.use(imports) as nursery:
-                return self._run_in(nursery, call, running)
+            with self._pools.use(imports) as pool:
+                return self._run_in(pool, call, running)
         finally:
             with self._lock:
                 self._running = None
                 closed = self._closed
             if closed:
-                self._leave()
+                self._release()
 
-    def _run_in(self, nursery: Nursery, call: Call, running: _Running) -> InstanceSets:
+    def _run_in(self, pool: SandboxPool, call: Call, running: _Running) -> InstanceSets:
         spec = call.function.spec
         started = time.monotonic_ns()
         own_deadline = started + int(spec.limits.wall_s * 1e9)
@@ -113,16 +112,16 @@ class ProcessEngine(Engine):
         limit_s = spec.limits.wall_s if deadline == own_deadline else call.limit_s
         try:
             program = self._programs.encoded(call.function, deadline)
-            sandbox = self._take(nursery, deadline)
+            sandbox = self._take(pool, deadline)
         except NoSandbox:
             raise TimedOut(spec.name, "wall", limit_s) from None
         except ImportFailed as error:
             raise Raised(spec.name, str(error)) from None
-        self._used = _Placed(sandbox, nursery)
+        self._used = _PooledSandbox(sandbox, pool)
         try:
             self._begin(running, sandbox)
             watch = Watch(sandbox, self._architecture)
-            end = _hand_over(call, sandbox, program)
+            end = _send_call(call, sandbox, program)
             taken = time.monotonic_ns()
             if end is None:
                 end = watch.wait(self._buffer, deadline, spec.limits.cpu_s)
@@ -131,12 +130,12 @@ class ProcessEngine(Engine):
                 raise Cancelled("while it ran")
             if watch.denied is not None:
                 raise self._unauthorized(call, sandbox, watch, end)
-            if end is End.LATE:
+            if end is StopReason.LATE:
                 raise TimedOut(spec.name, "wall", limit_s)
-            if end is End.SPENT:
+            if end is StopReason.SPENT:
                 raise TimedOut(spec.name, "cpu", spec.limits.cpu_s)
-            if end is End.CLOSED:
-                raise self._closed_early(call, sandbox, nursery)
+            if end is StopReason.CLOSED:
+                raise self._closed_early(call, sandbox, pool)
             outputs = self._outputs(call, sandbox, watch.size_bytes)
         except BaseException:
             sandbox.kill()
@@ -146,22 +145,22 @@ class ProcessEngine(Engine):
         call.stages["outputs"] = time.monotonic_ns() - ran
         return outputs
 
-    def _take(self, nursery: Nursery, deadline_ns: int) -> Sandbox:
+    def _take(self, pool: SandboxPool, deadline_ns: int) -> Sandbox:
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:
-            if ready.nursery is nursery and not ready.sandbox.ended(0):
+            if ready.pool is pool and not ready.sandbox.ended(0):
                 return ready.sandbox
             _discard(ready)
-        return nursery.take(deadline_ns)
+        return pool.take(deadline_ns)
 
     def clean_up(self) -> None:
         used = self._clear()
-        if used is not None and used.nursery.ahead >= self._nurseries.engines:  # one for each
-            spare = used.nursery.spare()
-            self._ready = None if spare is None else _Placed(spare, used.nursery)
+        if used is not None and used.pool.ahead >= self._pools.engines:  # one for each
+            ready = used.pool.take_if_ready()
+            self._ready = None if ready is None else _PooledSandbox(ready, used.pool)
 
-    def _clear(self) -> _Placed | None:
+    def _clear(self) -> _PooledSandbox | None:
         used, self._used = self._used, None
         if used is not None:
             _discard(used)
@@ -177,19 +176,21 @@ class ProcessEngine(Engine):
                 raise Cancelled("before it ran")
 
     def _outputs(self, call: Call, sandbox: Sandbox, size_bytes: int) -> InstanceSets:
-        answer = outcome.Answer(
+        answer = outcome.SandboxReply(
             memoryview(self._buffer)[:size_bytes], sandbox.output, call.function
         )
         reply = answer.reply()
-        if isinstance(reply, wire.Done):
+        if isinstance(reply, wire.Returned):
             return answer.outputs(reply.sets, call)
         raise outcome.error_of(reply, call.function, sandbox)
 
-    def _unauthorized(self, call: Call, sandbox: Sandbox, watch: Watch, end: End) -> DandelionError:
-        """Make the error; if the denied call made the code raise, its traceback says where."""
+    def _unauthorized(
+        self, call: Call, sandbox: Sandbox, watch: Watch, end: StopReason
+    ) -> DandelionError:
+        """Make the error; it has a traceback if the denied call made the code raise."""
         assert watch.denied is not None
         shown = ""
-        if end is End.REPLIED:
+        if end is StopReason.REPLIED:
             try:
                 self._outputs(call, sandbox, watch.size_bytes)
             except Raised as error:
@@ -198,12 +199,12 @@ class ProcessEngine(Engine):
                 shown = ""
         return Unauthorized(call.function.spec.name, watch.denied, shown)
 
-    def _closed_early(self, call: Call, sandbox: Sandbox, nursery: Nursery) -> DandelionError:
+    def _closed_early(self, call: Call, sandbox: Sandbox, pool: SandboxPool) -> DandelionError:
         spec = call.function.spec
         if not sandbox.ended(_EXIT_GRACE_S):
             return BadOutput(spec.name, "it closed its channel without a reply")
         kernel_limit_s = sandbox.cpu_limit_s()  # before its zygote can reap it
-        ended = nursery.ended(sandbox)
+        ended = pool.ended(sandbox)
         if ended is None:
             return SandboxLost(self.name, "its zygote was killed")
         if -ended.code == signal.SIGSYS:
@@ -214,7 +215,7 @@ class ProcessEngine(Engine):
             return TimedOut(spec.name, "cpu", spec.limits.cpu_s)
         if ended.code < 0 and -ended.code not in outcome.OWN_SIGNALS:
             name = outcome.signal_name(-ended.code)
-            return SandboxLost(self.name, f"it was ended by {name}, sent from outside")
+            return SandboxLost(self.name, f"it was killed by {name}, sent from outside")
         return outcome.error_of_end(ended, call.function, sandbox)
 
     def cancel(self, call_id: int) -> bool:
@@ -233,31 +234,31 @@ class ProcessEngine(Engine):
                 return
             self._closed = True
             running = self._running
-            if running is not None:  # that call ends now, and then leaves
+            if running is not None:  # that call ends now, and then releases the pool
                 if running.sandbox is not None:
                     running.sandbox.kill()
                 return
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._clear()
         ready, self._ready = self._ready, None
         if ready is not None:
             _discard(ready)
-        self._nurseries.part()
+        self._pools.detach()
 
 
-def _discard(placed: _Placed) -> None:
-    """Have a sandbox ended and another made for it."""
+def _discard(placed: _PooledSandbox) -> None:
+    """Have a sandbox killed and replaced."""
     placed.sandbox.close(kill=False)
-    placed.nursery.replace(placed.sandbox.pid)
+    placed.pool.replace(placed.sandbox.pid)
 
 
-def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None:
-    """Give a sandbox its call; the inputs are copied, once.
+def _send_call(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> StopReason | None:
+    """Send a sandbox its call; the inputs are copied once.
 
     Returns:
-        None, or that the sandbox is gone.
+        None, or `StopReason.CLOSED` if the sandbox is gone.
     """
     limits = call.function.spec.limits
     record = wire.EncodedCall(
@@ -275,7 +276,7 @@ def _hand_over(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> End | None
         else:
             _send_as_file(sandbox, parts)
     except ConnectionError:
-        return End.CLOSED
+        return StopReason.CLOSED
     return None
 
 

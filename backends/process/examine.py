@@ -1,13 +1,13 @@
 """Parses, checks and compiles Python sources, inside a sandbox.
 
-A parser is a large program that reads text from unknown authors: short texts exist that
-keep CPython's compiler busy for seconds and take gigabytes. So this module's `examine` runs as the
-function of a sandbox, with a sandbox's limits, and never in the node. It runs none of the code, and
-looks at it without recursion, since expressions may be nested deeply.
+A parser is a large program that reads text from unknown authors: some short texts keep CPython's
+compiler busy for seconds and take gigabytes. So `examine` runs as the function of a sandbox, with a
+sandbox's limits, and never in the node. It runs none of the code. It walks the syntax tree without
+recursion, since expressions may be nested deeply.
 
-Its answer is untrusted. A source that takes the sandbox over can forge the answer for all sources
-that are examined with it, which come from the same registration. Code is given for a source that
-was alone only: it gains nothing by forged code, which is loaded in its own sandboxes only.
+Its answer is untrusted. A source that takes over the sandbox can forge the answer for all sources
+that are examined with it; these come from the same registration. Code is returned only for a source
+that was examined alone. Forging it gains nothing: it is loaded only in that function's sandboxes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _PROBLEM_LIMIT = 100
 _TEXT_LIMIT = 500
 _LINE_LIMIT = 160
 _UNNAMED = "\ud800"
-"""What CPython is told as the name of a source. It would open the file of that name to show a line
-of it, which a sandbox must not do; with this, which no name can be, it does not try."""
+"""The file name of a source, as given to CPython. CPython opens the named file to show a line of
+it, which a sandbox must not do; this name cannot be encoded, so CPython does not try."""
 
 _OWN_FRAMES = 50
-"""Frames that are here and would not be if CPython compiled the source as its main program."""
+"""Stack frames here that CPython would not have if it compiled the source as its main program."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Question(msgspec.Struct, array_like=True, frozen=True):
-    """What a source is held against.
+    """What a source is checked against.
 
     Attributes:
-        filename: stands for the source in problems and tracebacks.
+        filename: name of the source in problems and tracebacks.
         entry: name of the function to call.
         inputs: names of the input sets.
         imports: declared modules.
@@ -66,16 +66,16 @@ def examine(questions: ItemSet, sources: ItemSet) -> dict[str, bytes]:
     """Examine sources, one for each question.
 
     Returns:
-        ``problems``: a record, the list of them for each source. ``code``: the marshalled code of
-        a source that is alone, if it compiles.
+        ``problems``: a record, the list of problems of each source. ``code``: the marshalled code
+        of a single source, if it compiles.
 
     Raises:
         MemoryError: a source needs more than the sandbox has.
     """
-    warnings.simplefilter("ignore")  # a compiler may have one for each of a million tokens
+    warnings.simplefilter("ignore")  # the compiler may warn of each of a million tokens
     sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_FRAMES)
-    asked = _questions.decode(questions.bytes())
-    found = [_examined(q, s.bytes()) for q, s in zip(asked, sources, strict=True)]
+    requested = _questions.decode(questions.bytes())
+    found = [_examined(q, s.bytes()) for q, s in zip(requested, sources, strict=True)]
     shown = [[_clipped(p) for p in problems[:_PROBLEM_LIMIT]] for problems, _ in found]
     code = found[0][1] if len(found) == 1 else b""
     return {"problems": _encoder.encode(shown), "code": code}
@@ -91,25 +91,25 @@ def _examined(question: Question, source: bytes) -> tuple[list[Problem], bytes]:
         return [_syntax_problem(name, error)], b""
     except MemoryError as error:
         return [Problem("no-code", _exhausted(error), name)], b""
-    except Exception as error:  # which ones a compiler may raise is written nowhere
+    except Exception as error:  # the compiler's exceptions are not documented
         reason = str(error) or type(error).__name__
-        return [Problem("no-code", f"this cannot be compiled: {reason}", name)], b""
+        return [Problem("no-code", f"the source cannot be compiled: {reason}", name)], b""
     if len(code) > CODE_LIMIT_BYTES:
-        message = "the source becomes too much code"
+        message = "the compiled code is too large"
         limit = f"at most {CODE_LIMIT_BYTES} bytes"
         return [Problem("too-much-code", message, name, expected=limit, found=str(len(code)))], b""
     try:
         tree = ast.parse(source, _UNNAMED)
-    except RecursionError:  # a tree of objects may be less deep than what compiles
+    except RecursionError:  # a tree of objects may be less deep than the nesting that compiles
         return [], code
     return [*_entry(question, tree), *_undeclared(question, tree)], code
 
 
 def _exhausted(error: MemoryError) -> str:
-    """Say which of its two limits the compiler has met: the parser's stack, or memory."""
+    """Describe which of its two limits the compiler reached: the parser's stack, or memory."""
     used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if str(error) or used_bytes < MEMORY_LIMIT_BYTES // 2:
-        return "this cannot be compiled: it is nested too deeply"
+        return "the source cannot be compiled: it is nested too deeply"
     return f"compiling the source takes more than {MEMORY_LIMIT_BYTES >> 20} MiB"
 
 
@@ -165,7 +165,7 @@ def _entry(question: Question, tree: ast.Module) -> Iterator[Problem]:
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that the module may bind other than by ``def``; then nothing more can be told."""
+    """Names that the module may bind other than by ``def``; these are not checked further."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -197,7 +197,7 @@ def _parameters(
                 "no-input-set",
                 f"parameter '{argument.arg}' is positional only"
                 if argument in arguments.posonlyargs
-                else f"parameter '{argument.arg}' is no input set",
+                else f"parameter '{argument.arg}' is not an input set",
                 *_at(question, argument),
                 expected=", ".join(inputs) or "no parameters",
                 nearest=nearest(argument.arg, inputs) or "",
@@ -212,7 +212,7 @@ def _required(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _undeclared(question: Question, tree: ast.Module) -> Iterator[Problem]:
-    """Find imports that must fail in the sandbox. One inside ``try`` may be meant to."""
+    """Find imports that must fail in the sandbox. An import inside ``try`` may fail on purpose."""
     for node in _statements(tree):
         named: list[tuple[str, list[str]]] = []
         if isinstance(node, ast.Import):
@@ -230,7 +230,7 @@ def _undeclared(question: Question, tree: ast.Module) -> Iterator[Problem]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Give all statements in order, but for those inside ``try``; expressions have none."""
+    """Yield all statements in order, except those inside ``try``; expressions contain none."""
     ahead: list[ast.AST] = [tree]
     while ahead:
         node = ahead.pop()

@@ -1,14 +1,14 @@
 """The node's side of examining Python sources, in sandboxes.
 
-The sandboxes are those of calls, from a zygote that serves no calls, and what runs in them is our
-own function, see `dandelion.backends.process.examine`. So parsing and compiling is confined and
-bounded as a call is, and a source cannot reach the next one.
+The sandboxes come from a zygote of their own, and run our own function, see
+`dandelion.backends.process.examine`. So parsing and compiling is confined and limited like a call,
+and a source cannot affect the next one.
 
-Each source has a sandbox of its own. What comes of it then depends on its content alone, so its
-code may be kept under that, also for other functions with the same content. For a registration of
-many functions that would take milliseconds each, so many small sources share a sandbox, and their
-code is not kept. If they break a limit together, each is examined again alone, and so the one at
-fault is known.
+Each source has a sandbox of its own. The result then depends on the content alone, so the code may
+be cached by content, also for other functions with the same content. With many functions in one
+registration this would take milliseconds each, so many small sources share a sandbox, and their
+code is not cached. If they break a limit together, each is examined again alone, which finds the
+one at fault.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from . import modules
 from .engine import ProcessEngine
 from .examine import CODE_LIMIT_BYTES, MEMORY_LIMIT_BYTES, Question
 from .handle import NoSandbox
-from .nurseries import Nurseries
 from .outcome import filename
-from .programs import Programs
+from .programs import PythonPrograms
+from .sandbox_pools import SandboxPools
 
 LIMITS = Limits(
     memory_bytes=MEMORY_LIMIT_BYTES,
-    wall_s=30.0,  # it gives way to calls and the node
-    cpu_s=4.5,  # below the whole seconds that the kernel counts, so that the error can tell
+    wall_s=30.0,  # its priority is lower than that of calls and the node
+    cpu_s=4.5,  # less than 5 s, the kernel's limit, so that the watch reports the error first
     output_bytes=2 * CODE_LIMIT_BYTES,
     output_items=2,
 )
-"""Of the sandbox that examines a source."""
+"""Limits of a sandbox that examines a source."""
 
 _FEW = 8
 _GROUP_LIMIT = 64
@@ -78,11 +78,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What came of a source.
+    """The result of examining a source.
 
     Attributes:
-        problems: none if it can run.
-        code: what a sandbox can load, if the source compiles and was examined alone.
+        problems: empty if it can run.
+        code: marshalled code, if the source compiles and was examined alone.
     """
 
     problems: tuple[Problem, ...]
@@ -104,8 +104,8 @@ class SourceExaminer:
         self._ours = Function(msgspec.structs.replace(_SPEC, limits=limits), CodeObject("python"))
         self._architecture = architecture
         self._at_once = max(2, min(4, os.cpu_count() or 1))
-        self._nurseries = Nurseries(name, ahead=self._at_once, niceness=_NICENESS)
-        self._programs = Programs(lambda function, deadline_ns: marshal.dumps(_OURS))
+        self._pools = SandboxPools(name, ahead=self._at_once, niceness=_NICENESS)
+        self._programs = PythonPrograms(lambda function, deadline_ns: marshal.dumps(_OURS))
         self._places = threading.BoundedSemaphore(self._at_once)
         self._lock = threading.Lock()
         self._idle: list[ProcessEngine] = []
@@ -114,13 +114,13 @@ class SourceExaminer:
         weakref.finalize(self, _close_all, self._engines)  # if its owner does not
 
     def start(self) -> None:
-        """Start its zygote, and do not wait for it."""
+        """Start its zygote without waiting for it."""
         with self._lock:
             if not self._engines:
                 self._make()
 
     def examine_all(self, functions: Sequence[Function]) -> Iterator[Examined]:
-        """Examine the sources of one registration; gives what came of each, in order.
+        """Examine the sources of one registration; yields their results in order.
 
         Raises:
             EngineDied, Cancelled: see `examine`.
@@ -138,12 +138,12 @@ class SourceExaminer:
         """Examine the source of a function alone.
 
         Args:
-            function: what the source is held against.
-            deadline_ns: on `time.monotonic_ns`; 0 leaves it at the limits.
+            function: its declarations are checked against the source.
+            deadline_ns: on `time.monotonic_ns`; 0 for the limits alone.
 
         Raises:
             NoSandbox: the deadline has passed.
-            EngineDied: there are no sandboxes, or they are killed from outside.
+            EngineDied: no sandbox starts, or sandboxes are killed from outside.
             Cancelled: it was closed meanwhile.
         """
         try:
@@ -185,7 +185,7 @@ class SourceExaminer:
 
     @contextmanager
     def _place(self, deadline_ns: int, closings: int) -> Iterator[ProcessEngine]:
-        """Give an engine that is idle, or a new one.
+        """Return an idle engine, or a new one.
 
         Raises:
             NoSandbox: the deadline has passed.
@@ -213,19 +213,19 @@ class SourceExaminer:
 
     def _make(self) -> None:
         """Add an engine, under the lock; the first one starts the zygote."""
-        engine = ProcessEngine(self._name, self._nurseries, self._programs, self._architecture)
+        engine = ProcessEngine(self._name, self._pools, self._programs, self._architecture)
         self._engines.append(engine)
         self._idle.append(engine)
 
     def close(self) -> None:
-        """End its processes and what runs in them. It may be used again, and then starts anew."""
+        """Kill its processes. It may be used again, and then starts new ones."""
         with self._lock:
             self._closings += 1
             engines = self._engines.copy()
             self._engines.clear()
             self._idle.clear()
         _close_all(engines)
-        for _ in range(self._at_once):  # what ran has ended when all places are free
+        for _ in range(self._at_once):  # all places are free when all runs have ended
             self._places.acquire()
         self._places.release(self._at_once)
 
@@ -259,30 +259,30 @@ def _question(function: Function) -> Question:
 
 
 def _examined(outputs: InstanceSets, expected: int) -> list[Examined]:
-    """Read an answer. Nothing of it is believed: its code is left to sandboxes.
+    """Read and check an untrusted answer. Its code is loaded only in sandboxes.
 
     Raises:
-        BadOutput: it is no answer.
+        BadOutput: it is not a valid answer.
     """
     problems, code = outputs
     if problems is None or code is None or len(problems) != 1 or len(code) != 1:
-        raise BadOutput(_NAME, "it gave other sets than were asked for")
+        raise BadOutput(_NAME, "it returned other sets than requested")
     if problems.size_bytes > _PROBLEMS_LIMIT_BYTES:
         raise BadOutput(_NAME, f"{problems.size_bytes} bytes of problems")
     try:
         listed = _problems.decode(problems.only().data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadOutput(_NAME, "its problems are no record") from None
+        raise BadOutput(_NAME, "its problems are not a valid record") from None
     if len(listed) != expected:
         raise BadOutput(_NAME, f"problems of {len(listed)} sources instead of {expected}")
     kept = code.bytes() if expected == 1 else b""
     if expected == 1 and not listed[0] and not kept:
-        raise BadOutput(_NAME, "it gave neither problems nor code")
+        raise BadOutput(_NAME, "it returned neither problems nor code")
     return [Examined(tuple(found), kept) for found in listed]
 
 
 def _broken(error: FunctionError, limits: Limits) -> str:
-    """Say for the author of a source how its examination ended."""
+    """Describe to the author of a source why its examination failed."""
     if isinstance(error, TimedOut) and error.what == "cpu":
         return f"compiling the source takes more than {limits.cpu_s:g} s"
     if isinstance(error, TimedOut):
@@ -290,5 +290,5 @@ def _broken(error: FunctionError, limits: Limits) -> str:
     if isinstance(error, OutOfMemory):
         return f"compiling the source takes more than {limits.memory_bytes >> 20} MiB"
     if isinstance(error, Faulted):
-        return f"the compiler ended with {error.fault}, as it does where code is nested too deeply"
+        return f"the compiler ended with {error.fault}; the code may be nested too deeply"
     return f"the compiler failed: {error}"

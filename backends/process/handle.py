@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOON_NS = 5_000_000
-"""A receive from a sandbox's channel ends after this time."""
+"""Timeout of a receive from a sandbox's channel."""
 
 _SOON = struct.pack("@ll", 0, SOON_NS // 1000)  # struct timeval
 _CPU_LIMIT = re.compile(r"^Max cpu time +\S+ +(\d+) ", re.MULTILINE)  # the soft one, the hard one
@@ -22,7 +22,7 @@ _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 
 
 class NoSandbox(Exception):
-    """None became ready in time."""
+    """No sandbox was ready in time."""
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class Sandbox:
     """A child that waits for its one call, or runs it. Owns its descriptors.
 
     Attributes:
-        pid: process id; may be another's once the zygote has reaped it.
+        pid: process id; may be reused once the zygote has reaped it.
         channel: connection to it.
-        pidfd: names the process, whatever becomes of its id.
+        pidfd: identifies the process even when its id is reused.
         output: file into which it writes large replies.
-        log: what it prints.
-        listener: tells of denied system calls; None if the kernel cannot.
+        log: its standard output and error.
+        listener: reports denied system calls; None if the kernel has no such listener.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class Sandbox:
             return 0.0
 
     def cpu_limit_s(self) -> float | None:
-        """CPU time at which the kernel kills it, also once it has ended; None if not known.
+        """CPU time at which the kernel kills it, also after it has ended; None if unknown.
 
         A function can lower this limit of its own process, but not raise it.
         """
@@ -75,7 +75,7 @@ class Sandbox:
         return bool(poll.poll(timeout_s * 1000))
 
     def kill(self) -> None:
-        """End it, from any thread."""
+        """Kill it. Safe from any thread."""
         with self._lock:
             if self.pidfd < 0:
                 return
@@ -88,7 +88,7 @@ class Sandbox:
         """Close its descriptors. May be called twice.
 
         Args:
-            kill: end it; else that is left to its zygote.
+            kill: kill it; otherwise its zygote does.
         """
         if kill:
             self.kill()
@@ -105,13 +105,13 @@ class Sandbox:
 
 
 def wait_readable(source: socket.socket, deadline_ns: int) -> None:
-    """Wait until there is something to receive.
+    """Wait until there is a message to receive.
 
     Raises:
-        NoSandbox: there was nothing before `deadline_ns`.
+        NoSandbox: there was none before `deadline_ns`.
     """
     left_ns = deadline_ns - time.monotonic_ns()
     poll = select.poll()
     poll.register(source, select.POLLIN)
     if left_ns <= 0 or not poll.poll(left_ns / 1e6):
-        raise NoSandbox("none was ready in time")
+        raise NoSandbox("no sandbox was ready in time")

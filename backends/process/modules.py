@@ -1,14 +1,14 @@
-"""Which modules a sandbox has, and what becomes of an import of any other.
+"""Which modules a sandbox has, and how an import of any other module fails.
 
 A sandbox has no file system, so everything is imported before it is locked: the modules listed here
-and the function's declared ones. Modules that come along with those are there, too, but nothing
-promises that.
+and the function's declared ones. Modules that these import are available too, but this is not
+guaranteed.
 
-Many packages import parts of themselves only when they are first used, or read files then. Three
-things help: `_LATE` names the late parts of widely used modules; a declaration ``package.*`` stands
-for a package with all modules directly in it; and an import that fails in a sandbox says what to
-declare. Tried and dropped: to import whatever the functions of a declared package import somewhere
-in their bodies. For large packages that takes half a minute and tens of megabytes.
+Many packages import submodules, or read files, only when they are first used. Three things help:
+`_LATE` lists the late imports of widely used modules; a declaration ``package.*`` means a package
+with all modules directly in it; and the error of a failed import says what to declare. Tried and
+dropped: importing whatever the functions of a declared package import in their bodies. For large
+packages that takes half a minute and tens of megabytes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ALWAYS = """
     """
 
 ALWAYS = tuple(_ALWAYS.split())
-"""What every sandbox has. `dandelion.data` needs numpy, so that is among them.
+"""Modules of every sandbox. `dandelion.data` needs numpy, so that is included.
 
-It is what functions often use and what costs little, since every sandbox is a copy of it. All of
-the standard library that computes would make the interpreter half as large again.
+These are used often and cost little; every sandbox is a copy of them. The whole standard library,
+without I/O, would make the interpreter half as large again.
 """
 
 _ABSENT_TEXT = """
@@ -58,9 +58,9 @@ _ABSENT_TEXT = """
     """
 
 _ABSENT = frozenset(_ABSENT_TEXT.split())
-"""Modules that are not there though their packages are, for ``from package import module``."""
+"""Modules that are missing though their packages are loaded, for ``from package import module``."""
 
-_kept: list[object] = []  # what would have to be read again if it went
+_loaded_data: list[object] = []  # referenced here, so that it need not be read again
 
 
 def _load_image_formats() -> None:
@@ -68,10 +68,10 @@ def _load_image_formats() -> None:
 
 
 def _load_time_zones() -> None:
-    """Make all zones; the library finds them by their names as long as they are referenced."""
+    """Load all zones; the library finds them by name as long as they are referenced."""
     zoneinfo = importlib.import_module("zoneinfo")
     names = zoneinfo.available_timezones()
-    _kept.extend(map(zoneinfo.ZoneInfo, sorted(names)))
+    _loaded_data.extend(map(zoneinfo.ZoneInfo, sorted(names)))
     vars(zoneinfo)["available_timezones"] = names.copy  # the library's own lists folders
 
 
@@ -99,7 +99,7 @@ _LATE: dict[str, tuple[str | Callable[[], None], ...]] = {
     "zipfile": ("encodings.cp437",),
     "zoneinfo": ("importlib.resources", _load_time_zones),
 }
-"""What modules load only when they are first used, by module: names, and what reads files."""
+"""What modules load on first use, by module: names of modules, and functions that read files."""
 
 
 def declared(options: str) -> tuple[str, ...]:
@@ -108,10 +108,10 @@ def declared(options: str) -> tuple[str, ...]:
 
 
 def load(imports: Iterable[str]) -> None:
-    """Import everything that a sandbox with these declared imports has.
+    """Import all modules of a sandbox with these declared imports.
 
     Raises:
-        Exception: whatever importing a declared module raises.
+        Exception: importing a declared module raised it.
     """
     for name in ALWAYS:
         importlib.import_module(name)
@@ -140,16 +140,16 @@ def _load(name: str) -> None:
         raise ImportError(f"'{package}' is a module, not a package")
     for found in pkgutil.iter_modules(module.__path__, f"{package}."):
         if not found.name.endswith((".__main__", ".conftest", ".tests", ".test")):
-            with suppress(Exception, SystemExit):  # it may need what is not installed
+            with suppress(Exception, SystemExit):  # its own imports may not be installed
                 importlib.import_module(found.name)
 
 
 def missing(imported: str, members: Iterable[str], imports: Iterable[str]) -> Iterator[str]:
-    """Tell which modules an import statement needs that a sandbox may not have.
+    """Yield the modules that an import statement needs and a sandbox may not have.
 
     Args:
         imported: the module that is named after ``import``, or after ``from``.
-        members: what is imported from it; attributes or modules, as far as is known here.
+        members: names imported from it; attributes or modules, which cannot be told apart here.
         imports: what the function declares.
     """
     imports = tuple(imports)
@@ -170,7 +170,7 @@ def _provided(name: str, imports: tuple[str, ...]) -> bool:
 
 
 def _within(name: str, imports: Iterable[str]) -> bool:
-    """Tell whether a module is loaded with these: it is one of them, or a package above one."""
+    """Tell whether a module is loaded with these: it is one of them, or a parent package of one."""
     return any(
         name == one or one.startswith(f"{name}.") or f"{name.rpartition('.')[0]}.*" == one
         for one in imports
@@ -178,10 +178,10 @@ def _within(name: str, imports: Iterable[str]) -> bool:
 
 
 class Closed:
-    """The finder of a sandbox: says how to get a module that is not there.
+    """The finder of a sandbox: its error says how to declare a missing module.
 
     Attributes:
-        refused: the last module that was not there.
+        refused: the last missing module.
     """
 
     refused: ClassVar[str] = ""
@@ -210,10 +210,10 @@ def _advice(name: str) -> str:
 
 
 def advice(error: BaseException) -> str:
-    """Say what to declare, where Python itself does not pass on what `Closed` said.
+    """Return what to declare, for errors in which Python drops the message of `Closed`.
 
-    ``from package import part`` takes a part that cannot be imported for a name that is not there,
-    and an encoding whose module cannot be imported is unknown.
+    These are ``from package import part``, where Python reports a missing name, and an encoding
+    whose module cannot be imported, which Python reports as unknown.
     """
     package, _, part = Closed.refused.rpartition(".")
     text = str(error)
@@ -227,7 +227,7 @@ def advice(error: BaseException) -> str:
 
 
 def close() -> None:
-    """Let no import look for files any more."""
+    """Stop all imports from looking for files."""
     sys.meta_path[:] = [Closed]
     sys.path.clear()
     sys.path_importer_cache.clear()

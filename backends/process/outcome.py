@@ -1,8 +1,8 @@
-"""Reading what a sandbox left behind: outputs, or the error that says whose fault it is.
+"""Reading the result of a sandbox: outputs, or an error with the side at fault.
 
-Everything here comes from untrusted code. The reply may be forged in every byte and its file may
-change or shrink while it is read; so lengths are held against limits before anything is read, the
-file is read (never mapped, a shrunk mapping would kill the node), and every count is checked.
+Everything here comes from untrusted code. Any byte of the reply may be forged, and its file may
+change or shrink while it is read. So lengths are checked against limits before anything is read,
+every count is checked, and the file is read, never mapped: a shrunk mapping would kill the node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import wire
 from .handle import Sandbox
 
 HEAP_BYTES = 4096
-"""Outputs up to this are bytes on the heap; above it they lie in a context of the call's domain."""
+"""Outputs up to this size are bytes on the heap; larger ones are in a context of the domain."""
 
 LOG_BYTES = 16 * 1024
 OWN_SIGNALS = frozenset(
@@ -63,16 +63,16 @@ def _data_limit_bytes(limits: Limits) -> int:
     return limits.output_bytes + (limits.output_items + 1) * wire.ALIGNMENT_BYTES
 
 
-class Answer:
-    """A reply as it came: lengths that were checked, bytes that were not.
+class SandboxReply:
+    """A received reply. Its lengths are checked, its bytes are not.
 
     Args:
         message: the message from the channel; valid until the next one is received.
-        output: the sandbox's file, where a large reply lies.
-        function: whose reply it is.
+        output: the sandbox's file, which holds a large reply.
+        function: the called function.
 
     Raises:
-        BadOutput: it is no parcel, or longer than the function's limits allow.
+        BadOutput: it is not a parcel, or longer than the function's limits allow.
     """
 
     def __init__(self, message: memoryview, output: int, function: Function) -> None:
@@ -91,7 +91,7 @@ class Answer:
         self._data_start = wire.aligned(wire.PREFIX.size + self._record_bytes)
         self._inline = len(message) > wire.PREFIX.size
         if self._inline and len(message) != self._data_start + self._data_bytes:
-            raise BadOutput(self._name, f"a reply of {len(message)} bytes that says otherwise")
+            raise BadOutput(self._name, f"a reply of {len(message)} bytes with another stated size")
 
     def reply(self) -> wire.Reply:
         """Decode the record.
@@ -108,13 +108,13 @@ class Answer:
         try:
             return _reply_decoder.decode(record)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadOutput(self._name, f"its reply is no record: {error}") from None
+            raise BadOutput(self._name, f"its reply is not a valid record: {error}") from None
 
-    def outputs(self, listed: wire.Entries, call: Call) -> InstanceSets:
-        """Take the items over, in one copy.
+    def outputs(self, listed: wire.ItemHeaders, call: Call) -> InstanceSets:
+        """Copy the items, once.
 
         Raises:
-            BadOutput: what is listed is not what there is, or exceeds a limit.
+            BadOutput: the list does not match the data, or exceeds a limit.
             ContextFull: the call's domain has no room.
         """
         self._check(listed)
@@ -135,7 +135,7 @@ class Answer:
             )
         return tuple(sets)
 
-    def _type(self, entry: wire.Entry) -> tuple[str | None, Shape | None]:
+    def _type(self, entry: wire.ItemHeader) -> tuple[str | None, Shape | None]:
         if entry.dtype is None and entry.shape is None:
             return None, None
         where = f"item '{entry.name}'"
@@ -144,7 +144,7 @@ class Answer:
         except InvalidInput as error:
             raise BadOutput(self._name, str(error)[:_MESSAGE_LIMIT]) from None
 
-    def _check(self, listed: wire.Entries) -> None:
+    def _check(self, listed: wire.ItemHeaders) -> None:
         if len(listed) != len(self._spec.outputs):
             raise BadOutput(self._name, f"{len(listed)} sets instead of {len(self._spec.outputs)}")
         limits = self._spec.limits
@@ -175,7 +175,7 @@ class Answer:
         while done < len(target):
             count = os.preadv(self._output, [target[done:]], offset + done)
             if not count:
-                raise BadOutput(self._name, "its output file is shorter than it says")
+                raise BadOutput(self._name, "its output file is shorter than its stated size")
             done += count
 
 
@@ -187,13 +187,13 @@ def error_of(reply: wire.Failure, function: Function, sandbox: Sandbox) -> Dande
         return Raised(spec.name, reply.exception[:_MESSAGE_LIMIT], shown, printed(sandbox))
     if isinstance(reply, wire.DidExit):
         return Exited(spec.name, reply.code, printed(sandbox))
-    if isinstance(reply, wire.DidExhaust):
+    if isinstance(reply, wire.MemoryExhausted):
         return OutOfMemory(spec.name, spec.limits.memory_bytes)
     return BadOutput(spec.name, reply.message[:_MESSAGE_LIMIT])
 
 
-def error_of_end(ended: wire.Ended, function: Function, sandbox: Sandbox) -> DandelionError:
-    """Turn the end of a process that gave no reply into an error of the user's function."""
+def error_of_end(ended: wire.SandboxExit, function: Function, sandbox: Sandbox) -> DandelionError:
+    """Turn the end of a process that sent no reply into an error of the user's function."""
     name = function.spec.name
     if ended.code >= 0:
         return Exited(name, ended.code, printed(sandbox))
@@ -201,7 +201,7 @@ def error_of_end(ended: wire.Ended, function: Function, sandbox: Sandbox) -> Dan
 
 
 def signal_name(number: int) -> str:
-    """Give the name of a signal, or its number for one without a name."""
+    """Return the name of a signal, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -209,7 +209,7 @@ def signal_name(number: int) -> str:
 
 
 def traceback_text(frames: list[wire.Frame], function: Function) -> str:
-    """Write the user's frames as Python does, with lines from the registered source."""
+    """Format the user's frames as Python does, with lines from the registered source."""
     if not frames:
         return ""
     lines = bytes(function.main).decode("utf-8", "replace").splitlines()
@@ -223,12 +223,12 @@ def traceback_text(frames: list[wire.Frame], function: Function) -> str:
 
 
 def filename(function: Function) -> str:
-    """What stands for a function's source where a file name is expected."""
+    """Return the file name of a function's source."""
     return f"<function {function.spec.name}>"
 
 
 def printed(sandbox: Sandbox) -> str:
-    """What a sandbox wrote to standard output and error, as far as it is kept."""
+    """Return what a sandbox wrote to standard output and error, up to `LOG_BYTES`."""
     kept = bytearray()
     while len(kept) <= LOG_BYTES:
         try:
@@ -243,5 +243,5 @@ def printed(sandbox: Sandbox) -> str:
 
 
 def whole_seconds(seconds: float) -> int:
-    """Round a CPU limit up to what the kernel can be told."""
+    """Round a CPU limit up to whole seconds, the kernel's unit."""
     return max(1, math.ceil(seconds))

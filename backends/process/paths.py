@@ -1,13 +1,13 @@
-"""Hiding from functions where the host keeps its files.
+"""Hiding the host's file paths from functions.
 
-An interpreter knows its folders, and every module and every function the file that it came from. A
-sandbox can open none of them, but their names disclose users, projects and how a node was set
-up. So the zygote, when it has imported everything, makes all of these names relative to the folder
-that the module was found in: ``/srv/node/lib/python3.12/json/decoder.py`` becomes
-``json/decoder.py``. All names change in the same way, so what compares them goes on working.
+An interpreter stores its folders, and the file of every module and function. A sandbox can open
+none of them, but their names disclose users, projects and how a node was set up. So the zygote,
+after its imports, makes all of these names relative to the folder that the module was found in:
+``/srv/node/lib/python3.12/json/decoder.py`` becomes ``json/decoder.py``. All names change in the
+same way, so code that compares them still works.
 
-That is tidiness, not a wall: memory that was freed may still hold such a name, and a function can
-read all memory of its process.
+This is not a security boundary: freed memory may still contain such a name, and a function can read
+all memory of its process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PREFIXES = ("prefix", "base_prefix", "exec_prefix", "base_exec_prefix", "_stdli
 
 
 class HostPaths:
-    """The folders of this interpreter, as long as it knows them: make it before `hide`."""
+    """The folders of this interpreter, read from it before `hide` removes them."""
 
     __slots__ = ("_folders", "_known", "_seen")  # no attributes that `hide` could change
 
@@ -54,7 +54,7 @@ class HostPaths:
         self._seen: set[int] = set()
 
     def shown(self, path: str) -> str:
-        """Give a path as functions see it."""
+        """Return a path as functions see it."""
         for folder in self._folders:
             if path.startswith(folder):
                 if path == folder:
@@ -64,13 +64,13 @@ class HostPaths:
         return path
 
     def cleaned(self, text: str) -> str:
-        """Give a text with all paths as functions see them."""
+        """Return a text with all paths as functions see them."""
         for folder in self._folders:
             text = text.replace(f"{folder}/", "")
         return text
 
     def hide(self) -> None:
-        """Take the host's paths out of all that the interpreter has loaded."""
+        """Remove the host's paths from everything that the interpreter has loaded."""
         sys.argv[:] = sys.orig_argv[:] = [""]
         for name in _INTERPRETER:
             setattr(sys, name, "")
@@ -96,7 +96,7 @@ class HostPaths:
                 function.__defaults__ = defaults
 
     def _hide_in(self, container: dict[Any, Any] | list[Any], depth: int) -> None:
-        """Replace the paths in a container, and in what it holds."""
+        """Replace the paths in a container and in its members."""
         if id(container) in self._seen or depth > _DEPTH:
             return
         self._seen.add(id(container))
@@ -107,7 +107,7 @@ class HostPaths:
                 container[key] = replaced
 
     def _replaced(self, value: Any, depth: int) -> Any:
-        """Give what takes the place of a value; other values than paths are changed in place."""
+        """Return the replacement of a path; other values are changed in place and returned."""
         kind = type(value)
         if kind in _PLAIN:
             return value

@@ -1,4 +1,4 @@
-"""The system calls that a sandbox may make: what computing needs between inputs and reply."""
+"""The system calls that a sandbox may make: those that computing needs, and its one socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import fcntl
 import mmap
 
-from dandelion.confinement.seccomp import Policy, Program, only_if, unless_bits
+from dandelion.confinement.seccomp import FilterProgram, SyscallPolicy, only_if, unless_bits
 
 CHANNEL_FD = 3
 """The one socket of a sandbox."""
@@ -15,8 +15,8 @@ _SIGABRT = 6
 _F_DUPFD_CLOEXEC = 1030
 
 
-def _conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
-    """A sandbox makes no code, talks on its channel, asks about itself, and may abort itself."""
+def _conditional(pid: int, denied: int) -> list[tuple[str, FilterProgram]]:
+    """Allow no executable memory, messages on the channel, queries of itself, abort of itself."""
     no_code = unless_bits(2, mmap.PROT_EXEC, denied)
     channel = only_if({0: (CHANNEL_FD,)}, denied)
     return [
@@ -29,7 +29,7 @@ def _conditional(pid: int, denied: int) -> list[tuple[str, Program]]:
     ]
 
 
-POLICY = Policy(
+POLICY = SyscallPolicy(
     allowed="""
         read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close
         ftruncate fstat brk munmap mremap madvise futex

@@ -1,7 +1,7 @@
-"""Compiled functions, so that a sandbox need not compile on every call.
+"""A cache of compiled functions, so that a sandbox need not compile on every call.
 
-The node compiles nothing and loads none of the code: it comes from a sandbox (see `.checker`), and
-for the node it is a string of bytes, which only sandboxes of that same function ever load.
+The node neither compiles nor loads the code. It comes from a sandbox (see `.examiner`) as bytes,
+and only sandboxes of the same function load it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from dandelion.function import Digest, Function
 from . import wire
 from .outcome import filename
 
-KEPT_BYTES = 64 * 1024 * 1024
+CACHE_BYTES = 64 * 1024 * 1024
 
 _Key: TypeAlias = tuple[Digest, str, str, tuple[SetSpec, ...], tuple[SetSpec, ...]]
 
 
-class Programs:
-    """Keeps the most recently used programs, encoded for the wire. Safe from any thread.
+class PythonPrograms:
+    """Caches the most recently used programs, encoded for the wire. Safe from any thread.
 
     Args:
-        compile_source: gives the marshalled code of a function before a time on
+        compile_source: returns the marshalled code of a function, before a deadline on
             `time.monotonic_ns`.
-        kept_bytes: how much may be kept.
+        cache_bytes: size of the cache.
     """
 
     def __init__(
-        self, compile_source: Callable[[Function, int], bytes], kept_bytes: int = KEPT_BYTES
+        self, compile_source: Callable[[Function, int], bytes], cache_bytes: int = CACHE_BYTES
     ) -> None:
         self._compile = compile_source
-        self._kept_bytes = kept_bytes
+        self._cache_bytes = cache_bytes
         self._encoded: OrderedDict[_Key, msgspec.Raw] = OrderedDict()
         self._size_bytes = 0
         self._lock = threading.Lock()
 
     def encoded(self, function: Function, deadline_ns: int) -> msgspec.Raw:
-        """Give the program of a function.
+        """Return the program of a function; compile it if it is not cached.
 
         Raises:
-            Exception: whatever compiling raises.
+            Exception: compiling raised it.
         """
         key = _key(function)
         with self._lock:
@@ -57,9 +57,9 @@ class Programs:
         return self.add(function, self._compile(function, deadline_ns))
 
     def add(self, function: Function, code: bytes) -> msgspec.Raw:
-        """Keep the code of a function that was compiled already; gives its program."""
+        """Cache the code of a compiled function; return its program."""
         spec = function.spec
-        program = wire.Program(
+        program = wire.PythonProgram(
             filename(function), _entry(function), code, spec.inputs, spec.outputs
         )
         made = msgspec.Raw(msgspec.msgpack.encode(program))
@@ -67,12 +67,12 @@ class Programs:
             self._drop(_key(function))
             self._encoded[_key(function)] = made
             self._size_bytes += len(made)
-            while self._size_bytes > self._kept_bytes and len(self._encoded) > 1:
+            while self._size_bytes > self._cache_bytes and len(self._encoded) > 1:
                 self._drop(next(iter(self._encoded)))
         return made
 
     def forget(self, function: Function) -> None:
-        """Drop the program of a function."""
+        """Remove the program of a function."""
         with self._lock:
             self._drop(_key(function))
 
@@ -87,6 +87,6 @@ def _entry(function: Function) -> str:
 
 
 def _key(function: Function) -> _Key:
-    """All that a program depends on. Version and limits are not, so a check can fill the cache."""
+    """Return all that a program depends on: not version or limits, so a check fills the cache."""
     spec = function.spec
     return function.code.main, spec.name, _entry(function), spec.inputs, spec.outputs

@@ -2,15 +2,15 @@
 
 ::
 
-    born --rehearse, lock--> waiting --call--> running --reply--> used --> gone
+    forked --warm up, lock--> waiting --call--> running --reply--> used --> gone
                                  \\--engine or zygote gone: killed by the kernel
 
-It has five descriptors when it waits: nothing to read, its log twice, its channel, its output file.
-Before, it **rehearses**: it runs a call over its channel, so that the pages which every call writes
-to are its own by then and cost the real call no page fault. What can be made before the fork is
-made there, for the same reason. From `seccomp.Filter.install` on it is not trusted any more,
-whatever runs here: the engine reads its reply as it would read a stranger's. What it shares with
-the zygote, it has given up before it can receive a call.
+A waiting sandbox has five descriptors: an empty standard input, its log twice, its channel, its
+output file. Before it waits, it **warms up**: it runs a call over its channel, so that the pages
+that every call writes to are already copied and cost the real call no page fault. For the same
+reason, whatever can be made before the fork is made there. After `seccomp.Filter.install` the
+sandbox is untrusted, and the engine checks its reply as untrusted data. It gives up everything that
+it shares with the zygote before it can receive a call.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ from .policy import CHANNEL_FD
 
 OUTPUT_FD = 4
 MODULE = "function"
-"""Name of the module that a user's code is."""
+"""Module name of the user's code."""
 
 _CLOSED_FDS = 4096
 _TEXT_LIMIT = 4000
 _FRAME_LIMIT = 20
-_call_decoder = msgspec.msgpack.Decoder(wire.CallRecord)
+_call_decoder = msgspec.msgpack.Decoder(wire.SandboxCall)
 _encoder = msgspec.msgpack.Encoder()
-_EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.DidExhaust()), ())
+_EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.MemoryExhausted()), ())
 
 
-class _Misreturned(Exception):
-    """What the function returned cannot be its outputs."""
+class _InvalidReturn(Exception):
+    """The function's return value is not valid as its outputs."""
 
 
 class _Log(io.BufferedIOBase):
-    """Standard output and error: what the pipe cannot take is dropped, nobody waits for it."""
+    """Standard output and error; drops what does not fit into the pipe, without waiting."""
 
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:  # Any: typeshed's Buffer is no argument of memoryview
+    def write(self, data: Any) -> int:  # Any: memoryview does not accept typeshed's Buffer
         with contextlib.suppress(BlockingIOError):
             os.write(2, data)
         return memoryview(data).nbytes
 
 
 def _text_log() -> io.TextIOWrapper:
-    log: Any = _Log()  # typeshed also wants a file's `name`
+    log: Any = _Log()  # typeshed also requires a file's `name`
     return io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True)
 
 
-def settle() -> None:
-    """Prepare the zygote's interpreter, so that library code has no reason to look for files."""
+def prepare_interpreter() -> None:
+    """Prepare the zygote's interpreter, so that library code does not look for files."""
     linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
     os.cpu_count = lambda: 1
     modules.close()
     sys.stdout = sys.stderr = _text_log()
     sys.argv[:] = [""]
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it would look like the function's exception
-    random.seed(0)  # a function that is run again gives the same outputs
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
+    random.seed(0)  # a retried function returns the same outputs
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
     timezone = os.environ.get("TZ")
@@ -92,71 +92,71 @@ def settle() -> None:
 
 
 @dataclass(slots=True)
-class Birth:
+class ForkContext:
     """What a sandbox gets from its zygote, and shares with it until it is locked.
 
     Attributes:
-        parent: process id of the zygote; the sandbox dies with it.
-        control: the zygote's connection to the node, at the place where the channel will be.
-        filter: the filter to lock this process with.
-        mapped_bytes: address space that the interpreter has already.
-        births: shared memory, a byte for each sandbox; 1 tells that it has said that it waits.
-        place: where its byte is.
-        stays: after its reply it waits for its end, which takes a core that others need now.
+        parent: process id of the zygote; the sandbox is killed when it ends.
+        control: the zygote's connection to the node, at the channel's later descriptor.
+        filter: the system call filter of this process.
+        mapped_bytes: address space that the interpreter already uses.
+        started: shared memory, a byte for each sandbox; 1 once it has sent `Forked`.
+        place: index of its byte.
+        waits_for_kill: after its reply it waits to be killed, since exiting takes a busy core.
     """
 
     parent: int
     control: socket.socket
     filter: seccomp.Filter
     mapped_bytes: int
-    births: mmap.mmap
+    started: mmap.mmap
     place: int = 0
-    stays: bool = True
+    waits_for_kill: bool = True
 
 
-def live(birth: Birth) -> NoReturn:
-    """Be a sandbox, from the fork to the end of the process."""
+def run_child(context: ForkContext) -> NoReturn:
+    """Run a sandbox, from the fork to the end of the process."""
     code = 70
     try:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == birth.parent:
-            _be_born(birth)
-            _serve(birth.control, birth.mapped_bytes)  # which is the channel by now
-            if birth.stays:
+        if os.getppid() == context.parent:
+            _start(context)
+            _serve(context.control, context.mapped_bytes)  # now the channel
+            if context.waits_for_kill:
                 select.poll().poll()
             code = 0
     finally:
         os._exit(code)
 
 
-def _be_born(birth: Birth) -> None:
-    """Open what is its own, rehearse, be locked, and tell the node."""
+def _start(context: ForkContext) -> None:
+    """Open its own descriptors, warm up, lock the process, and notify the node."""
     os.closerange(OUTPUT_FD, _CLOSED_FDS)
     output = os.memfd_create("dandelion-output", os.MFD_CLOEXEC)
-    assert output == OUTPUT_FD, "the lowest that is free"
+    assert output == OUTPUT_FD, "the lowest free descriptor"
     log, printed = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rehearse(theirs, ours)
+    warm_up(theirs, ours)
     lockdown.limit_processes()
     lockdown.yield_to_others(False)
     pid = os.getpid()
     rights = [theirs.detach(), os.pidfd_open(pid), output, log]
-    listener = birth.filter.install()
+    listener = context.filter.install()
     if listener is not None:
         rights.append(listener)
-    birth.births[birth.place] = 1
-    wire.send(birth.control, [_encoder.encode(wire.Born(pid))], rights)
-    birth.births.close()
+    context.started[context.place] = 1
+    wire.send(context.control, [_encoder.encode(wire.Forked(pid))], rights)
+    context.started.close()
     channel = ours.detach()
-    os.close(CHANNEL_FD)  # the control socket: the zygote cannot be reached from here on
+    os.close(CHANNEL_FD)  # the control socket: from here on the zygote is out of reach
     place = fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, CHANNEL_FD)
     assert place == CHANNEL_FD
     for file in (*rights, channel, printed):
         if file != output:
             os.close(file)
-    lockdown.limit_descriptors()  # before, the kernel counts those that travel
+    lockdown.limit_descriptors()  # last, since the kernel also counts descriptors in messages
 
 
 def _serve(channel: socket.socket, mapped_bytes: int) -> None:
@@ -166,7 +166,7 @@ def _serve(channel: socket.socket, mapped_bytes: int) -> None:
     view: Bytes = memoryview(message)
     if files:
         size = _parcel_size(message)
-        # Private, since older kernels refuse shared read-only mappings of a sealed file.
+        # Private: older kernels refuse shared read-only mappings of a sealed file.
         flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
         view = memoryview(mmap.mmap(files[0], size, flags, mmap.PROT_READ))
         mapped_bytes += size
@@ -183,7 +183,7 @@ def _parcel_size(message: bytes) -> int:
 
 
 def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
-    """Run the call in `view`; give the message to send. What is large is in the output file.
+    """Run the call in `view`; return the message to send. Large replies are in the output file.
 
     Raises:
         MemoryError: the call has used up its memory.
@@ -197,11 +197,11 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
         lockdown.limit_call(call.memory_bytes + mapped_bytes, call.cpu_s, call.file_bytes)
         inputs = _inputs(call, view, wire.aligned(start + record_bytes))
         sets = _run(call.program, inputs, call.origin)
-        reply = wire.Done(wire.entries(sets))
+        reply = wire.Returned(wire.entries(sets))
     except MemoryError:
         raise
-    except _Misreturned as error:
-        reply = wire.DidMisreturn(str(error)[:_TEXT_LIMIT])
+    except _InvalidReturn as error:
+        reply = wire.InvalidReturn(str(error)[:_TEXT_LIMIT])
     except SystemExit as error:
         reply = wire.DidExit(_exit_code(error))
     except BaseException as error:  # the user's code may raise anything
@@ -212,12 +212,12 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
     try:
         wire.write(OUTPUT_FD, parts)
     except OSError as error:
-        reply = wire.DidMisreturn(f"its {size} bytes cannot be written: {error.strerror}")
+        reply = wire.InvalidReturn(f"the {size} bytes cannot be written: {error.strerror}")
         return wire.parcel(_encoder.encode(reply), ())[0]
     return parts[:1]
 
 
-def _inputs(call: wire.CallRecord, view: memoryview, offset: int) -> dict[str, ItemSet | None]:
+def _inputs(call: wire.SandboxCall, view: memoryview, offset: int) -> dict[str, ItemSet | None]:
     inputs: dict[str, ItemSet | None] = {}
     for spec, listed in zip(call.program.inputs, call.sets, strict=True):
         if listed is None:
@@ -233,12 +233,12 @@ def _inputs(call: wire.CallRecord, view: memoryview, offset: int) -> dict[str, I
 
 
 def _run(
-    program: wire.Program, inputs: dict[str, ItemSet | None], origin: Origin | None
+    program: wire.PythonProgram, inputs: dict[str, ItemSet | None], origin: Origin | None
 ) -> list[ItemSet | None]:
     module = ModuleType(MODULE)
     module.__file__ = program.filename
     sys.modules[MODULE] = module  # dataclasses and others look their module up
-    code = marshal.loads(program.code)  # noqa: S302 (made by the node, and confined)
+    code = marshal.loads(program.code)  # noqa: S302 (sent by the node, and confined)
     assert isinstance(code, CodeType)
     exec(code, module.__dict__)
     function = getattr(module, program.entry, None)
@@ -253,25 +253,25 @@ def _outputs(
     names = [spec.name for spec in specs]
     if not isinstance(result, dict):
         if len(specs) != 1 and (specs or result is not None):
-            wanted = ", ".join(names) or "none"
-            raise _Misreturned(
+            expected = ", ".join(names) or "none"
+            raise _InvalidReturn(
                 f"a {type(result).__name__} was returned; return a dict from the names of the "
-                f"output sets ({wanted}) to their values"
+                f"output sets ({expected}) to their values"
             )
         result = dict.fromkeys(names, result)
     for name in result:
         if name not in names:
             close = nearest(str(name), names)
             hint = f"; did you mean '{close}'?" if close else ""
-            raise _Misreturned(f"there is no output set {name!r}{hint}")
+            raise _InvalidReturn(f"there is no output set {name!r}{hint}")
     try:
         return [item_set(spec.name, result.get(spec.name), spec, origin) for spec in specs]
     except InvalidInput as error:
-        raise _Misreturned(str(error)) from None
+        raise _InvalidReturn(str(error)) from None
 
 
 def _exit_code(error: SystemExit) -> int:
-    """The process's exit code, by the rules of ``sys.exit``; a text is printed."""
+    """Return the exit code, by the rules of ``sys.exit``; a text is printed."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -285,7 +285,7 @@ def _raised(error: BaseException, filename: str) -> wire.DidRaise:
     try:
         text = str(error)
     except Exception:
-        text = "(its text cannot be had)"
+        text = "(no text: str() of the exception failed)"
     frames = _frames(error.__traceback__, filename)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
@@ -305,27 +305,27 @@ def _frames(traceback: TracebackType | None, filename: str) -> list[wire.Frame]:
     return frames
 
 
-def rehearse(theirs: socket.socket, ours: socket.socket) -> None:
+def warm_up(theirs: socket.socket, ours: socket.socket) -> None:
     """Run a call as `_serve` does, over the two ends of a channel."""
-    wire.send(theirs, _REHEARSAL)
+    wire.send(theirs, _WARM_UP_PARCEL)
     message, _ = wire.receive(ours, wire.PREFIX.size + wire.INLINE_BYTES, 1)
     wire.send(ours, _answer(memoryview(message), 0))
     wire.receive(theirs, wire.PREFIX.size + wire.INLINE_BYTES, 1)
     del sys.modules[MODULE]
 
 
-def _rehearsal() -> wire.Buffers:
-    code = marshal.dumps(compile(_REHEARSED, "<rehearsal>", "exec"))
+def _warm_up_parcel() -> wire.Buffers:
+    code = marshal.dumps(compile(_WARM_UP_SOURCE, "<warm-up>", "exec"))
     specs = (SetSpec("x"),), (SetSpec("a"), SetSpec("b"), SetSpec("c"))
-    program = wire.Program("<rehearsal>", "f", code, *specs)
-    sets = (ItemSet("x", (Item("x", 0, bytes(16)), Item("z", 1, b"rehearsal"))),)
-    call = wire.CallRecord(program, wire.entries(sets), *(resource.RLIM_INFINITY,) * 3)
+    program = wire.PythonProgram("<warm-up>", "f", code, *specs)
+    sets = (ItemSet("x", (Item("x", 0, bytes(16)), Item("z", 1, b"warm-up"))),)
+    call = wire.SandboxCall(program, wire.entries(sets), *(resource.RLIM_INFINITY,) * 3)
     parts, _ = wire.parcel(_encoder.encode(call), sets)
     return parts
 
 
-_REHEARSED = """
+_WARM_UP_SOURCE = """
 def f(x):
     return {"a": x, "b": x[1].text(), "c": [b"one", x[0].numpy("float64")]}
 """
-_REHEARSAL = _rehearsal()
+_WARM_UP_PARCEL = _warm_up_parcel()

@@ -1,8 +1,8 @@
-"""Watching a sandbox from the moment it has its call until there is nothing more to wait for.
+"""Watching a sandbox from the start of its call until it replies or must be killed.
 
-Most calls reply soon and break no rule. So the engine first waits in a bare receive, which its
-channel ends after `SOON_NS`, and only then begins to look at clocks and denied calls: a call that
-was denied waits for its answer until then.
+Most calls reply soon and break no rule. So the engine first waits in a plain receive with the
+timeout `SOON_NS`. Only then does it check clocks and denied system calls; until then a denied
+system call waits.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _GRACE_NS = 250_000_000
 _DENIED_LIMIT = 100
 
 
-class End(enum.Enum):
-    """Why there is nothing more to wait for."""
+class StopReason(enum.Enum):
+    """Why the wait has ended."""
 
     REPLIED = "a message came"
-    CLOSED = "the channel is closed: it ended, as a rule"
-    LATE = "the time is up"
+    CLOSED = "the channel is closed; usually the process has ended"
+    LATE = "the deadline has passed"
     SPENT = "the CPU time is used up"
 
 
 class Watch:
-    """Waits for one sandbox and answers the system calls that it is denied.
+    """Waits for one sandbox, and denies its disallowed system calls.
 
     After the first denied call the sandbox has a quarter of a second left: enough to raise, so that
-    we learn where in the user's code it was.
+    the traceback locates the call in the user's code.
 
     Args:
-        sandbox: has been given its call just now.
+        sandbox: its call has just been sent.
         architecture: to name system calls.
 
     Attributes:
-        denied: what the first denied call would have done, or None.
-        size_bytes: length of the message, after `End.REPLIED`.
+        denied: description of the first denied call, or None.
+        size_bytes: length of the message, after `StopReason.REPLIED`.
     """
 
     def __init__(self, sandbox: Sandbox, architecture: Architecture) -> None:
@@ -54,11 +54,11 @@ class Watch:
         self._denials = 0
         self._deadline_ns = 0
 
-    def wait(self, buffer: bytearray, deadline_ns: int, cpu_s: float) -> End:
-        """Wait for a message, into `buffer`, or another end.
+    def wait(self, buffer: bytearray, deadline_ns: int, cpu_s: float) -> StopReason:
+        """Receive a message into `buffer`, or stop for another reason.
 
         Args:
-            buffer: one byte longer than the longest message that can be good.
+            buffer: one byte longer than the longest valid message.
             deadline_ns: on `time.monotonic_ns`.
             cpu_s: CPU time that may be used, from now.
         """
@@ -72,8 +72,8 @@ class Watch:
         if sandbox.listener is not None:
             poll.register(sandbox.listener, select.POLLIN)
         self._deadline_ns = deadline_ns
-        # One thread cannot use CPU time faster than time passes, so until then there is no need to
-        # look at its clock.
+        # One thread cannot use CPU time faster than time passes, so its clock need not be read
+        # before then.
         now = time.monotonic_ns()
         look_ns = now + int(cpu_s * 1e9)
         cpu_before: float | None = None
@@ -89,30 +89,30 @@ class Watch:
                 return self._received(buffer)
             now = time.monotonic_ns()
             if now >= self._deadline_ns:
-                return End.LATE
+                return StopReason.LATE
             if now >= look_ns and cpu_before is not None:
                 left_s = cpu_s - (sandbox.cpu_s() - cpu_before)
                 if left_s <= 0:
-                    return End.SPENT
+                    return StopReason.SPENT
                 look_ns = now + int(left_s * 1e9) + 1_000_000
 
-    def _received(self, buffer: bytearray) -> End:
+    def _received(self, buffer: bytearray) -> StopReason:
         """Receive the message.
 
         Raises:
-            BlockingIOError: there was none for a while, see `SOON_NS`.
+            BlockingIOError: there was none within `SOON_NS`.
         """
         try:
             self.size_bytes = self._sandbox.channel.recv_into(buffer)
         except ConnectionError:
             self.size_bytes = 0
-        return End.REPLIED if self.size_bytes else End.CLOSED
+        return StopReason.REPLIED if self.size_bytes else StopReason.CLOSED
 
     def _deny(self, poll: select.poll) -> None:
         listener = self._sandbox.listener
         assert listener is not None
         denied = seccomp.receive(listener)
-        if denied is None:  # its process is gone; the channel says so, too
+        if denied is None:  # its process is gone, so the channel is closed too
             poll.unregister(listener)
             return
         if self.denied is None:

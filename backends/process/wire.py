@@ -1,4 +1,4 @@
-"""What engine, zygote and sandbox say to one another, and how items travel.
+"""Messages between engine, zygote and sandbox, and the format of items.
 
 A **parcel** is a record with the bytes of its items behind it::
 
@@ -6,12 +6,12 @@ A **parcel** is a record with the bytes of its items behind it::
     | prefix | record (msgpack) | item | item | ...        each item starts at a multiple of 64
 
 The prefix has the lengths of record and item area. A small parcel is one message of a
-SOCK_SEQPACKET pair. A large one lies in a memory file: the engine's goes with the message and is
-sealed, the sandbox's is the file that it was born with; the message is then the prefix alone.
-Offsets follow from sizes, so there are none that could lie.
+SOCK_SEQPACKET pair. A large one is in a memory file: the engine's goes with the message and is
+sealed, the sandbox's is the file that it got at its fork; the message is then the prefix alone.
+Offsets follow from sizes and are not sent, so they cannot be forged.
 
-Parcels to a sandbox are trusted. Parcels from one are read by `dandelion.backends.process.outcome`,
-which believes nothing.
+Parcels to a sandbox are trusted. Parcels from one are untrusted; they are read and checked by
+`dandelion.backends.process.outcome`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dandelion.data import Bytes, ItemSet, Origin, SetSpec
 PREFIX = struct.Struct("<QQ")
 ALIGNMENT_BYTES = 64
 INLINE_BYTES = 64 * 1024
-"""Largest parcel that travels as a message."""
+"""Largest parcel that is sent as a message."""
 
 _PADDING = bytes(ALIGNMENT_BYTES)
 _VECTOR_LIMIT = 1024  # IOV_MAX
@@ -39,7 +39,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ItemHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An item without its bytes; `dtype` and `shape` are those of an array."""
 
     name: str
@@ -49,15 +49,15 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shape: tuple[Count, ...] | None = None
 
 
-Entries: TypeAlias = tuple[list[Entry] | None, ...]
+ItemHeaders: TypeAlias = tuple[list[ItemHeader] | None, ...]
 """Items of each set, by position; None for an absent set."""
 
 
-class Program(msgspec.Struct, array_like=True, frozen=True):
-    """What a sandbox has to know of a function; the same for all its calls.
+class PythonProgram(msgspec.Struct, array_like=True, frozen=True):
+    """A function as its sandboxes need it; the same for all its calls.
 
     Attributes:
-        filename: stands for the source in tracebacks.
+        filename: name of the source in tracebacks.
         entry: name of the function to call.
         code: compiled module, marshalled by the same interpreter.
         inputs, outputs: the declared sets.
@@ -70,11 +70,11 @@ class Program(msgspec.Struct, array_like=True, frozen=True):
     outputs: tuple[SetSpec, ...]
 
 
-class CallRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One call. The limits are those of the process, with what it has already."""
+class SandboxCall(msgspec.Struct, array_like=True, frozen=True):
+    """One call, and the limits of its process."""
 
-    program: Program
-    sets: Entries
+    program: PythonProgram
+    sets: ItemHeaders
     memory_bytes: int
     cpu_s: int
     file_bytes: int
@@ -82,10 +82,10 @@ class CallRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
-    """A `CallRecord` whose program is encoded already."""
+    """A `SandboxCall` whose program is encoded already."""
 
     program: msgspec.Raw
-    sets: Entries
+    sets: ItemHeaders
     memory_bytes: int
     cpu_s: int
     file_bytes: int
@@ -99,10 +99,10 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     function: str
 
 
-class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
+class Returned(msgspec.Struct, array_like=True, frozen=True, tag="done"):
     """The function returned; its items follow."""
 
-    sets: Entries
+    sets: ItemHeaders
 
 
 class DidRaise(msgspec.Struct, array_like=True, frozen=True, tag="raised"):
@@ -118,25 +118,25 @@ class DidExit(msgspec.Struct, array_like=True, frozen=True, tag="exited"):
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
-class DidExhaust(msgspec.Struct, array_like=True, frozen=True, tag="memory"):
+class MemoryExhausted(msgspec.Struct, array_like=True, frozen=True, tag="memory"):
     """The function ran out of memory."""
 
 
-class DidMisreturn(msgspec.Struct, array_like=True, frozen=True, tag="output"):
-    """The function returned what cannot be its outputs."""
+class InvalidReturn(msgspec.Struct, array_like=True, frozen=True, tag="output"):
+    """The function returned a value that is not valid as its outputs."""
 
     message: str
 
 
-Failure: TypeAlias = DidRaise | DidExit | DidExhaust | DidMisreturn
-Reply: TypeAlias = Done | Failure
+Failure: TypeAlias = DidRaise | DidExit | MemoryExhausted | InvalidReturn
+Reply: TypeAlias = Returned | Failure
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What a zygote is started with. Sandboxes can see it.
+class ZygoteSettings(msgspec.Struct, frozen=True):
+    """The start message of a zygote. Sandboxes can see it.
 
     Attributes:
-        niceness: how far it and its sandboxes give way to the node, see ``nice(2)``.
+        niceness: of the zygote and its sandboxes, see ``nice(2)``.
     """
 
     life_fd: int
@@ -145,11 +145,11 @@ class Settings(msgspec.Struct, frozen=True):
     niceness: int = 0
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class ZygoteReady(msgspec.Struct, frozen=True, tag="ready"):
     """A zygote has loaded its modules and is locked down.
 
     Attributes:
-        facts: what is enforced, for people.
+        facts: what is enforced, as readable text.
         mapped_bytes: address space of the interpreter with its modules.
     """
 
@@ -157,33 +157,33 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     mapped_bytes: int
 
 
-class Born(msgspec.Struct, frozen=True, tag="born"):
-    """A sandbox waits, and is locked; it says so itself.
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    """A sandbox is locked and waits for a call. Sent by the sandbox itself.
 
-    With it come its socket, its pidfd, its output file, its log, and, if the kernel has such a
-    thing, the listener that tells of denied system calls.
+    With the message come its socket, its pidfd, its output file, its log, and, if the kernel
+    supports it, the listener that reports denied system calls.
     """
 
     pid: int
 
 
-class Stillborn(msgspec.Struct, frozen=True, tag="stillborn"):
-    """A sandbox has ended before it could wait."""
+class ForkFailed(msgspec.Struct, frozen=True, tag="fork-failed"):
+    """A sandbox ended before it was ready."""
 
     pid: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A zygote cannot go on. `user` tells that a declared import is the reason."""
+class ZygoteFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """A zygote cannot continue. `user` is true if a declared import is the reason."""
 
     message: str
     user: bool
 
 
-FromZygote: TypeAlias = Ready | Born | Stillborn | Failed
+FromZygote: TypeAlias = ZygoteReady | Forked | ForkFailed | ZygoteFailed
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SandboxExit(msgspec.Struct, frozen=True):
     """How a sandbox ended: an exit code, or minus the number of the signal that killed it."""
 
     code: int
@@ -194,16 +194,16 @@ Buffers: TypeAlias = list[Bytes]
 
 
 def aligned(size_bytes: int) -> int:
-    """Round up to where the next item may start."""
+    """Round up to a multiple of the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def entries(sets: Iterable[ItemSet | None]) -> Entries:
+def entries(sets: Iterable[ItemSet | None]) -> ItemHeaders:
     """List the items of sets without their bytes."""
     return tuple(
         None
         if s is None
-        else [Entry(i.name, i.key, i.size_bytes, i.dtype, i.shape) for i in s.items]
+        else [ItemHeader(i.name, i.key, i.size_bytes, i.dtype, i.shape) for i in s.items]
         for s in sets
     )
 
@@ -212,7 +212,7 @@ def parcel(record: bytes, sets: Iterable[ItemSet | None]) -> tuple[Buffers, int]
     """Lay out a parcel.
 
     Returns:
-        Its parts in order, and its length in bytes.
+        Its parts in order, and its size in bytes.
     """
     start = PREFIX.size + len(record)
     end = data_start = aligned(start)
@@ -237,7 +237,7 @@ def write(file: int, parts: Sequence[Bytes]) -> None:
     """Write buffers one after the other from the start of a file.
 
     Raises:
-        OSError: there is no memory, or the file would exceed its limit.
+        OSError: out of memory, or the file would exceed its limit.
     """
     offset = 0
     for first in range(0, len(parts), _VECTOR_LIMIT):
@@ -250,7 +250,7 @@ def _write_all(file: int, vector: Sequence[Bytes], offset: int) -> int:
     written = os.pwritev(file, vector, offset)
     if written == total:
         return total
-    skipped = 0  # a call moves at most 2 GiB: go on one buffer at a time
+    skipped = 0  # one call writes at most 2 GiB: continue one buffer at a time
     for part in vector:
         done = min(max(written - skipped, 0), len(part))
         while done < len(part):
@@ -277,10 +277,10 @@ def send(channel: socket.socket, parts: Sequence[Bytes], files: Sequence[int] = 
 def receive(
     channel: socket.socket, size_bytes: int, file_count: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """Receive a message and the descriptors that come with it; no bytes if the other side is gone.
+    """Receive a message and its descriptors; no bytes if the other side is gone.
 
     Raises:
-        BlockingIOError: `flags` say not to wait, and there is nothing.
+        BlockingIOError: `flags` forbid waiting, and there is no message.
         OSError: the connection is broken.
     """
     space = socket.CMSG_SPACE(4 * file_count)

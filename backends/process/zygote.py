@@ -1,23 +1,24 @@
-"""The zygote: a process that has loaded what a sandbox needs, and forks one whenever it is asked.
+"""The zygote: a process that has loaded a sandbox's modules, and forks sandboxes on request.
 
-One thread, no user code, no rights: it may read files while it imports, and nothing after that.
-Engines talk to it over one SOCK_SEQPACKET pair, and any number of them may share their end:
+It has one thread, no user code and no rights, except that it may read files while it imports.
+Engines send it requests over one SOCK_SEQPACKET pair; any number of engines may share their end:
 
 =============  ============================================================================
-to it          ``+`` and a process id: end that one, it was used, and fork another (0: only
-               fork); ``!``: a call waits; ``?`` and a process id, with a socket: how did it
-               end?
-from it        `Ready` once, then `Born` with descriptors for each ``+``; or `Stillborn`, `Failed`
+to it          ``+`` and a process id: kill that used sandbox and fork another (0: only
+               fork); ``!``: a call waits; ``?`` and a process id, with a socket: return how
+               it ended
+from it        `ZygoteReady` once, then `Forked` with descriptors for each ``+``; or
+               `ForkFailed`, `ZygoteFailed`
 =============  ============================================================================
 
-A sandbox opens what it needs and says itself that it is born, over the zygote's connection, which
-it then closes for ever. Sandboxes that nobody has taken yet simply lie in the socket's queue. The
-zygote keeps nothing of a sandbox but its process id, so their sockets close when they end. One that
-ends before it could tell is found by its mark, in memory that a sandbox gives up with the
-connection.
+A sandbox opens its own descriptors and sends `Forked` itself, over the zygote's connection, which
+it then closes. Sandboxes that are not taken yet wait in the socket's queue. The zygote keeps only
+the process id of a sandbox, so a sandbox's sockets close when it ends. The zygote detects one that
+ended before it sent `Forked` by its byte in shared memory, which a sandbox unmaps when it closes
+the connection.
 
-It ends with the node, see `dandelion.backends.process.life`. Its sandboxes are tied to it by
-PR_SET_PDEATHSIG.
+The zygote is killed when the node ends, see `dandelion.backends.process.lifetime`. Its sandboxes
+are killed when it ends, by PR_SET_PDEATHSIG.
 """
 
 from __future__ import annotations
@@ -38,45 +39,45 @@ import msgspec
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 
-from . import life, modules, policy, sandbox, wire
+from . import lifetime, modules, policy, sandbox, wire
 from .paths import HostPaths
-from .turnover import Turnover
+from .replacement import SandboxReplacement
 
 REQUEST = struct.Struct("<cI")
-REPLACE, HURRY, QUERY = b"+", b"!", b"?"
+REPLACE, URGENT, QUERY = b"+", b"!", b"?"
 _REMEMBERED = 256
-_WARM_UPS = 20  # specialised code is not written to any more, so its pages stay shared
-_LOOKS = 3
-_LOOK_MS = 30
+_WARM_UP_COUNT = 20  # CPython no longer writes to specialised code, so its pages stay shared
+_REAP_POLLS = 3
+_REAP_POLL_MS = 30
 _UNREAPED = 8
-_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+_OUT_OF_RESOURCES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class _Gone(Exception):
+class _NodeClosed(Exception):
     """The node has closed the control socket."""
 
 
-def main(control_fd: int, settings: wire.Settings) -> None:
-    """Be a zygote, to the end of the process."""
-    life.tie_self(settings.life_fd)
+def main(control_fd: int, settings: wire.ZygoteSettings) -> None:
+    """Run a zygote, to the end of the process."""
+    lifetime.bind_own_lifetime(settings.life_fd)
     control = _control(control_fd, settings.life_fd)
     try:
         ready = _prepare(settings)
-    except _Unfit as error:
-        control.send(_encoder.encode(wire.Failed(str(error), True)))
+    except _ImportFailed as error:
+        control.send(_encoder.encode(wire.ZygoteFailed(str(error), True)))
         return
     except Exception as error:
-        control.send(_encoder.encode(wire.Failed(f"{type(error).__name__}: {error}", False)))
+        control.send(_encoder.encode(wire.ZygoteFailed(f"{type(error).__name__}: {error}", False)))
         return
-    births = mmap.mmap(-1, mmap.PAGESIZE)
+    started = mmap.mmap(-1, mmap.PAGESIZE)
     zygote = Zygote(
-        sandbox.Birth(
+        sandbox.ForkContext(
             os.getpid(),
             control,
             seccomp.Filter(native(), policy.POLICY),
             ready.mapped_bytes,
-            births,
+            started,
         ),
         settings.ahead,
     )
@@ -85,16 +86,16 @@ def main(control_fd: int, settings: wire.Settings) -> None:
         for _ in range(settings.ahead):
             zygote.fork()
         zygote.serve()
-    except (_Gone, BrokenPipeError, ConnectionResetError):
+    except (_NodeClosed, BrokenPipeError, ConnectionResetError):
         return
 
 
-class _Unfit(Exception):
-    """The declared imports cannot be had in a sandbox."""
+class _ImportFailed(Exception):
+    """The declared imports do not work in a sandbox."""
 
 
 def _control(control_fd: int, life_fd: int) -> socket.socket:
-    """Move the connection to where sandboxes have their channel, so that they can use it first."""
+    """Move the connection to the descriptor that sandboxes later use for their channel."""
     place = policy.CHANNEL_FD
     fcntl.fcntl(life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
     os.dup2(control_fd, place, inheritable=False)
@@ -103,7 +104,7 @@ def _control(control_fd: int, life_fd: int) -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=place)
 
 
-def _prepare(settings: wire.Settings) -> wire.Ready:
+def _prepare(settings: wire.ZygoteSettings) -> wire.ZygoteReady:
     facts = {"landlock": "none"}
     lockdown.allow_descriptors()
     lockdown.yield_to_others(True)
@@ -113,13 +114,13 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     try:
         modules.load(settings.imports)
     except BaseException as error:
-        raise _Unfit(host.cleaned(f"{type(error).__name__}: {error}")) from error
+        raise _ImportFailed(host.cleaned(f"{type(error).__name__}: {error}")) from error
     if len(os.listdir("/proc/self/task")) > 1:
-        raise _Unfit(f"importing {', '.join(settings.imports)} starts threads")
+        raise _ImportFailed(f"importing {', '.join(settings.imports)} starts threads")
     with open("/proc/self/statm") as statm:
         mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     host.hide()
-    sandbox.settle()
+    sandbox.prepare_interpreter()
     facts["namespaces"] = lockdown.leave_namespaces()
     facts["user"] = lockdown.drop_identity()
     if abi:
@@ -130,104 +131,104 @@ def _prepare(settings: wire.Settings) -> wire.Ready:
     lockdown.limit_resources()
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ours:
-        for _ in range(_WARM_UPS):
-            sandbox.rehearse(theirs, ours)
+        for _ in range(_WARM_UP_COUNT):
+            sandbox.warm_up(theirs, ours)
     gc.collect()
-    gc.freeze()  # the collector would otherwise write to, and so copy, every shared page
-    return wire.Ready(facts, mapped_bytes)
+    gc.freeze()  # otherwise the collector writes to, and so copies, every shared page
+    return wire.ZygoteReady(facts, mapped_bytes)
 
 
 class Zygote:
-    """Forks sandboxes and remembers how they ended.
+    """Forks sandboxes and records how they ended.
 
-    What it does between two forks is as little as possible: a fork shares its memory again, so
-    that every page which it writes to is copied once more.
+    It does as little as possible between two forks: a fork shares its memory again, so every page
+    that it writes to afterwards is copied once more.
 
     Args:
-        birth: what sandboxes get.
-        ahead: how many sandboxes wait where no call comes.
+        context: what sandboxes get.
+        ahead: how many sandboxes are kept ready.
     """
 
-    def __init__(self, birth: sandbox.Birth, ahead: int) -> None:
-        self._birth = birth
-        self._control = birth.control
-        self._births = birth.births
-        self._unborn: dict[int, int] = {}  # process ids, and their places in `births`
-        self._ended: dict[int, wire.Ended] = {}
-        self._looks = 0  # how often it will look without being asked to
+    def __init__(self, context: sandbox.ForkContext, ahead: int) -> None:
+        self._context = context
+        self._control = context.control
+        self._started = context.started
+        self._starting: dict[int, int] = {}  # process ids, and their places in `started`
+        self._ended: dict[int, wire.SandboxExit] = {}
+        self._reap_polls = 0  # how many more times to reap without a request
         self._unreaped = 0
-        self._turnover = Turnover(ahead)
-        self._living: set[int] = set()
+        self._replacement = SandboxReplacement(ahead)
+        self._alive: set[int] = set()
 
     def serve(self) -> NoReturn:
-        """Do what engines ask, and reap, until the node goes.
+        """Handle requests, and reap, until the node closes the socket.
 
-        The end of a sandbox wakes nobody. It follows a request, as a rule, so the zygote looks for
-        some at once after a few requests, and a few times after the last; and, since a call may
-        wait for it, as long as one has not said that it is born.
+        The end of a sandbox does not wake the zygote. It usually follows a request, so the zygote
+        reaps after every few requests, and a few times after the last one. It also reaps while a
+        sandbox has not sent `Forked`, since a call may wait for that sandbox.
 
         Raises:
-            _Gone: it has.
+            _NodeClosed: the node has closed the socket.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         while True:
-            pause_ms = self._turnover.wait_ms()
-            looks = pause_ms is None and (self._looks or self._expects())
-            if poll.poll(_LOOK_MS if looks else pause_ms):
-                self._obey()
-            elif (used := self._turnover.due()) is not None:
+            pause_ms = self._replacement.wait_ms()
+            reaping = pause_ms is None and (self._reap_polls or self._has_starting())
+            if poll.poll(_REAP_POLL_MS if reaping else pause_ms):
+                self._handle_request()
+            elif (used := self._replacement.due()) is not None:
                 self._replace(used)
             else:
-                self._looks = max(0, self._looks - 1)
+                self._reap_polls = max(0, self._reap_polls - 1)
                 self._reap()
 
     def _replace(self, used: int) -> None:
-        """End a sandbox that was used, and make another."""
-        if used in self._living:
+        """Kill a used sandbox, and fork another."""
+        if used in self._alive:
             os.kill(used, signal.SIGKILL)
         self.fork()
-        self._looks = _LOOKS
+        self._reap_polls = _REAP_POLLS
         self._unreaped += 1
         if self._unreaped >= _UNREAPED:
             self._reap()
 
-    def _expects(self) -> bool:
-        self._unborn = {pid: at for pid, at in self._unborn.items() if not self._births[at]}
-        return bool(self._unborn)
+    def _has_starting(self) -> bool:
+        self._starting = {pid: at for pid, at in self._starting.items() if not self._started[at]}
+        return bool(self._starting)
 
-    def _obey(self) -> None:
+    def _handle_request(self) -> None:
         message, files = wire.receive(self._control, 64, 1)
         if not message:
-            raise _Gone
-        what, pid = REQUEST.unpack(message)
-        if what == REPLACE:
-            self._turnover.ask(pid)
+            raise _NodeClosed
+        kind, pid = REQUEST.unpack(message)
+        if kind == REPLACE:
+            self._replacement.request(pid)
             return
-        if what == HURRY:
-            self._turnover.hurry()
+        if kind == URGENT:
+            self._replacement.mark_urgent()
             return
         with socket.socket(fileno=files[0]) as answer:
             wire.send(answer, [_encoder.encode(self._end_of(pid))])
 
     def fork(self) -> None:
-        """Make a sandbox, which tells the node of itself."""
-        self._expects()
-        place = self._birth.place = (self._birth.place + 1) % len(self._births)
-        self._births[place] = 0
-        self._birth.stays = not self._turnover.hurries
+        """Fork a sandbox, which sends `Forked` to the node."""
+        self._has_starting()
+        place = self._context.place = (self._context.place + 1) % len(self._started)
+        self._started[place] = 0
+        self._context.waits_for_kill = not self._replacement.urgent
         try:
             pid = libc.fork()
         except OSError as error:
-            if error.errno not in _SCARCE:
+            if error.errno not in _OUT_OF_RESOURCES:
                 raise
-            wire.send(self._control, [_encoder.encode(wire.Failed(str(error), False))])
+            wire.send(self._control, [_encoder.encode(wire.ZygoteFailed(str(error), False))])
             return
         if pid == 0:
-            sandbox.live(self._birth)
+            sandbox.run_child(self._context)
         self._ended.pop(pid, None)  # of an earlier process with the same number
-        self._unborn[pid] = place
-        self._living.add(pid)
+        self._starting[pid] = place
+        self._alive.add(pid)
 
     def _reap(self) -> None:
         self._unreaped = 0
@@ -240,29 +241,29 @@ class Zygote:
                 return
             self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
-    def _remember(self, pid: int, status: int, cpu_s: float) -> wire.Ended:
-        self._living.discard(pid)
-        place = self._unborn.pop(pid, None)
-        if place is not None and not self._births[place]:
-            wire.send(self._control, [_encoder.encode(wire.Stillborn(pid))])
+    def _remember(self, pid: int, status: int, cpu_s: float) -> wire.SandboxExit:
+        self._alive.discard(pid)
+        place = self._starting.pop(pid, None)
+        if place is not None and not self._started[place]:
+            wire.send(self._control, [_encoder.encode(wire.ForkFailed(pid))])
         self._ended.pop(pid, None)
         while len(self._ended) >= _REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        ended = self._ended[pid] = wire.Ended(os.waitstatus_to_exitcode(status), cpu_s)
+        ended = self._ended[pid] = wire.SandboxExit(os.waitstatus_to_exitcode(status), cpu_s)
         return ended
 
-    def _end_of(self, pid: int) -> wire.Ended:
-        """Tell how a sandbox ended. Asked only when its pidfd says that it has."""
+    def _end_of(self, pid: int) -> wire.SandboxExit:
+        """Return how a sandbox ended. Called only after its pidfd is readable."""
         if pid in self._ended:
             return self._ended[pid]
         try:
             _, status, usage = os.wait4(pid, 0)
         except ChildProcessError:
-            return wire.Ended(-signal.SIGKILL, 0.0)
+            return wire.SandboxExit(-signal.SIGKILL, 0.0)
         return self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
 
 def run(control_fd: int, settings: dict[str, Any]) -> None:
-    """Start with the settings that came over the control socket."""
-    main(control_fd, msgspec.convert(settings, wire.Settings))
+    """Run a zygote with the settings that came over the control socket."""
+    main(control_fd, msgspec.convert(settings, wire.ZygoteSettings))
     os._exit(0)

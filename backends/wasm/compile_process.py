@@ -2,14 +2,15 @@
 
 A megabyte of WebAssembly can keep the compiler busy for many seconds and take gigabytes, so each
 module is compiled within limits. This process loads the compiler, gives up its rights, and forks a
-child for each module, one at a time, so a module finds nothing of the one before. A child has
-limits on memory and CPU time, and is killed when its time is up. The node's side is `.compilers`.
+child for each module, one at a time, so nothing of one module reaches the next. A child has limits
+on memory and CPU time, and is killed when its time is up. The node's side is `.compilers`.
 
-This bounds what a module costs. It is no wall against a compiler that was led astray: the machine
-code that it gives is run in the node.
+This limits what a module costs. It does not protect against a bug in the compiler: its machine code
+runs in the node.
 
-A request is a message of one byte with two files: the module, and where the answer goes. The reply
-is an `Ended`. The process ends with the node, see `dandelion.backends.process.life`.
+A request is a message of one byte with two files: the module, and the file for the answer. The
+reply is a `CompileExit`. The process is killed when the node ends, see
+`dandelion.backends.process.lifetime`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import msgspec
 
 from dandelion.confinement import libc, lockdown
 
-from ..process import life
+from ..process import lifetime
 from .compiler import new_engine
 
 if TYPE_CHECKING:
@@ -38,24 +39,24 @@ WALL_S = 60.0
 ANSWER_BYTES = 128 * 1024 * 1024
 NICENESS = 5
 MODULE, REASON = b"M", b"R"
-"""What an answer begins with: the machine code follows, or why there is none."""
+"""First byte of an answer: the machine code follows, or the reason of the failure."""
 
 READY = b"ready"
 TOO_MUCH = 70
-"""Exit code of a child that could not make or write its answer."""
+"""Exit code of a child that ran out of memory or could not write its answer."""
 
 _REASON_LIMIT = 500
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """How a child ended: its exit code, or minus a signal's number; or the time was up."""
+class CompileExit(msgspec.Struct, frozen=True, array_like=True):
+    """How a child ended: its exit code, or minus a signal's number; `late`: its time was up."""
 
     code: int
     late: bool
 
 
 def main(control: socket.socket) -> None:
-    """Compile what is asked for until the node is gone."""
+    """Compile requested modules until the node is gone."""
     engine = _prepare()
     control.send(READY)
     while True:
@@ -81,7 +82,7 @@ def _prepare() -> wasmtime.Engine:
     return engine
 
 
-def _compile_apart(engine: wasmtime.Engine, source: int, answer: int) -> Ended:
+def _compile_apart(engine: wasmtime.Engine, source: int, answer: int) -> CompileExit:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -94,7 +95,7 @@ def _compile_apart(engine: wasmtime.Engine, source: int, answer: int) -> Ended:
     if late:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return Ended(os.waitstatus_to_exitcode(status), late)
+    return CompileExit(os.waitstatus_to_exitcode(status), late)
 
 
 def _compile(engine: wasmtime.Engine, source: int, answer: int, parent: int) -> NoReturn:
@@ -131,5 +132,5 @@ def _limit() -> None:
 
 
 if __name__ == "__main__":
-    life.tie_self(int(sys.argv[2]))
+    lifetime.bind_own_lifetime(int(sys.argv[2]))
     main(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=int(sys.argv[1])))

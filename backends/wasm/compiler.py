@@ -1,7 +1,7 @@
 """The compiler's settings.
 
-The settings make results depend on the inputs alone: one form of NaN, no threads, relaxed SIMD with
-one meaning. They are part of what is compiled, so all engines have the same.
+The settings make results depend on the inputs alone: one form of NaN, no threads, deterministic
+relaxed SIMD. Compiled code depends on them, so all engines have the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def require() -> None:
 
 
 def new_engine() -> wasmtime.Engine:
-    """Make an engine of the library, with our settings."""
+    """Make a wasmtime engine with our settings."""
     import wasmtime
 
     config = wasmtime.Config()

@@ -1,4 +1,4 @@
-"""The node's side of compiling modules: a few processes, each with one module at a time."""
+"""The node's side of compiling modules: a few processes, each compiling one module at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import dandelion
 from dandelion.data import Bytes
 from dandelion.errors import Cancelled, EngineDied, InvalidFunction, Problem
 
-from ..process import life
+from ..process import lifetime
 from .compile_process import (
     ANSWER_BYTES,
     CPU_S,
@@ -27,17 +27,17 @@ from .compile_process import (
     READY,
     TOO_MUCH,
     WALL_S,
-    Ended,
+    CompileExit,
 )
 
 _ATTEMPTS = 2
 _START_S = 60.0
 _GRACE_S = 10.0
-_ended = msgspec.msgpack.Decoder(Ended)
+_ended = msgspec.msgpack.Decoder(CompileExit)
 
 
 class Compilers:
-    """Compiles modules in processes, which start when they are needed. Safe from any thread."""
+    """Compiles modules in processes, which start on demand. Safe from any thread."""
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(max(2, min(4, os.cpu_count() or 1)))
@@ -48,17 +48,17 @@ class Compilers:
         weakref.finalize(self, _close_all, self._processes)  # if its owner does not
 
     def compile(self, main: Bytes) -> bytes:
-        """Give the machine code of a module, serialized.
+        """Return the machine code of a module, serialized.
 
         Raises:
-            InvalidFunction: it is not valid, or takes more than it may.
+            InvalidFunction: it is not valid, or exceeds a limit.
             EngineDied: the processes die.
             Cancelled: it was closed meanwhile.
         """
         closings = self._closings
         with self._places:
             for attempt in range(1, _ATTEMPTS + 1):
-                process = self._taken(closings)
+                process = self._acquire(closings)
                 try:
                     made = process.compile(main)
                 except EngineDied:
@@ -73,7 +73,7 @@ class Compilers:
                     return made
         raise Cancelled("the node is closed")
 
-    def _taken(self, closings: int) -> _Process:
+    def _acquire(self, closings: int) -> _Process:
         with self._lock:
             if closings != self._closings:
                 raise Cancelled("the node is closed")
@@ -94,7 +94,7 @@ class Compilers:
         process.close()
 
     def close(self) -> None:
-        """End the processes and what they compile. It may be used again, and then starts anew."""
+        """Kill the processes. It may be used again, and then starts new ones."""
         with self._lock:
             self._closings += 1
             processes = self._processes.copy()
@@ -130,7 +130,7 @@ class _Process:
                 env=_environment(),
                 start_new_session=True,
             )
-            life.tie(life_fd, self.process.pid)
+            lifetime.bind_lifetime(life_fd, self.process.pid)
         finally:
             theirs.close()
             os.close(life_fd)
@@ -139,7 +139,7 @@ class _Process:
         """Compile a module.
 
         Raises:
-            InvalidFunction: it is not valid, or takes more than it may.
+            InvalidFunction: it is not valid, or exceeds a limit.
             EngineDied: the process is gone.
         """
         source, answer = (os.memfd_create(n, os.MFD_CLOEXEC) for n in ("module", "compiled"))
@@ -147,7 +147,7 @@ class _Process:
             with open(source, "wb", closefd=False) as file:
                 file.write(main)
             with self._using:
-                ended = self._asked(source, answer)
+                ended = self._compile_once(source, answer)
             if ended.late or ended.code:
                 raise InvalidFunction((Problem("invalid-code", _broken(ended), "wasm"),))
             whole = os.pread(answer, min(os.fstat(answer).st_size, ANSWER_BYTES), 0)
@@ -159,7 +159,7 @@ class _Process:
         reason = whole[1:].decode(errors="replace")
         raise InvalidFunction((Problem("invalid-code", f"it does not compile: {reason}", "wasm"),))
 
-    def _asked(self, source: int, answer: int) -> Ended:
+    def _compile_once(self, source: int, answer: int) -> CompileExit:
         try:
             if not self._ready:
                 self._ready = self._received(_START_S) == READY
@@ -179,7 +179,7 @@ class _Process:
         return message
 
     def close(self) -> None:
-        """End it and reap it. May be called twice, and while another thread waits for it."""
+        """Kill and reap it. May be called twice, and while another thread waits for it."""
         with self._lock:
             if self._closed:
                 return
@@ -192,7 +192,7 @@ class _Process:
                 self._control.close()
 
 
-def _broken(ended: Ended) -> str:
+def _broken(ended: CompileExit) -> str:
     if ended.late:
         return f"it was not compiled within {WALL_S:g} s; try again"
     if ended.code in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -200,12 +200,12 @@ def _broken(ended: Ended) -> str:
     if ended.code in (-signal.SIGABRT, -signal.SIGTRAP, TOO_MUCH):
         return (
             f"compiling it takes more than {MEMORY_BYTES >> 20} MiB, "
-            f"or gives more than {ANSWER_BYTES >> 20} MiB of code"
+            f"or results in more than {ANSWER_BYTES >> 20} MiB of code"
         )
     return f"the compiler ended with code {ended.code}"
 
 
 def _environment() -> dict[str, str]:
-    """What Python needs, with the engine importable also from a checkout."""
+    """Return the environment; the engine is importable also from a checkout."""
     root = str(Path(dandelion.__file__).resolve().parent.parent)
     return {"PYTHONPATH": os.pathsep.join([root, *filter(None, map(os.path.abspath, sys.path))])}

@@ -12,7 +12,7 @@ from dandelion.function import Function
 
 from . import module
 from .compiler import require
-from .programs import Programs
+from .programs import WasmPrograms
 
 if TYPE_CHECKING:
     from .engine import WasmEngine
@@ -26,7 +26,7 @@ class WasmDriver(Driver):
     hosting: ClassVar[Hosting] = Hosting.THREAD
 
     def __init__(self) -> None:
-        programs = Programs()
+        programs = WasmPrograms()
         self._checker = WasmChecker(programs)
         self._factory = WasmFactory(self.name, programs)
 
@@ -38,9 +38,9 @@ class WasmDriver(Driver):
 
 
 class WasmChecker(Checker):
-    """Refuses modules that could never run, and compiles the others, if that is possible here."""
+    """Refuses modules that could never run; compiles the others if wasmtime is installed."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: WasmPrograms) -> None:
         self._programs = programs
 
     def check(self, functions: Sequence[Function]) -> None:
@@ -49,7 +49,7 @@ class WasmChecker(Checker):
 
     def _check(self, function: Function) -> None:
         problems = [
-            Problem("unknown-option", f"no option '{name}'", f"code.options.{name}")
+            Problem("unknown-option", f"unknown option '{name}'", f"code.options.{name}")
             for name in function.code.options
         ]
         _, found = module.read(function.main, function.spec.limits.memory_bytes)
@@ -59,7 +59,7 @@ class WasmChecker(Checker):
         try:
             self._programs.compiled(function.main)
         except BackendUnavailable:
-            return  # a node without the library may register what others run
+            return  # a node without the library may register functions that others run
 
     def close(self) -> None:
         self._programs.close()
@@ -68,7 +68,7 @@ class WasmChecker(Checker):
 class WasmFactory(EngineFactory):
     """Starts engines for cores."""
 
-    def __init__(self, name: str, programs: Programs) -> None:
+    def __init__(self, name: str, programs: WasmPrograms) -> None:
         self._name = name
         self._programs = programs
 
@@ -83,6 +83,6 @@ class WasmFactory(EngineFactory):
         known = [r.name for r in self.probe()]
         if resource not in known:
             raise BackendUnavailable(
-                self._name, f"no core '{resource}'", f"there are 0 to {len(known) - 1}"
+                self._name, f"no core '{resource}'", f"use 0 to {len(known) - 1}"
             )
         return WasmEngine(f"{self._name}:{resource}", self._programs)

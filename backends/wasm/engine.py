@@ -1,8 +1,8 @@
 """The engine: a fresh instance for each call, in the node's own process.
 
-What keeps a function in is the compiler: every access to memory is checked or cannot leave the
-instance's range, there is nothing to import, and control goes nowhere else. Time is bounded twice:
-by fuel, which is counted alike on every machine, for the CPU limit; by the epoch, for the deadline.
+The compiler confines a function: every memory access is checked or cannot leave the instance's
+range, jumps stay within its code, and it imports nothing. Two mechanisms limit its time: fuel,
+counted alike on every machine, enforces the CPU limit; the epoch enforces the deadline.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..native.outputs import OutputReader
 from ..native.structures import NOT_EXITED, WASM, Inputs, align, lay_out, system_data
 from . import compiler, module
 from .interrupt import Interrupt
-from .programs import Programs
+from .programs import WasmPrograms
 
 if TYPE_CHECKING:
     import wasmtime
 
 FUEL_PER_CPU_S = 4_000_000_000
-"""Fuel is about one unit for each instruction; more than a processor of today does in a second."""
+"""About one unit for each instruction; more than a current processor executes in a second."""
 
 EXIT_OUT_OF_MEMORY = 259
 STDERR_BYTES = 16 * 1024
@@ -54,19 +54,19 @@ _FAULTS = {
     "BAD_SIGNATURE": "call of a function of another type",
     "INTEGER_OVERFLOW": "integer overflow",
     "INTEGER_DIVISION_BY_ZERO": "integer division by zero",
-    "BAD_CONVERSION_TO_INTEGER": "a float that is no integer of that type",
-    "UNREACHABLE": "unreachable code was reached",
+    "BAD_CONVERSION_TO_INTEGER": "a float out of range for the integer type",
+    "UNREACHABLE": "an unreachable instruction was executed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    facts: module.Module
+    facts: module.WasmModule
     compiled: wasmtime.Module
 
 
 class _Memory:
-    """An instance's memory after its run; keeps the contract of `..native.outputs.Memory`."""
+    """An instance's memory after its run; implements `..native.outputs.Memory`."""
 
     lowest = 0
 
@@ -97,7 +97,7 @@ class WasmEngine(Engine):
         programs: compiled modules; shared by all engines of the driver.
     """
 
-    def __init__(self, name: str, programs: Programs) -> None:
+    def __init__(self, name: str, programs: WasmPrograms) -> None:
         self.name = name
         self._programs = programs
         self._engine = compiler.new_engine()
@@ -191,7 +191,7 @@ class WasmEngine(Engine):
     def _write_inputs(
         self,
         call: Call,
-        facts: module.Module,
+        facts: module.WasmModule,
         memory: wasmtime.Memory,
         store: wasmtime.Store,
         limit: int,
@@ -216,7 +216,7 @@ class WasmEngine(Engine):
     def _outputs(
         self,
         call: Call,
-        facts: module.Module,
+        facts: module.WasmModule,
         memory: _Memory,
         trap: wasmtime.Trap | None,
         limit: int,
@@ -267,8 +267,8 @@ class WasmEngine(Engine):
         self._interrupt.close()
 
 
-def _limit_bytes(call: Call, facts: module.Module) -> int:
-    """Memory that the instance may have: its own and its inputs."""
+def _limit_bytes(call: Call, facts: module.WasmModule) -> int:
+    """Return the memory limit of the instance: its own memory and its inputs."""
     inputs = sum(s.size_bytes for s in call.inputs if s is not None)
     return min(call.function.spec.limits.memory_bytes + align(inputs, module.PAGE), _ADDRESS_LIMIT)
 

@@ -1,8 +1,8 @@
-"""Ending a call from outside: a thread that advances the epoch of one engine of the library.
+"""Ending a call from outside: a thread that advances the epoch of one wasmtime engine.
 
-A call runs until the epoch changes, and nothing changes it but a deadline that has passed, or
-`stop`. So the thread sleeps through ordinary calls: it is woken only for a deadline that is earlier
-than the one it sleeps for.
+A call runs until the epoch changes. The thread changes it only at a deadline, or on `stop`. So it
+sleeps through ordinary calls, and is woken only for a deadline that is earlier than the one that it
+sleeps for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Interrupt:
                 self._changed.notify()
 
     def disarm(self) -> None:
-        """The call has ended."""
+        """Clear the deadline, since the call has ended."""
         with self._changed:
             self._deadline_ns = math.inf
 

@@ -1,4 +1,4 @@
-"""What must be known of a WebAssembly module before anything compiles it.
+"""Checks of a WebAssembly module before it is compiled.
 
 A function is a core module with no imports and no start function that exports
 
@@ -7,7 +7,7 @@ A function is a core module with no imports and no start function that exports
 - ``__dandelion_system_data``: an immutable global of type i32, the address of its system data
   (see `..native.structures`), as linkers export the address of a variable.
 
-This reader checks that, and the framing of the file. That code is valid is for the compiler to say.
+This reader checks that, and the framing of the file. The compiler validates the code.
 
 Source: WebAssembly core specification, binary format.
 """
@@ -36,8 +36,8 @@ _VALUE_TYPES = frozenset((0x7F, 0x7E, 0x7D, 0x7C, 0x7B, 0x70, 0x6F))
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """What counts of a file.
+class WasmModule:
+    """The checked content of a file.
 
     Attributes:
         system_data: address of the system data.
@@ -53,7 +53,7 @@ class _Malformed(Exception):
 
 
 class _Bytes:
-    """Reads numbers and names one after the other, never beyond the end."""
+    """Reads numbers and names in order, never beyond the end."""
 
     def __init__(self, data: bytes, at: int, end: int) -> None:
         self.data = data
@@ -93,11 +93,11 @@ class _Bytes:
     def count(self) -> int:
         number = self.number()
         if number > _COUNT_LIMIT:
-            raise _Malformed(f"it counts {number} entries, at offset {self.at:#x}")
+            raise _Malformed(f"a count of {number} is too large, at offset {self.at:#x}")
         return number
 
     def part(self, size: int) -> _Bytes:
-        """Take the next bytes as a reader of their own."""
+        """Return a reader of the next bytes."""
         if size > self.end - self.at:
             raise _Malformed(f"it ends too early, at offset {self.at:#x}")
         start = self.at
@@ -115,7 +115,7 @@ class _Bytes:
         return self.at >= self.end
 
 
-def read(data: Bytes, limit_bytes: int) -> tuple[Module | None, list[Problem]]:
+def read(data: Bytes, limit_bytes: int) -> tuple[WasmModule | None, list[Problem]]:
     """Read a module.
 
     Args:
@@ -123,7 +123,7 @@ def read(data: Bytes, limit_bytes: int) -> tuple[Module | None, list[Problem]]:
         limit_bytes: memory that its instances may have.
 
     Returns:
-        What counts of it, or None and at least one problem.
+        Its checked content, or None and at least one problem.
     """
     reader = _Reader(bytes(data), limit_bytes)
     try:
@@ -154,7 +154,7 @@ class _Reader:
         if len(data) > FILE_LIMIT_BYTES:
             raise _Malformed(f"its {len(data)} bytes are more than {FILE_LIMIT_BYTES}")
         if data[:8] != b"\0asm\x01\0\0\0":
-            raise _Malformed("this is no core module of version 1")
+            raise _Malformed("this is not a core module of version 1")
         file = _Bytes(data, 8, len(data))
         readers = {
             _TYPES: self._read_types,
@@ -174,10 +174,10 @@ class _Reader:
             if kind in readers:
                 readers[kind](section)
         if _START in seen:
-            self.refuse("start", "it has a start function", "everything happens in 'run'")
+            self.refuse("start", "it has a start function", "a module that starts in 'run'")
 
     def _read_types(self, section: _Bytes) -> None:
-        """Read types as far as they are plain functions; newer kinds of types end the list."""
+        """Read types up to the first that is not a plain function type."""
         for _ in range(section.count()):
             if section.byte() != 0x60:
                 return
@@ -207,7 +207,7 @@ class _Reader:
             self._memories.append((flags, pages))
 
     def _read_globals(self, section: _Bytes) -> None:
-        """Read constants of type i32; anything else ends the list, since it may have any form."""
+        """Read constants of type i32; stop at anything else, whose encoding is unknown here."""
         for _ in range(section.count()):
             kind, mutable = section.byte(), section.byte()
             if kind != _I32 or section.byte() != _I32_CONST:
@@ -222,10 +222,10 @@ class _Reader:
             name = section.name()
             self._exports[name] = (section.byte(), section.number())
 
-    def module(self) -> Module:
+    def module(self) -> WasmModule:
         memory = self._memory()
         self._entry()
-        return Module(self._system_data(memory), memory)
+        return WasmModule(self._system_data(memory), memory)
 
     def _exported(self, name: str, kind: str) -> int | None:
         found = self._exports.get(name)
@@ -240,7 +240,7 @@ class _Reader:
         if index is None:
             return 0
         if len(self._memories) != 1 or index != 0 or self._memories[0][0] & ~1:
-            self.refuse("memory", "its memory is not its only one, 32-bit and unshared")
+            self.refuse("memory", "it has several memories, or a 64-bit or shared one")
             return 0
         size = self._memories[0][1] * PAGE
         if size > self._limit_bytes:
@@ -262,9 +262,9 @@ class _Reader:
             return 0
         address = self._globals[index] if index < len(self._globals) else None
         if address is None:
-            self.refuse("system-data", f"'{SYSTEM_DATA}' is no constant of type i32")
+            self.refuse("system-data", f"'{SYSTEM_DATA}' is not a constant of type i32")
             return 0
         if address % 4 or address + WASM.system.size > memory_bytes:
-            self.refuse("system-data", f"'{SYSTEM_DATA}' does not lie in its memory",
+            self.refuse("system-data", f"'{SYSTEM_DATA}' is not in its memory",
                         f"a multiple of 4 below {memory_bytes:#x}", f"{address:#x}")  # fmt: skip
         return address

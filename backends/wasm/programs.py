@@ -1,4 +1,4 @@
-"""Compiled modules, each content once, as long as there is room."""
+"""A cache of compiled modules by content."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dandelion.function import Digest, digest_of
 from .compiler import require
 from .compilers import Compilers
 
-KEPT_BYTES = 128 * 1024 * 1024
+CACHE_BYTES = 128 * 1024 * 1024
 
 
-class Programs:
-    """Compiles, and keeps the results that were used last. Safe from any thread.
+class WasmPrograms:
+    """Compiles modules, and caches the most recently used ones. Safe from any thread.
 
     Args:
-        kept_bytes: how much may be kept.
+        cache_bytes: size of the cache.
     """
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept_bytes = kept_bytes
-        self._kept: OrderedDict[Digest, bytes] = OrderedDict()
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[Digest, bytes] = OrderedDict()
         self._size_bytes = 0
         self._compilers = Compilers()
         self._lock = threading.Lock()
 
     def compiled(self, main: Bytes) -> bytes:
-        """Give the machine code of a module, serialized.
+        """Return the machine code of a module, serialized.
 
         Raises:
             BackendUnavailable: there is no compiler.
@@ -38,24 +38,24 @@ class Programs:
         require()
         digest = digest_of(main)
         with self._lock:
-            found = self._kept.get(digest)
+            found = self._cache.get(digest)
             if found is not None:
-                self._kept.move_to_end(digest)
+                self._cache.move_to_end(digest)
                 return found
         made = self._compilers.compile(main)
         with self._lock:
-            self._keep(digest, made)
+            self._store(digest, made)
         return made
 
-    def _keep(self, digest: Digest, made: bytes) -> None:
-        if digest in self._kept:  # another thread was faster
+    def _store(self, digest: Digest, made: bytes) -> None:
+        if digest in self._cache:  # another thread was faster
             return
-        self._kept[digest] = made
+        self._cache[digest] = made
         self._size_bytes += len(made)
-        while self._size_bytes > self._kept_bytes and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
+        while self._size_bytes > self._cache_bytes and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
             self._size_bytes -= len(dropped)
 
     def close(self) -> None:
-        """End the processes that compile. It may be used again, and then starts them anew."""
+        """Kill the compile processes. It may be used again, and then starts new ones."""
         self._compilers.close()

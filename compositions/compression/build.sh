@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build compress.elf and compress.wasm beside this file, or in the folder that is named.
+# Build compress.elf and compress.wasm beside this file, or in the given folder.
 # Needs a C compiler for x86-64; for WebAssembly clang and lld.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -19,7 +19,7 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 HERE = Path(__file__).parent
 NAME = "compression"
 FORMATS = ("elf", "wasm", "python")
-"""The function's code objects, the fastest first; they give the same bytes."""
+"""The function's code objects, the fastest first; they return the same bytes."""
 
 
 def code(kind: str) -> CodeDocument:
@@ -43,7 +43,7 @@ def document(formats: Iterable[str] = FORMATS) -> RegistrationDocument:
 def example_inputs(
     seed: int, count: int = 3, width: int = 61, height: int = 48
 ) -> dict[str, Value]:
-    """Draw images in QOI, in turns of three and four channels."""
+    """Draw images in QOI, alternating between three and four channels."""
     rng = np.random.default_rng(seed)
     return {
         "images": {f"{n:03}": to_qoi(draw(rng, width + n, height, 3 + n % 2)) for n in range(count)}
@@ -51,7 +51,7 @@ def example_inputs(
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give the values of all pixels, image after image, int16."""
+    """Return the values of all pixels, image after image, int16."""
     images = [from_qoi(data) for _, data in sorted(inputs["images"].items())]
     return {"compressed": _flat(images)}
 

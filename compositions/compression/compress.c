@@ -1,9 +1,9 @@
 /* QOI images to PNG images, for native functions and for WebAssembly: see README.md.
  *
- * The encoder decides everything by rules, so that three programs can agree to the byte: per row the
- * filter of None, Sub, Up and Paeth with the least sum of absolute differences, the first of equals;
- * one deflate block of fixed codes; matches by the last place of the same three bytes, taken at
- * once. `compress.py` is the same, line by line.
+ * The encoder is deterministic, so that three programs return the same bytes: for each row the filter
+ * of None, Sub, Up and Paeth with the least sum of absolute differences, the first of equals; one
+ * deflate block of fixed codes; matches with the last position of the same three bytes, used at
+ * once. `compress.py` has the same lines.
  */
 #include "dandelion_sets.h"
 
@@ -35,7 +35,7 @@ struct image {
     u8 *pixels;
 };
 
-/* Decode the chunks behind the header; 0, or an exit code. */
+/* Decode the chunks after the header; return 0, or an exit code. */
 static int32_t decode_pixels(const u8 *in, const u8 *end, struct image *image)
 {
     u8 seen[64][4] = {{0}};
@@ -121,7 +121,7 @@ static u8 paeth(int left, int above, int corner)
     return (u8)(by_above <= by_corner ? above : corner);
 }
 
-/* Filter a row into `out`; give the sum of its bytes as signed numbers without their sign. */
+/* Filter a row into `out`; return the sum of the absolute values of its signed bytes. */
 static u32 filter_row(u32 kind, const u8 *row, const u8 *above, u32 size, u32 step, u8 *out)
 {
     u32 sum = 0;
@@ -203,7 +203,7 @@ static void put_symbol(struct bits *bits, u32 symbol)
     }
 }
 
-/* The extra bits of a number below its highest ones: how many, when classes come `each` at a time. */
+/* Number of extra bits of a value, where `each` codes have the same number. */
 static u32 extra_bits(u32 value, u32 each)
 {
     u32 extra = 0;
@@ -301,7 +301,7 @@ static u32 adler(const u8 *at, size_t size)
     return high << 16 | low;
 }
 
-/* Finish a chunk: `start` is where its length goes, `end` behind its content. */
+/* Finish a chunk: its length is at `start`, its content ends at `end`. */
 static u8 *finish_chunk(u8 *start, u8 *end)
 {
     put_big_endian(start, (u32)(end - start - 8));

@@ -43,13 +43,13 @@ def decode(data: bytes) -> tuple[int, int, int, bytes]:
     """Decode a QOI image to width, height, channels and pixels.
 
     Raises:
-        ValueError: it is no QOI image, or ends too early.
+        ValueError: it is not a QOI image, or it is truncated.
     """
     if len(data) < 14 or data[:4] != b"qoif":
-        raise ValueError("no QOI image")
+        raise ValueError("not a QOI image")
     width, height, channels = struct.unpack_from(">IIB", data, 4)
     if not width or not height or channels not in (3, 4):
-        raise ValueError("no QOI image")
+        raise ValueError("not a QOI image")
     if max(width, height) > 32768:
         raise ValueError("the image is too large")
     try:
@@ -93,7 +93,7 @@ def _pixels(data: bytes, count: int, channels: int) -> bytes:
 
 
 def filtered_rows(pixels: bytes, row_size: int, step: int) -> bytes:
-    """Filter every row in the way that makes its bytes smallest; None, Sub, Up or Paeth."""
+    """Filter every row with the filter that makes its bytes smallest: None, Sub, Up or Paeth."""
     out = bytearray()
     above = bytes(row_size)
     for start in range(0, len(pixels), row_size):

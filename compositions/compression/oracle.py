@@ -1,4 +1,4 @@
-"""What has to come out: pixels, from both formats by decoders that know nothing of the functions.
+"""The expected results: pixels, from both formats by decoders independent of the functions.
 
 PNG files are inflated by zlib; QOI files are made here from pixels, so their content is known.
 """

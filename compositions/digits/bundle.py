@@ -32,14 +32,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The images that training never saw: grey values [200, 8, 8] uint8, and their digits [200]."""
+    """The images not used in training: grey values [200, 8, 8] uint8, and their digits [200]."""
 
     pixels: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.uint8]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What the network says of one file: the digit, and its softmax probability."""
+    """The network's result for one file: the digit, and its softmax probability."""
 
     name: str
     digit: int
@@ -47,7 +47,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The report of `tally`: predictions ordered by file name, and how often each digit came."""
+    """The report of `tally`: predictions ordered by file name, and the count of each digit."""
 
     count: int
     digits: dict[str, int]
@@ -122,7 +122,7 @@ def request(name: str, url: str) -> Item:
 
 
 def example_inputs(seed: int, url: str = DEFAULT_URL, count: int | None = None) -> dict[str, Value]:
-    """Ask for held-out images in random order.
+    """Request held-out images in random order.
 
     Args:
         seed: of the order.
@@ -135,7 +135,7 @@ def example_inputs(seed: int, url: str = DEFAULT_URL, count: int | None = None) 
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give `report`: [count, 2] float64 of digit and confidence, ordered by file name."""
+    """Return `report`: [count, 2] float64 of digit and confidence, ordered by file name."""
     indices = sorted(index_of(item.name) for item in inputs["requests"])
     images = oracle.pixels_to_images(held_out().pixels[indices])
     chances = oracle.softmax(oracle.logits(images, weights()))
@@ -154,7 +154,7 @@ def read_report(outputs: Mapping[str, ItemSet | None]) -> Report:
 
 
 def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
-    """Read the report as `expected` gives it."""
+    """Read the report in the form of `expected`."""
     pairs = [(p.digit, p.confidence) for p in read_report(outputs).predictions]
     return {"report": np.array(pairs, np.float64).reshape(-1, 2)}
 
@@ -168,6 +168,6 @@ def agrees(results: Arrays, expected: Arrays) -> bool:
 
 
 def recorded_accuracy() -> float:
-    """Give the held-out accuracy that training recorded, as a share."""
+    """Return the held-out accuracy that training recorded, as a fraction."""
     record = json.loads((HERE / "data" / "weights.json").read_text())
     return float(record["accuracy"]["held_out"])

@@ -1,8 +1,8 @@
 """Compute function `decode`: a PNG file becomes an 8 x 8 image. It runs in a sandbox.
 
-A strict decoder for what the network takes: 8-bit greyscale, not interlaced, any of the five row
-filters. Checksums are verified, and no more is decompressed than the header announces, so a
-small hostile file cannot grow.
+A strict decoder for the network's input: 8-bit greyscale, not interlaced, any of the five row
+filters. Checksums are verified, and decompression stops at the size in the header, so a small
+hostile file cannot grow.
 
 Source: PNG specification, third edition (W3C, 2025), sections 5 (chunks) and 9 (filtering).
 """
@@ -44,7 +44,7 @@ def grey_pixels(png: bytes) -> tuple[int, int, bytes]:
         elif kind == b"IEND":
             break
         elif not kind[0] & 32:  # a capital first letter: a decoder must know the chunk
-            raise ValueError(f"chunk {kind!r} does not belong into a greyscale image")
+            raise ValueError(f"chunk {kind!r} is not allowed in a greyscale image")
     else:
         raise ValueError("the PNG file ends before IEND")
     width, height = size
@@ -53,7 +53,7 @@ def grey_pixels(png: bytes) -> tuple[int, int, bytes]:
 
 
 def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (kind, body) of each chunk; refuse damaged and cut ones."""
+    """Yield (kind, body) of each chunk; refuse damaged and truncated ones."""
     if png[:8] != SIGNATURE:
         raise ValueError(f"not a PNG file: it starts with {png[:8]!r}")
     at = 8
@@ -84,14 +84,14 @@ def read_header(body: bytes) -> tuple[int, int]:
 def decompress(data: bytes, size: int) -> bytes:
     """Inflate to exactly `size` bytes."""
     inflater = zlib.decompressobj()
-    rows = inflater.decompress(data, size + 1)  # one more than wanted shows that there is more
+    rows = inflater.decompress(data, size + 1)  # one byte more, to detect longer data
     if len(rows) != size or not inflater.eof:
-        raise ValueError("the image data has not the length that the header announces")
+        raise ValueError("the image data does not have the size in the header")
     return rows
 
 
 def unfilter(rows: bytes, width: int) -> bytes:
-    """Undo the row filters; `rows` are `width` bytes each after a byte that names the filter."""
+    """Undo the row filters; a row is a byte that names the filter and `width` bytes."""
     result = bytearray()
     above = bytes(width)
     for start in range(0, len(rows), width + 1):
@@ -107,7 +107,7 @@ def unfilter(rows: bytes, width: int) -> bytes:
 
 
 def predict(kind: int, left: int, up: int, corner: int) -> int:
-    """Give the value that filter `kind` expects at a pixel, from its three neighbours."""
+    """Return the value that filter `kind` predicts for a pixel from its three neighbours."""
     if kind == 4:
         guess = left + up - corner
         nearest = min((abs(guess - value), order) for order, value in enumerate((left, up, corner)))

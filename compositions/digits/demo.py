@@ -1,10 +1,10 @@
-"""Show `digits` at work: start a node, send it 200 handwritten digits, check every answer.
+"""Demonstrate `digits`: start a node, send it 200 handwritten digits, check every answer.
 
 Run it with ``python -m dandelion.compositions.digits.demo``; see ``--help``. First each digit is an
-invocation of its own (how long does one take?), then all are one invocation (where does time go?).
-Left behind are a picture of the composition and the trace of the large invocation. The exit status
-is 0 only if every answer is that of the numpy oracle, alone and together, and as many digits are
-right as training recorded.
+invocation of its own, to measure the latency of one; then all digits are one invocation, to show
+the stages. The demonstration writes a picture of the composition and the trace of the large
+invocation. The exit status is 0 only if every answer equals that of the numpy oracle, alone and
+together, and as many digits are right as training recorded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """What came of the invocations with one digit each.
+    """The results of the invocations with one digit each.
 
     Attributes:
         predictions: one for each file, in the order of the requests.
@@ -49,7 +49,7 @@ class Singles:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What came of the invocation with all digits."""
+    """The result of the invocation with all digits."""
 
     report: bundle.Report
     is_right: bool
@@ -60,7 +60,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that must hold."""
+    """A condition that must hold."""
 
     what: str
     holds: bool
@@ -98,15 +98,15 @@ def right(predictions: Iterable[bundle.Prediction]) -> int:
 
 
 def checks(requests: Sequence[Item], singles: Singles, together: Together) -> list[Check]:
-    """Hold the answers against oracle, labels and each other."""
+    """Compare the answers with the oracle, the labels and each other."""
     predictions = together.report.predictions
-    asked = sorted(request.name for request in requests)
+    requested = sorted(request.name for request in requests)
     alone = {p.name: p.digit for p in singles.predictions}
     count = len(predictions)
     is_whole = count == len(bundle.held_out().labels)
     wanted = bundle.recorded_accuracy() * count if is_whole else 0.9 * count
     return [
-        Check("every file is in the report, once", [p.name for p in predictions] == asked),
+        Check("every file is in the report, once", [p.name for p in predictions] == requested),
         Check("every answer equals numpy's, to 1e-5", together.is_right),
         Check("alone and together the same", alone == {p.name: p.digit for p in predictions}),
         Check("as many right as training recorded", right(predictions) >= round(wanted)),
@@ -124,7 +124,7 @@ def write_files(client: Client, together: Together, folder: Path) -> list[Path]:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Carry out the demonstration; tell whether everything was as it must be."""
+    """Run the demonstration; return whether all checks hold."""
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(node_process(arguments.backend))
         files = stack.enter_context(serve_files(bundle.png_files()))
@@ -158,8 +158,8 @@ def parser() -> argparse.ArgumentParser:
     """Describe the options."""
     result = argparse.ArgumentParser("digits", description=(__doc__ or "").partition("\n")[0])
     add = result.add_argument
-    add("--url", help="a node that is running; by default one is started")
-    add("--backend", default="cuda|hip|opencl", help="GPU backends, the first that works is taken")
+    add("--url", help="a running node; by default one is started")
+    add("--backend", default="cuda|hip|opencl", help="GPU backends, the first that works is used")
     add("--count", type=_count, default=None, help="how many digits; by default all 200")
     add("--seed", type=int, default=1, help="of the order of the digits")
     add("--out", type=Path, default=Path("demo"), help="folder for picture and trace")

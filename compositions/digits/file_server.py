@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 256  # all files may be asked for at once
+    request_queue_size = 256  # all files may be requested at once
 
 
 @contextmanager
@@ -18,13 +18,13 @@ def serve_files(files: Mapping[str, bytes]) -> Iterator[str]:
     """Serve `files`, by name, over HTTP from memory.
 
     Yields:
-        The URL of the folder, ``http://127.0.0.1:PORT``; a file lies at ``URL/NAME``.
+        The URL of the folder, ``http://127.0.0.1:PORT``; a file has the URL ``URL/NAME``.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open between files
         timeout = 30
-        # Head and body leave together; apart, the body waits for a delayed acknowledgement.
+        # Send head and body together; separately, the body waits for a delayed acknowledgement.
         wbufsize = -1
 
         def do_GET(self) -> None:

@@ -43,7 +43,7 @@ KERNEL void convolution(GLOBAL const f32 *image, GLOBAL const f32 *weights,
     maps[(filter * side + row) * side + column] = sum + bias[filter];
 }
 
-/* Put zero in the place of negative values, in place; NaN stays NaN. */
+/* Replace negative values by zero, in place; NaN stays NaN. */
 KERNEL void relu(GLOBAL f32 *values, u64 bytes)
 {
     u64 i = GLOBAL_ID(0);
@@ -71,8 +71,8 @@ KERNEL void max_pool(GLOBAL const f32 *maps, GLOBAL f32 *pooled, i64 side, i64 f
 /* outputs[o] = sum over i of inputs[i] * weights[o, i], plus bias[o].
  *
  * A block of LANES work items computes one output: lane l adds the terms l, l + LANES, l + 2 LANES
- * and so on, then halves of the lanes are added until one sum is left. The reads of a block lie
- * side by side, and the error of the sum grows with its depth, not with its length.
+ * and so on, then halves of the lanes are added until one sum is left. The reads of a block are
+ * contiguous, and the error of the sum grows with its depth, not with its length.
  */
 KERNEL void dense(GLOBAL const f32 *inputs, GLOBAL const f32 *weights, GLOBAL const f32 *bias,
                   GLOBAL f32 *outputs, i64 input_count, i64 output_count)

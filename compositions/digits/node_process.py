@@ -15,7 +15,7 @@ STOP_S = 20.0
 
 
 class _Place(msgspec.Struct):
-    """What the node prints when it takes connections."""
+    """The line that the node prints when it listens."""
 
     url: str
 
@@ -25,7 +25,7 @@ def node_process(backend: str) -> Iterator[str]:
     """Start a node that may fetch files from this machine.
 
     Args:
-        backend: GPU backends, divided by ``|``; the first that works is started.
+        backend: GPU backends, separated by ``|``; the first that works is started.
 
     Yields:
         The URL of the node. Its process has ended when the context is left.
@@ -58,7 +58,7 @@ def node_process(backend: str) -> Iterator[str]:
 
 
 def _url(process: subprocess.Popen[str]) -> str:
-    """Read the line in which the node says where it listens."""
+    """Read the line with the node's URL."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -1,4 +1,4 @@
-"""The digit network in numpy: what the kernels must compute, and what training differentiates.
+"""The digit network in numpy, as the reference for the kernels and for training.
 
 Source: LeNet-style layers; convolution as cross-correlation with zero padding, as in the kernels.
 """
@@ -59,8 +59,8 @@ def logits(images: Array, weights: Weights, dtype: npt.DTypeLike = np.float64) -
     Args:
         images: [batch, 8, 8], values 0..1.
         weights: the tensors of ``data/weights.npz``.
-        dtype: precision of all sums; with float64 the result is exact to float32 for practical
-            purposes, whatever the order of summation.
+        dtype: precision of all sums; with float64 the result is exact to float32 in practice, for
+            any order of summation.
 
     Returns:
         [batch, 10], one score a digit.

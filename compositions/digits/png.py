@@ -1,4 +1,4 @@
-"""Write greyscale PNG files, so that the held-out digits need not lie in the tree as 200 files."""
+"""Write greyscale PNG files, so that the tree need not contain 200 files of held-out digits."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SHADES = " ░▒▓█"
 
 
 def confusion(report: Report, labels: npt.NDArray[np.uint8]) -> Table:
-    """Count how often each label was read as each digit."""
+    """Count how often each label was classified as each digit."""
     counts = np.zeros((10, 10), int)
     for prediction in report.predictions:
         counts[labels[index_of(prediction.name)], prediction.digit] += 1
@@ -41,7 +41,7 @@ def _cell(count: int, is_right: bool) -> Text:
 
 
 def mistakes(report: Report, held_out: HeldOut) -> RenderableType:
-    """Show the images that were misread, with what the network took them for."""
+    """Show the misclassified images with the network's answers."""
     pictures = []
     for prediction in report.predictions:
         index = index_of(prediction.name)
@@ -75,12 +75,12 @@ def stages(trace: Trace, seconds: float) -> Table:
 def summary(
     url: str, device: str, right: int, alone_s: npt.NDArray[np.float64], together_s: float
 ) -> Table:
-    """Show the figures that matter, one a line.
+    """Show the main figures, one a line.
 
     Args:
         url: of the node.
-        device: what ran the GPU function.
-        right: how many digits were read right.
+        device: the device that ran the GPU function.
+        right: how many digits were classified correctly.
         alone_s: how long each digit took alone.
         together_s: how long all took together.
     """
@@ -96,7 +96,7 @@ def summary(
 
 
 def device(trace: Trace, engines: Iterable[EngineEntry]) -> str:
-    """Name the engines that ran the GPU function, and what they are."""
+    """Name and describe the engines that ran the GPU function."""
     used = engines_of(trace, "classify")
     described = [f"{e.name}, {e.description}" for e in engines if e.name in used]
     return "; ".join(described) or "none"

@@ -1,4 +1,4 @@
-"""Read what a node's trace says of one invocation: who did what, how often, how long."""
+"""Read a node's trace of one invocation: which engine ran what, how often, how long."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A Chrome trace, as `dandelion.frontend.client.Client.trace` gives it."""
+    """A Chrome trace, as returned by `dandelion.frontend.client.Client.trace`."""
 
-    traceEvents: tuple[Event, ...]  # noqa: N815  # the format's word
+    traceEvents: tuple[Event, ...]  # noqa: N815  # the name in the format
 
     def spans(self) -> list[Event]:
-        """Give the entries that have a duration."""
+        """Return the entries that have a duration."""
         return [event for event in self.traceEvents if event.ph == "X"]
 
 
@@ -53,13 +53,13 @@ def read_trace(data: bytes) -> Trace:
     """Decode a trace.
 
     Raises:
-        msgspec.ValidationError: it is none.
+        msgspec.ValidationError: it is not a trace.
     """
     return msgspec.json.decode(data, type=Trace)
 
 
 def rows(trace: Trace) -> list[Row]:
-    """Sum up spans by name and kind of track, in the order in which they began."""
+    """Summarize spans by name and kind of track, in order of their start."""
     groups: dict[tuple[str, str], list[Event]] = {}
     for span in sorted(trace.spans(), key=lambda event: event.ts):
         if span.cat != "invocation":

@@ -1,12 +1,12 @@
-"""Train the digit network, once, and write what the composition needs into ``data/``.
+"""Train the digit network, and write the composition's files to ``data/``.
 
 Run it with ``python -m dandelion.compositions.digits.train``; it needs scikit-learn (extra
-``train``), for the images only: the network, its gradients and Adam are numpy.
+``train``), only for the images: the network, its gradients and Adam are numpy.
 
-The 1797 images are split by one seeded, stratified shuffle: 200 are held out, 300 choose between
-candidates and epochs, 1297 train. The held-out images are looked at once, by the last lines, when
-nothing can be chosen any more. Written are ``heldout.npz`` (images as 8-bit grey values, labels),
-``weights.npz`` and ``weights.json`` (how they came about, and their accuracy).
+The 1797 images are split by one seeded, stratified shuffle: 200 are held out, 300 select candidate
+and epoch, 1297 are for training. The held-out images are used once, by the last lines, after all
+choices. The files are ``heldout.npz`` (images as 8-bit grey values, labels), ``weights.npz`` and
+``weights.json`` (training parameters and accuracy).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensors = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One choice of sizes and rates, tried on the validation images."""
+    """One choice of sizes and rates, evaluated on the validation images."""
 
     filters: int
     hidden: int
@@ -69,7 +69,7 @@ def load() -> Part:
 
 
 def split(whole: Part, rng: np.random.Generator) -> tuple[Part, Part, Part]:
-    """Shuffle, then deal the classes out evenly: training, validation, held out."""
+    """Shuffle, then split the classes evenly: training, validation, held out."""
     order = rng.permutation(len(whole.labels))
     by_class = np.argsort(whole.labels[order], kind="stable")
     # Rank within the class, scaled to 0..1: sorting by it interleaves the classes evenly.
@@ -159,7 +159,7 @@ class Adam:
 
 
 def shifted(images: Array, rng: np.random.Generator) -> Array:
-    """Move each image by -1, 0 or 1 pixel a direction, zeros come in: cheap augmentation."""
+    """Shift each image by -1, 0 or 1 pixel a direction, filled with zeros: cheap augmentation."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     corners = rng.integers(0, 3, (len(images), 2))
     return np.stack(
@@ -168,12 +168,12 @@ def shifted(images: Array, rng: np.random.Generator) -> Array:
 
 
 def accuracy(part: Part, weights: Tensors) -> float:
-    """Share of the images whose largest score is their label's."""
+    """Return the fraction of the images whose largest score is their label's."""
     return float((logits(part.images, weights).argmax(axis=1) == part.labels).mean())
 
 
 def loss(part: Part, weights: Tensors) -> float:
-    """Mean cross-entropy in nats."""
+    """Return the mean cross-entropy in nats."""
     chances = softmax(logits(part.images, weights))
     return float(-np.log(chances[np.arange(len(part.labels)), part.labels]).mean())
 
@@ -204,7 +204,7 @@ def train(candidate: Candidate, part: Part, validation: Part) -> tuple[float, in
 
 
 def main() -> int:
-    """Split, train each candidate, keep the best by validation, look at the held-out images."""
+    """Split, train each candidate, select the best by validation, test on the held-out images."""
     training, validation, held_out = split(load(), np.random.default_rng(SEED))
     tried = []
     for candidate in CANDIDATES:

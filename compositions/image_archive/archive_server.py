@@ -1,4 +1,4 @@
-"""An archive on the loopback interface: keeps entries in memory, and notes who was rejected."""
+"""An archive on the loopback interface: stores entries and rejection notices in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dandelion.compositions.render_logs.loopback import Answer, Request, serve
 
 @dataclass(slots=True)
 class Archive:
-    """What the server has, and how it behaves.
+    """The server's content and behaviour.
 
     Attributes:
         entries: by picture id.
         rejected: notices by picture id.
         refuses: ids whose entries cannot be stored.
-        requests: method and path of what came, in order.
+        requests: method and path of each request, in order.
     """
 
     entries: dict[int, bytes] = field(default_factory=dict)
@@ -55,6 +55,6 @@ class Archive:
 
 @contextmanager
 def serve_archive(archive: Archive, port: int = 0) -> Iterator[str]:
-    """Serve an archive; give its URL."""
+    """Serve an archive; yields its URL."""
     with serve(archive.answer, port) as url:
         yield url

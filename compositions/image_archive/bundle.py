@@ -24,7 +24,7 @@ SIDE = 24
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What became of one picture; see ``report.py``."""
+    """The result of one picture; see ``report.py``."""
 
     id: int
     name: str
@@ -46,7 +46,7 @@ def document(archive: str = DEFAULT_URL) -> RegistrationDocument:
     Args:
         archive: URL of the archive, without a slash at the end.
     """
-    # Their names are long because functions of all compositions share one space of names.
+    # Their names are long because functions of all compositions share one namespace.
     functions = (
         _function("classify_picture", "classify", ("picture",), ("kept", "rejected")),
         _request("notify_archive", "notify", "rejected", archive),
@@ -63,7 +63,7 @@ def document(archive: str = DEFAULT_URL) -> RegistrationDocument:
 def _function(
     name: str, entry: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> FunctionDocument:
-    """Describe a function of its own file, which has the name of the entry."""
+    """Describe a function in a file with the name of the entry."""
     return python_function(
         HERE / f"{entry}.py", name=name, entry=entry, inputs=inputs, outputs=outputs
     )
@@ -90,7 +90,7 @@ def pgm(pixels: npt.NDArray[np.uint8]) -> bytes:
 def pictures(seed: int, run: int = 1, count: int = 8) -> tuple[Item, ...]:
     """Make pictures of all kinds, in random order.
 
-    A quarter each is dark, is bright, stays as it is, and changes from run to run. The key of a
+    A quarter each is dark, is bright, stays the same, and changes from run to run. The key of a
     picture is its id.
 
     Args:
@@ -119,11 +119,11 @@ def example_inputs(seed: int, run: int = 1) -> dict[str, Value]:
 
 
 def expected(inputs: Mapping[str, Value], archive: oracle.Model | None = None) -> Arrays:
-    """Give `report`: [pictures, 4] int64, see `oracle.Model.run`.
+    """Return `report`: [pictures, 4] int64, see `oracle.Model.run`.
 
     Args:
         inputs: of the invocation.
-        archive: what was archived before, nothing by default; the pictures are added to it.
+        archive: earlier content of the archive, empty by default; the pictures are added to it.
     """
     items: Iterable[Item] = inputs["pictures"]
     return {"report": (oracle.Model() if archive is None else archive).run(items)}
@@ -141,7 +141,7 @@ def read_report(outputs: Mapping[str, ItemSet | None]) -> Report:
 
 
 def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
-    """Read the report as `expected` gives it."""
+    """Read the report in the form of `expected`."""
     rows = [
         (row.id, oracle.OUTCOMES.index(row.outcome), row.versions, row.bytes)
         for row in read_report(outputs).pictures

@@ -13,7 +13,7 @@ from dandelion.data import Item
 
 DARK, BRIGHT = 32, 223
 PIXEL_LIMIT = 1 << 24
-# Numbers stand apart by white space, in which a comment may stand; one white space ends the header.
+# Numbers are separated by white space, which may contain comments; one white space ends the header.
 GAP = rb"(?:\s|#[^\n]*\n)+"
 HEADER = re.compile(rb"P5" + GAP + rb"(\d{1,9})" + GAP + rb"(\d{1,9})" + GAP + rb"(\d{1,9})\s")
 
@@ -22,7 +22,7 @@ def classify(picture: Any) -> dict[str, Any]:
     """Keep a picture whose mean grey value is in 32..223.
 
     Returns:
-        set `kept`: the picture as it came, or set `rejected`: one JSON text, ``{"why": "dark" or
+        set `kept`: the unchanged picture, or set `rejected`: one JSON text, ``{"why": "dark" or
         "bright", "mean": grey value}``. Name and key are the picture's.
     """
     item = picture.only()
@@ -40,7 +40,7 @@ def grey_pixels(item: Any) -> bytes:
     data: bytes = item.bytes()
     header = HEADER.match(data)
     if header is None:
-        raise ValueError(f"picture {item.key} ({item.name}) is no binary PGM file: {data[:8]!r}")
+        raise ValueError(f"picture {item.key} ({item.name}) is not binary PGM: {data[:8]!r}")
     width, height, largest = map(int, header.groups())
     pixels = data[header.end() :]
     if largest != 255 or not 0 < width * height <= PIXEL_LIMIT:

@@ -1,7 +1,7 @@
-"""Compute function `compress_versions`: a picture joins its former versions. It runs in a sandbox.
+"""Compute function `compress_versions`: add a picture to its versions. It runs in a sandbox.
 
-An entry of the archive is a zlib stream of all versions, oldest first, each after its length
-(4 bytes, big-endian). Versions of a picture are much alike, so together they become small.
+An entry of the archive is a zlib stream of all versions, oldest first, each preceded by its length
+(4 bytes, big-endian). Versions of a picture are similar, so together they compress well.
 """
 
 import json
@@ -15,15 +15,15 @@ ENTRY_LIMIT = 1 << 26  # bytes, decompressed
 
 
 def compress(picture: Any, archived: Any) -> dict[str, Any]:
-    """Add what is new of a picture to what the archive has of it.
+    """Add new versions of a picture to the archive's entry.
 
     Args:
         picture: all new versions of one picture, in their order; they have the same key.
         archived: its entry, or None.
 
     Returns:
-        set `entry`: the new entry, or nothing if there is nothing new. Set `outcome`: one JSON
-        text, ``{"versions": n, "bytes": size of the entry, "changed": bool}``.
+        set `entry`: the new entry, empty if nothing changed. Set `outcome`: one JSON text,
+        ``{"versions": n, "bytes": size of the entry, "changed": bool}``.
     """
     last = picture.items[-1]
     former = archived.bytes() if archived else b""

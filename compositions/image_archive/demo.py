@@ -1,7 +1,7 @@
-"""Show `image_archive` at work: start an archive, archive twice, check what it holds.
+"""Demonstrate `image_archive`: start an archive, archive twice, check its content.
 
-Run it with ``python -m dandelion.compositions.image_archive.demo`` while a node runs that may reach
-this machine: ``dandelion serve --options http.allow=127.0.0.1``.
+Run it with ``python -m dandelion.compositions.image_archive.demo`` while a node runs that may send
+requests to this machine: ``dandelion serve --options http.allow=127.0.0.1``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .archive_server import Archive, serve_archive
 
 
 def run(url: str, seed: int) -> bool:
-    """Archive the pictures of two runs; tell whether all is as the oracle says."""
+    """Archive the pictures of two runs; return whether the results equal the oracle's."""
     archive, model = Archive(), oracle.Model()
     is_right = True
     with serve_archive(archive) as place, Client(url) as client:
@@ -32,7 +32,7 @@ def run(url: str, seed: int) -> bool:
             is_right = is_right and holds
     entries = {id_: oracle.entry(versions) for id_, versions in model.versions.items()}
     if archive.entries != entries:
-        print("WRONG: the archive does not hold the versions that it should")
+        print("WRONG: the archive's versions differ from the expected ones")
     return is_right and archive.entries == entries
 
 

@@ -26,7 +26,7 @@ classify, notify, lookup, existing, compress, store, report = functions(
 
 @composition
 def image_archive(pictures: SetLike) -> Returned:
-    """Archive pictures that are worth it, each together with its former versions."""
+    """Archive pictures that are worth it, each together with its earlier versions."""
     sorted_ = classify(picture=each(pictures))
     http(requests=each(notify(rejected=sorted_.rejected)))
 

@@ -1,10 +1,10 @@
-"""Compute function `existing_entry`: drop what the archive has not got. It runs in a sandbox."""
+"""Compute function `existing_entry`: drop answers without an entry. It runs in a sandbox."""
 
 from typing import Any
 
 
 def existing(headers: Any, body: Any) -> dict[str, Any]:
-    """Pass on the body of an answer if it is an entry.
+    """Return the body of an answer if it is an entry.
 
     Args:
         headers: of one answer.

@@ -1,6 +1,6 @@
-"""What has to come out, from the pictures alone: a model of the archive, in numpy.
+"""The expected results, from the pictures alone: a model of the archive, in numpy.
 
-It keeps versions where the server keeps entries, so it shares no format with what it checks.
+It stores versions where the server stores entries, so it shares no format with the checked code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Model:
         """Archive pictures.
 
         Returns:
-            [pictures, 4] int64, ordered by id: id, place in `OUTCOMES`, versions and bytes of the
+            [pictures, 4] int64, ordered by id: id, index in `OUTCOMES`, versions and bytes of the
             entry; 0 versions and bytes if the picture was rejected.
         """
         rows = [self._one(item) for item in sorted(pictures, key=lambda item: item.key)]
@@ -50,7 +50,7 @@ def pixels(picture: bytes) -> npt.NDArray[np.uint8]:
 
 
 def entry(versions: Iterable[bytes]) -> bytes:
-    """Write the archive's entry of a picture, straight from the format's description."""
+    """Write the archive's entry of a picture, as the format is described."""
     stream = b""
     for version in versions:
         stream += len(version).to_bytes(4, "big")

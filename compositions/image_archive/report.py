@@ -1,16 +1,16 @@
-"""Compute function `report_pictures`: what became of every picture. It runs in a sandbox."""
+"""Compute function `report_pictures`: the result of every picture. It runs in a sandbox."""
 
 import json
 from typing import Any
 
 
 def report(rejected: Any, outcomes: Any, replies: Any) -> dict[str, dict[str, str]]:
-    """Put together what the branches say; each may be None.
+    """Combine the results of the branches; each may be None.
 
     Args:
-        rejected: why pictures were not kept.
-        outcomes: what became of the others.
-        replies: headers of the answers to what was stored.
+        rejected: the reasons of rejected pictures.
+        outcomes: the outcomes of the others.
+        replies: headers of the answers to stored entries.
 
     Returns:
         set `report`: one JSON text, ``{"pictures": [{"id": key, "name": ..., "outcome": "rejected",
@@ -21,15 +21,15 @@ def report(rejected: Any, outcomes: Any, replies: Any) -> dict[str, dict[str, st
     rows = [row(i, "rejected", "{why}, mean {mean}".format(**read(i))) for i in rejected or ()]
     for item in outcomes or ():
         found = read(item)
-        said = status.get(item.key, "")
-        outcome = ("stored" if said.startswith("2") else "failed") if said else "unchanged"
-        rows.append(row(item, outcome, said, found["versions"], found["bytes"]))
+        answer = status.get(item.key, "")
+        outcome = ("stored" if answer.startswith("2") else "failed") if answer else "unchanged"
+        rows.append(row(item, outcome, answer, found["versions"], found["bytes"]))
     rows.sort(key=lambda entry: entry["id"])
     return {"report": {"report.json": json.dumps({"pictures": rows})}}
 
 
 def row(item: Any, outcome: str, detail: str, versions: int = 0, size: int = 0) -> dict[str, Any]:
-    """Write what became of one picture."""
+    """Make the row of one picture."""
     return {
         "id": item.key,
         "name": item.name,

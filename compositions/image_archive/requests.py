@@ -1,7 +1,7 @@
 """Compute functions `notify_archive`, `lookup_entries`, `store_entries`: requests to the archive.
 
-They run in sandboxes. The archive keeps the entry of picture KEY at ``ARCHIVE/entries/KEY`` (GET,
-PUT) and takes notices at ``ARCHIVE/rejected/KEY`` (POST). A request has name and key of its
+They run in sandboxes. The archive has the entry of picture KEY at ``ARCHIVE/entries/KEY`` (GET,
+PUT) and accepts notices at ``ARCHIVE/rejected/KEY`` (POST). A request has name and key of its
 picture.
 """
 
@@ -11,13 +11,13 @@ from dandelion.data import Item
 
 
 def notify(rejected: Any, archive: Any) -> dict[str, list[Item]]:
-    """Tell the archive (URL, static) which pictures were rejected, and why."""
+    """Notify the archive (URL, static) of rejected pictures, with the reasons."""
     notices = [request("POST", "rejected", archive, item, item.bytes()) for item in rejected]
     return {"requests": notices}
 
 
 def lookup(pictures: Any, archive: Any) -> dict[str, list[Item]]:
-    """Ask for the entry of each picture; versions of one picture share an entry."""
+    """Request the entry of each picture; versions of one picture share an entry."""
     one_of = {item.key: item for item in pictures}
     return {"requests": [request("GET", "entries", archive, item) for item in one_of.values()]}
 

@@ -46,7 +46,7 @@ def example_inputs(seed: int, repetitions: int = 1, batch: int = 1) -> dict[str,
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give `pooled` [batch, 112, 112] float32; repetitions work on the same input."""
+    """Return `pooled` [batch, 112, 112] float32; repetitions use the same input."""
     return {"pooled": layer(inputs["images"], filter_weights())}
 
 
@@ -59,7 +59,7 @@ def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
 def agrees(results: Arrays, expected: Arrays) -> bool:
     """Compare to 1e-5 of the largest value.
 
-    Not of the single value: a sum's rounding error goes with the size of its terms, which may
+    Not of the single value: a sum's rounding error depends on the size of its terms, which may
     cancel.
     """
     if results.keys() != expected.keys():

@@ -1,15 +1,15 @@
 /* One layer of a convolutional network on a batch of single-channel images, row-major.
  *
  * Dimensions 0, 1, 2 of the grid are column, row and image. Width and height come from the
- * blueprint, but the caller chooses how many bytes an image set has, so each kernel also holds its
- * work item against the size of the buffer that it writes.
+ * blueprint, but the caller chooses the size of an image set, so each kernel also checks its work
+ * item against the size of the buffer that it writes.
  */
 #include "dandelion.h"
 
 #define FILTER_SIDE 5
 #define MARGIN (FILTER_SIDE / 2)
 
-/* Whether image `image` of `elements` values lies within a buffer of `bytes`. */
+/* Whether image `image` of `elements` values is within a buffer of `bytes`. */
 DEVICE int holds(u64 bytes, u64 image, u64 elements)
 {
     return (image + 1) * elements * sizeof(f32) <= bytes;
@@ -17,8 +17,8 @@ DEVICE int holds(u64 bytes, u64 image, u64 elements)
 
 /* Correlate with a 5 x 5 filter; beyond the border the image is zero.
  *
- * Terms are added one by one, filter rows first, then columns; terms beyond the border are left
- * out, which adds the same as zero.
+ * Terms are added one by one, filter rows first, then columns; terms beyond the border are skipped,
+ * which equals adding zero.
  */
 KERNEL void convolution(GLOBAL const f32 *images, u64 image_bytes, GLOBAL const f32 *filter,
                         GLOBAL f32 *result, i64 width, i64 height)
@@ -48,7 +48,7 @@ KERNEL void convolution(GLOBAL const f32 *images, u64 image_bytes, GLOBAL const 
     result[image * elements + (u64)(row * width + column)] = sum;
 }
 
-/* Put zero in the place of negative values; NaN stays NaN. */
+/* Replace negative values by zero; NaN stays NaN. */
 KERNEL void relu(GLOBAL const f32 *values, u64 value_bytes, GLOBAL f32 *result, i64 width,
                  i64 height)
 {
@@ -64,7 +64,7 @@ KERNEL void relu(GLOBAL const f32 *values, u64 value_bytes, GLOBAL f32 *result, 
     result[place] = value < 0.0f ? 0.0f : value;
 }
 
-/* Keep the largest value of each 2 x 2 square; an odd last row or column is left out.
+/* Keep the largest value of each 2 x 2 square; an odd last row or column is dropped.
  *
  * `width` and `height` are those of the source; the result has half of each, rounded down.
  */

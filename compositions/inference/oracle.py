@@ -20,8 +20,8 @@ def filter_weights() -> Images:
 def layer(images: Images, weights: Images) -> Images:
     """Convolve (cross-correlate, zeros around the image), apply ReLU, max-pool by 2.
 
-    Terms are added in single precision in the kernels' order, filter rows first, so only fused
-    multiply-adds make a difference.
+    Terms are added in single precision in the kernels' order, filter rows first, so results differ
+    only by fused multiply-adds.
 
     Args:
         images: [batch, height, width].
@@ -41,7 +41,7 @@ def layer(images: Images, weights: Images) -> Images:
 
 
 def max_pool(images: Images) -> Images:
-    """Keep the largest of each 2 x 2 square; an odd last row or column is left out."""
+    """Keep the largest of each 2 x 2 square; an odd last row or column is dropped."""
     batch, height, width = (images.shape[0], images.shape[1] // 2, images.shape[2] // 2)
     squares = images[:, : 2 * height, : 2 * width].reshape(batch, height, 2, width, 2)
     pooled: Images = squares.max(axis=(2, 4))

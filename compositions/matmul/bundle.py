@@ -53,7 +53,7 @@ def document(*, native: bool = False) -> RegistrationDocument:
     """Describe the function `multiply` and the composition.
 
     Args:
-        native: let `multiply` also run on a CPU; the node must have the backend `native`.
+        native: also register code for CPUs; the node must have the backend `native`.
     """
     made = function()
     if native:
@@ -63,14 +63,14 @@ def document(*, native: bool = False) -> RegistrationDocument:
 
 
 def example_inputs(seed: int) -> dict[str, Value]:
-    """Draw a matrix: `A` [128, 128] int64, and `cfg` [1] int64, the blocks a grid side has."""
+    """Draw a matrix: `A` [128, 128] int64, and `cfg` [1] int64, the blocks of a grid side."""
     rng = np.random.default_rng(seed)
     a = rng.integers(-(2**31), 2**31, (SIDE, SIDE), np.int64)
     return {"cfg": np.array([-(-SIDE // BLOCK)], np.int64), "A": a}
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give `B` [n, n] int64."""
+    """Return `B` [n, n] int64."""
     return {"B": multiply(inputs["A"])}
 
 

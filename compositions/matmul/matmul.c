@@ -3,7 +3,7 @@
 
 /* Side of a square matrix with this many elements: the integer square root.
  *
- * The single-precision root may be off either way, so it is corrected by whole numbers. */
+ * The single-precision root may be too small or too large, so it is corrected with integers. */
 DEVICE u64 side_of(u64 elements)
 {
     u64 side = (u64)sqrtf((f32)elements);
@@ -18,8 +18,8 @@ DEVICE u64 side_of(u64 elements)
 
 /* B[row, column] = sum over i of A[row, i] * A[column, i], modulo 2^64.
  *
- * Work items stride over the matrix by the size of the whole grid, so every grid gives the whole
- * result, also where the side is no multiple of the block. Sums are unsigned since they may wrap:
+ * Work items stride over the matrix by the size of the grid, so every grid computes the whole
+ * result, also if the side is not a multiple of the block. Sums are unsigned since they may wrap:
  * signed overflow would be undefined.
  */
 KERNEL void matmul(GLOBAL const i64 *A, u64 a_bytes, GLOBAL i64 *B)

@@ -52,7 +52,7 @@ def document(authority: str = DEFAULT_URL) -> RegistrationDocument:
 
 
 def example_inputs(seed: int) -> dict[str, Value]:
-    """Choose a reader who is not locked, and a topic."""
+    """Choose a reader that is not locked, and a topic."""
     rng = np.random.default_rng(seed)
     readers = world.EXAMPLE.readers
     tokens = [token for token, reader in readers.items() if not reader.is_locked]
@@ -60,12 +60,12 @@ def example_inputs(seed: int) -> dict[str, Value]:
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give `html`: [characters] int32, the code points of the page."""
+    """Return `html`: [characters] int32, the code points of the page."""
     return {"html": code_points(oracle.page(world.EXAMPLE, inputs["token"], inputs["topic"]))}
 
 
 def results(outputs: Mapping[str, ItemSet | None]) -> Arrays:
-    """Read the page as `expected` gives it; no page is no characters."""
+    """Read the page in the form of `expected`; a missing page is an empty array."""
     found = outputs["html"]
     return {"html": code_points(found.text() if found else "")}
 
@@ -76,5 +76,5 @@ def agrees(results: Arrays, expected: Arrays) -> bool:
 
 
 def code_points(text: str) -> npt.NDArray[np.int32]:
-    """Give the code points of a text."""
+    """Return the code points of a text."""
     return np.array([ord(character) for character in text], np.int32)

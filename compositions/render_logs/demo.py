@@ -1,7 +1,8 @@
-"""Show `render_logs` at work: start its servers, ask for pages, check each against the oracle.
+"""Demonstrate `render_logs`: start its servers, request pages, compare each with the oracle.
 
-Run it with ``python -m dandelion.compositions.render_logs.demo`` while a node runs that may reach
-this machine: ``dandelion serve --options http.allow=127.0.0.1``. The pages are left as files.
+Run it with ``python -m dandelion.compositions.render_logs.demo`` while a node runs that may send
+requests to this machine: ``dandelion serve --options http.allow=127.0.0.1``. It writes the pages to
+files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOPIC = "logins"
 
 
 def run(url: str, folder: Path) -> bool:
-    """Ask for the page of every reader; tell whether all answers are as they must be."""
+    """Request the page of every reader; return whether all answers are as expected."""
     folder.mkdir(parents=True, exist_ok=True)
     is_right = True
     with world.serve_world() as authority, Client(url) as client:

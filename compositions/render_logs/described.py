@@ -13,7 +13,7 @@ access, fan_out, render = functions(
 
 @composition
 def render_logs(token: SetLike, topic: SetLike) -> Returned:
-    """Ask who holds the token, ask each log server, make one page."""
+    """Check the token, request each log, make one page."""
     login = http(requests=each(access(token=token)))
     granted = fan_out(reply=login.headers, grant=login.bodies, topic=topic)
     answers = http(requests=each(granted.requests))

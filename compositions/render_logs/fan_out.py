@@ -15,16 +15,16 @@ REFUSALS = ("401", "403")
 
 
 def fan_out(reply: Any, grant: Any, topic: Any) -> dict[str, Any]:
-    """Ask each server that the authority names, or say why it refused.
+    """Make a request for each server in the grant, or return the refusal.
 
     Args:
         reply: headers of the authority's answer.
         grant: its body.
-        topic: what to ask for.
+        topic: of the logs.
 
     Returns:
-        set `requests`: an HTTP request for each server; name and key are its name and its place in
-        the grant. Set `reader`: whose token it is. Or, if the token was refused, only set
+        set `requests`: an HTTP request for each server; name and key are its name and its index in
+        the grant. Set `reader`: the name of the token's owner. If the token was refused, only set
         `refusal`: status and reason in one line.
     """
     _, _, status = reply.text().partition("\n")[0].partition(" ")
@@ -49,7 +49,7 @@ def request(url: str, query: str, ticket: str) -> bytes:
 
 
 def checked(field: str, pattern: str, value: Any) -> str:
-    """Refuse what would not stay on its line of a request."""
+    """Refuse a value that does not fit on its line of a request."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
         raise ValueError(f"the grant's {field} is {value!r:.80}")
     return value

@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback interface that answers from a function, for demos and tests."""
+"""An HTTP server on the loopback interface that calls a function, for demos and tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked.
+    """A client's request.
 
     Attributes:
         method: such as ``GET``.
-        target: path and query, as they came.
+        target: path and query, as received.
         headers: by name in lower case; of repeated ones the last.
-        body: whole.
+        body: the complete body.
     """
 
     method: str
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server says."""
+    """The server's response."""
 
     status: int = 200
     body: bytes = b""
@@ -39,10 +39,10 @@ class Answer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 256  # all clients may come at once
+    request_queue_size = 256  # all clients may connect at once
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that leave: a call whose deadline passed does so."""
+        """Ignore closed connections, which occur when the deadline of a call passes."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -52,8 +52,8 @@ def serve(answer: Callable[[Request], Answer | None], port: int = 0) -> Iterator
     """Serve over HTTP; each connection has a thread that calls `answer`.
 
     Args:
-        answer: gives the answer, or None to hang up without one.
-        port: 0 takes a free one.
+        answer: returns the answer, or None to close the connection without one.
+        port: 0 chooses a free one.
 
     Yields:
         ``http://127.0.0.1:PORT``
@@ -62,7 +62,7 @@ def serve(answer: Callable[[Request], Answer | None], port: int = 0) -> Iterator
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open between requests
         timeout = 30
-        wbufsize = -1  # head and body leave together
+        wbufsize = -1  # sends head and body together
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -77,7 +77,7 @@ def serve(answer: Callable[[Request], Answer | None], port: int = 0) -> Iterator
             self.end_headers()
             self.wfile.write(given.body)
 
-        do_GET = do_POST = do_PUT = _answer  # noqa: N815  # the names that http.server looks for
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815  # names required by http.server
 
         def log_message(self, *_: object) -> None:
             """Keep the terminal for the demonstration."""

@@ -1,4 +1,4 @@
-"""What has to come out: the page of a reader, from what the servers hold, without any request."""
+"""The expected result: the page of a reader, from the servers' data, without any request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILED = Template('<section class="failed">\n<h2>$name</h2>\n<p>$status</p>\n</s
 
 
 def page(world: World, token: str, topic: str) -> str:
-    """Write the page that the holder of a token must get."""
+    """Return the expected page for a token."""
     reader = world.readers[token]
     return PAGE.substitute(
         topic=escape(topic),
@@ -34,7 +34,7 @@ def page(world: World, token: str, topic: str) -> str:
 
 
 def section(server: LogServer, topic: str) -> str:
-    """Write what the page says of one server."""
+    """Return the page's section for one server."""
     name = escape(server.name)
     if server.status == 200:
         return LOG.substitute(name=name, log=escape(server.log(topic)))

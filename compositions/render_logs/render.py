@@ -8,14 +8,14 @@ def render(reader: Any, topic: Any, replies: Any, pages: Any) -> dict[str, dict[
     """Make an HTML page with a section for each server, in the order of the keys.
 
     Args:
-        reader: whose page it is.
-        topic: what was asked for.
+        reader: name of the token's owner.
+        topic: of the logs.
         replies: headers of all answers, or None.
         pages: their bodies, or None; names and keys are those of `replies`.
 
     Returns:
-        set `html`: one page. All that comes from elsewhere is escaped; bytes of logs that are no
-        UTF-8 are shown as replacement characters.
+        set `html`: one page. All received text is escaped; bytes of logs that are not UTF-8 are
+        shown as replacement characters.
     """
     bodies = {(page.key, page.name): page for page in pages or ()}
     answers = sorted(replies or (), key=lambda reply: (reply.key, reply.name))
@@ -36,7 +36,7 @@ def render(reader: Any, topic: Any, replies: Any, pages: Any) -> dict[str, dict[
 
 
 def section(reply: Any, page: Any) -> str:
-    """Show the log of one server, or the status with which it failed."""
+    """Show the log of one server, or its status if it failed."""
     name = html.escape(reply.name)
     if not is_success(reply):
         return f'<section class="failed">\n<h2>{name}</h2>\n<p>{status(reply)}</p>\n</section>'

@@ -1,7 +1,8 @@
-"""The servers that the example talks to: an authority and log servers, as one server on loopback.
+"""The servers of the example: an authority and log servers, as one server on loopback.
 
-``/access`` takes a token and gives a grant; ``/logs/NAME?topic=TOPIC`` takes the grant's ticket and
-gives lines of a log. What each does is told beforehand: answer, answer late, fail, hang up.
+``/access`` takes a token and returns a grant; ``/logs/NAME?topic=TOPIC`` takes the grant's ticket
+and returns lines of a log. Each server is configured to answer, answer late, fail, or close the
+connection.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class LogServer:
     """A log server.
 
     Attributes:
-        name: also its path; it need not be fit for HTML.
-        status: what it answers; its log is only shown with 200.
-        delay_s: how long it takes.
+        name: also its path; it may contain characters with a meaning in HTML.
+        status: of its answers; it returns its log only with 200.
+        delay_s: delay of its answers.
         hangs_up: whether it closes the connection instead.
     """
 
@@ -33,13 +34,13 @@ class LogServer:
     hangs_up: bool = False
 
     def log(self, topic: str) -> str:
-        """Write the log that this server has of a topic."""
+        """Return this server's log of a topic."""
         return "".join(f"{self.name} <{topic}> & event {n}\n" for n in range(3))
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Someone with a token. Locked readers are known, and refused."""
+    """The owner of a token. Locked readers are known, but refused."""
 
     name: str
     servers: tuple[LogServer, ...]
@@ -48,12 +49,12 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that the servers know.
+    """The data of all servers.
 
     Attributes:
         readers: by token.
-        ticket: what log servers take.
-        status: what the authority answers; grants are only given with 200.
+        ticket: the ticket that log servers accept.
+        status: of the authority's answers; it returns grants only with 200.
     """
 
     readers: dict[str, Reader]
@@ -79,14 +80,14 @@ def serve_world(
     """Serve a world.
 
     Args:
-        world: who may see what, and what each server does.
-        port: 0 takes a free one.
-        seen: gets every request, in the order in which they came.
+        world: the servers' data and behaviour.
+        port: 0 chooses a free one.
+        seen: every request is appended to it, in order.
 
     Yields:
-        The URL of the authority; log servers lie below it.
+        The URL of the authority; the URLs of log servers are below it.
     """
-    closing = threading.Event()  # so that nobody waits for an answer that is late
+    closing = threading.Event()  # ends the delays of late answers
 
     def answer(request: Request) -> Answer | None:
         if seen is not None:
@@ -120,7 +121,7 @@ def _access(world: World, token: str, host: str) -> Answer:
     if world.status != 200:
         return Answer(world.status, b"out of order\n")
     if reader is None:
-        return Answer(401, b"nobody has this token\n")
+        return Answer(401, b"unknown token\n")
     if reader.is_locked:
         return Answer(403, f"{reader.name} is locked\n".encode())
     servers = [

@@ -4,7 +4,7 @@
 /* sum[i] = a[i] + b[i], b being the constant (a keyword in OpenCL C).
  *
  * The launch rounds the number of work items up to whole blocks, and the two inputs come from
- * different people (caller and registration), so the shortest of the three buffers is the bound.
+ * different sources (call and registration), so the shortest of the three buffers is the bound.
  */
 KERNEL void add(GLOBAL const f32 *a, u64 a_bytes, GLOBAL const f32 *b, u64 b_bytes,
                 GLOBAL f32 *sum, u64 sum_bytes)

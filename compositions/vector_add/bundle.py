@@ -41,7 +41,7 @@ def example_inputs(seed: int) -> dict[str, Value]:
 
 
 def expected(inputs: Mapping[str, Value]) -> Arrays:
-    """Give `sum` [1000000] float32."""
+    """Return `sum` [1000000] float32."""
     return {"sum": add(inputs["a"])}
 
 

@@ -1,4 +1,4 @@
-"""Building blueprints in Python, down to the same records that the JSON gives.
+"""Building blueprints in Python: the same records as those of the JSON.
 
 ::
 
@@ -48,7 +48,7 @@ from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A size that is known once the inputs are; ``+`` and ``*`` make new ones."""
+    """A size that is known when the inputs are known; ``+`` and ``*`` make new ones."""
 
     size: Size
 
@@ -67,12 +67,12 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A named buffer; as a kernel's argument it is a pointer."""
+    """A named buffer; as a kernel argument it is a pointer."""
 
     name: str
 
     def __getitem__(self, index: int) -> Expression:
-        """The index-th 64-bit integer that this input will hold."""
+        """The index-th 64-bit integer of this input."""
         return Expression(FromInput(self.name, index))
 
     def elements(self, dtype: str) -> Expression:
@@ -86,7 +86,7 @@ CodeLike: TypeAlias = Code | str
 
 
 def sizeof(buffer: Buffer) -> Expression:
-    """Size of a buffer in bytes; as a kernel's argument a u64."""
+    """Size of a buffer in bytes; as a kernel argument a u64."""
     return Expression(Sizeof(buffer.name))
 
 
@@ -113,7 +113,7 @@ def scalar(dtype: str, value: SizeLike | float) -> Scalar:
 
 
 def size_of(value: SizeLike) -> Size:
-    """Give what the builder takes as a size as its record."""
+    """Return the record of a size."""
     return value.size if isinstance(value, Expression) else Absolute(value)
 
 
@@ -128,17 +128,17 @@ def _scalar_type(name: str) -> ScalarType:
 
 
 class Blueprint:
-    """Collects buffers and launches; `build` gives the records, `json` the text.
+    """Collects buffers and launches; `build` returns the records, `json` the text.
 
     Buffers are attributes (``bp.A``), or items (``bp["A"]``) where a method has that name.
 
     Args:
         inputs: names of the buffers that are copied in.
         weights: names of constant inputs.
-        outputs: names of the buffers that are copied out; by default all that `buffer` makes and
-            are not temporary.
+        outputs: names of the buffers that are copied out; by default all that `buffer` adds and
+            that are not temporary.
         modules: files with kernels: paths, or alternatives for several backends by module name.
-        batch: what `by_batch` multiplies with.
+        batch: the factor of `by_batch`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Blueprint:
         known = (*self._inputs, *self._weights, *self._buffers)
         if name not in known:
             close = nearest(name, known)
-            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known)}"
+            hint = f"did you mean '{close}'?" if close else f"use one of {', '.join(known)}"
             raise InvalidInput("blueprint", f"no buffer '{name}'", hint)
         return Buffer(name)
 
@@ -184,13 +184,13 @@ class Blueprint:
         like: Buffer | str | None = None,
         temporary: bool = False,
     ) -> Buffer:
-        """Add a buffer that holds zeros when a call begins.
+        """Add a buffer that is zeroed at the start of a call.
 
         Args:
-            name: its name, and that of the output set if it is one.
+            name: its name, and that of the output set if it is an output.
             size: in bytes.
-            like: a buffer that has the same size; give this or `size`.
-            temporary: it is no output, whatever else.
+            like: a buffer of the same size; give this or `size`.
+            temporary: it is not an output by default.
         """
         if (size is None) == (like is None):
             raise InvalidInput(f"buffer {name}", "give exactly one of 'size' and 'like'")
@@ -205,13 +205,13 @@ class Blueprint:
     def kernel(
         self, name: str, *, module: str = "", symbol: str = "", access: Iterable[str] = ()
     ) -> None:
-        """Declare a kernel: where it is, and what it does with its parameters.
+        """Declare a kernel: its module, and its access to its parameters.
 
         Args:
-            name: as `launch` calls it.
+            name: the name for `launch`.
             module: name of its module; the only one by default.
-            symbol: its name in the module, if another.
-            access: ``read``, ``write`` (never reads what was there), ``both`` or ``value`` for
+            symbol: its name in the module, if different.
+            access: ``read``, ``write`` (never reads earlier content), ``both`` or ``value`` for
                 each parameter.
         """
         ways = tuple(Access(a) for a in access)
@@ -229,7 +229,7 @@ class Blueprint:
         """Launch a kernel.
 
         Args:
-            kernel: its name; it is declared in the only module if `kernel` did not do so.
+            kernel: its name; a kernel that was not declared is in the only module.
             args: buffers (pointers), ``sizeof(...)`` (u64), other sizes and ints (i64), or
                 `scalar` and `Raw`.
             grid: blocks in up to three dimensions.
@@ -245,7 +245,7 @@ class Blueprint:
 
     @contextlib.contextmanager
     def repeat(self, times: SizeLike) -> Iterator[None]:
-        """Repeat what is launched inside the ``with`` block."""
+        """Repeat the launches inside the ``with`` block."""
         self._levels.append([])
         try:
             yield
@@ -254,7 +254,7 @@ class Blueprint:
         self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
 
     def build(self) -> GpuConfig:
-        """Give the records.
+        """Return the records.
 
         Raises:
             InvalidBlueprint: with all problems at once.
@@ -277,13 +277,15 @@ class Blueprint:
         return config
 
     def json(self, spelling: Spelling = Spelling.CANONICAL) -> str:
-        """Give the text of the blueprint; see `build` and `print_blueprint`."""
+        """Return the text of the blueprint; see `build` and `print_blueprint`."""
         return print_blueprint(self.build(), spelling)
 
     def _only_module(self, kernel: str) -> str:
         if len(self._modules) != 1:
             names = ", ".join(m.name for m in self._modules) or "none"
-            raise InvalidInput(f"kernel {kernel}", f"which module has it? There are: {names}")
+            raise InvalidInput(
+                f"kernel {kernel}", "its module is ambiguous", f"name one of: {names}"
+            )
         return self._modules[0].name
 
 

@@ -1,8 +1,8 @@
-"""The static check: everything about a blueprint that is wrong whatever its inputs are.
+"""The static check: all mistakes of a blueprint that do not depend on its inputs.
 
-Names must be known, numbers possible, launches bounded, files there, and arguments as many as the
-kernel has parameters, where its source or its declared access shows that. What depends on a call's
-inputs is checked by the plan of that call, in the same words.
+Names must be known, numbers in range, launches bounded, files present, and the number of arguments
+that of the kernel's parameters, if its source or its declared access shows them. What depends on a
+call's inputs is checked by the plan of that call, with the same messages.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from dandelion.blueprint.records import (
     Size,
     Sizeof,
 )
-from dandelion.blueprint.signatures import Signature, signatures
+from dandelion.blueprint.signatures import KernelSignature, signatures
 from dandelion.data import Bytes
 from dandelion.errors import InvalidBlueprint, Problem, nearest
 
 Files = Collection[str] | Mapping[str, Bytes]
-"""Names of the files that are there; with their bytes, sources are looked into as well."""
+"""Names of the present files; if their bytes are given, sources are checked too."""
 
-_RAW_LIMIT_BYTES = 4096  # CUDA gives a kernel 4 KiB for all its parameters
+_RAW_LIMIT_BYTES = 4096  # CUDA's limit for all parameters of a kernel
 _SOURCES = (".cl", ".cu", ".hip", ".c", ".cpp", ".h")
 
 
@@ -54,7 +54,7 @@ def parse_blueprint(
 
     Args:
         data: JSON.
-        files: names of the files that are there, best with their bytes; None leaves them unchecked.
+        files: names of the present files, best with their bytes; None leaves them unchecked.
 
     Raises:
         InvalidBlueprint: with all problems at once.
@@ -62,7 +62,7 @@ def parse_blueprint(
     config, found = read_config(data)
     problems = list(found)
     if not any(p.code == "json" for p in problems):
-        # a stand-in for what could not be read is no mistake of its own
+        # a placeholder for an unreadable part is not another mistake
         unread = {p.where for p in problems if p.code != "missing-field"}
         inside = tuple(f"{where}{sign}" for where in unread for sign in ".[")
         checked = check_blueprint(config, files)
@@ -73,7 +73,7 @@ def parse_blueprint(
 
 
 def check_blueprint(config: GpuConfig, files: Files | None = None) -> list[Problem]:
-    """List everything that is wrong with a blueprint whatever its inputs are; see `Files`."""
+    """List all mistakes of a blueprint that do not depend on its inputs; see `Files`."""
     return list(_Checker(config, files).run())
 
 
@@ -132,12 +132,14 @@ class _Checker:
         if known and all(found) and close is not None:
             yield _unknown("kernel", kernel.symbol or kernel.name, known, where)
 
-    def _sources(self) -> dict[str, list[dict[str, Signature]]]:
-        """For each module the signatures in its source files, each file looked into once."""
-        found: dict[str, list[dict[str, Signature]]] = {m.name: [] for m in self.config.modules}
+    def _sources(self) -> dict[str, list[dict[str, KernelSignature]]]:
+        """Return the signatures in the source files of each module; each file is read once."""
+        found: dict[str, list[dict[str, KernelSignature]]] = {
+            m.name: [] for m in self.config.modules
+        }
         if not isinstance(self.files, Mapping):
             return found
-        read: dict[str, dict[str, Signature]] = {}
+        read: dict[str, dict[str, KernelSignature]] = {}
         for module in self.config.modules:
             for path in (code.path for code in module.code):
                 if path not in self.files or not path.endswith(_SOURCES):
@@ -147,7 +149,7 @@ class _Checker:
                 found[module.name].append(read[path])
         return found
 
-    def _signatures(self) -> Iterator[tuple[str, Signature]]:
+    def _signatures(self) -> Iterator[tuple[str, KernelSignature]]:
         for kernel in self.config.kernels:
             for found in self.sources.get(kernel.module, ()):
                 if (kernel.symbol or kernel.name) in found:
@@ -162,7 +164,7 @@ class _Checker:
         yield from _doubles("blueprint.outputs", "output", self.body.outputs)
         for name in self.inputs:
             if name in self.body.buffers:
-                message = f"'{name}' is an input already"
+                message = f"'{name}' is already an input"
                 yield Problem("duplicate", message, f"blueprint.buffers.{name}")
         for index, name in enumerate(self.body.outputs):
             yield from self.buffer(f"blueprint.outputs[{index}]", name)
@@ -172,7 +174,7 @@ class _Checker:
             yield _unknown("buffer", name, self.buffers, where)
 
     def size_cycles(self) -> Iterator[Problem]:
-        """Sizes of buffers may refer to each other, but not in a circle."""
+        """Report cycles of buffer sizes that refer to each other."""
         state: dict[str, int] = {}
         for start in self.body.buffers:
             path: list[str] = []
@@ -185,10 +187,10 @@ class _Checker:
                 if name not in self.body.buffers or state.get(name) == 2:
                     continue
                 if state.get(name) == 1:
-                    circle = " -> ".join([*path[path.index(name) :], name])
+                    cycle = " -> ".join([*path[path.index(name) :], name])
                     where = f"blueprint.buffers.{name}"
                     yield Problem(
-                        "circular-size", f"the sizes refer to each other: {circle}", where
+                        "circular-size", f"the sizes depend on each other: {cycle}", where
                     )
                     return
                 state[name] = 1
@@ -207,14 +209,14 @@ class _Checker:
                 if not smallest <= value <= largest:
                     kind = "negative" if value < 0 else "out-of-range"
                     expected = f"{smallest}..{largest}"
-                    yield Problem(kind, f"{value} is not possible here", where, expected=expected)
+                    yield Problem(kind, f"{value} is out of range", where, expected=expected)
             case Sizeof(buffer) | Elements(buffer):
                 yield from self.buffer(where, buffer)
             case FromInput(bufname, idx):
                 if bufname not in self.inputs:
                     yield _unknown("input", bufname, self.inputs, f"{where}.bufname")
                 if not 0 <= idx < MAX_BYTES // 8:
-                    yield Problem("negative", f"there is no {idx}-th integer", f"{where}.idx")
+                    yield Problem("negative", f"the index {idx} is negative", f"{where}.idx")
             case Add(parts) | Mul(parts):
                 yield from self.parts(where, parts, depth)
             case CeilDiv(dividend, divisor):
@@ -225,7 +227,7 @@ class _Checker:
             total = constant(size)
             if total is not None and not smallest <= total <= largest:
                 expected = f"{smallest}..{largest}"
-                yield Problem("out-of-range", f"it comes to {total}", where, expected=expected)
+                yield Problem("out-of-range", f"its value is {total}", where, expected=expected)
 
     def parts(self, where: str, parts: Iterable[Size], depth: int) -> Iterator[Problem]:
         if depth > MAX_DEPTH:
@@ -269,7 +271,7 @@ class _Checker:
                 continue
             if len(args) != len(access):
                 expected = f"{len(access)} arguments"
-                message = f"kernel '{kernel.name}' has another number of parameters"
+                message = f"kernel '{kernel.name}' has a different number of parameters"
                 yield Problem(
                     "arity", message, f"{where}.args", expected=expected, found=str(len(args))
                 )
@@ -286,10 +288,10 @@ class _Checker:
         elif isinstance(argument, Raw):
             if not 0 < len(argument.data) <= _RAW_LIMIT_BYTES:
                 found = f"{len(argument.data)} bytes"
-                yield Problem("out-of-range", "not that many bytes by value", where, found=found)
+                yield Problem("out-of-range", "too many bytes by value", where, found=found)
         elif isinstance(argument.value, int | float):
             if pack(argument, argument.value) is None:
-                message = f"{argument.value} is no {argument.dtype.value}"
+                message = f"{argument.value} is not a valid {argument.dtype.value}"
                 yield Problem("out-of-range", message, where)
         else:
             yield from self.size(where, argument.value, -MAX_BYTES, MAX_BYTES)
@@ -320,7 +322,7 @@ def _named(size: Size) -> set[str]:
 
 
 def _launches(actions: tuple[Action, ...]) -> int:
-    """Count launches, taking repeats whose number the inputs tell as one."""
+    """Count launches; a repeat whose number depends on the inputs counts once."""
     total = 0
     for action in actions:
         if isinstance(action, ExecKernel):

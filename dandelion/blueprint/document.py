@@ -8,12 +8,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from dandelion.errors import Problem, nearest
 
-Json: TypeAlias = Any  # what json.loads gives; every use below looks at its type first
+Json: TypeAlias = Any  # the result of json.loads; every use below checks its type first
 _T = TypeVar("_T")
 
 
 class Duplicates(dict[str, Json]):
-    """A JSON object that remembers which of its names came twice."""
+    """A JSON object that records its duplicate names."""
 
     twice: tuple[str, ...] = ()
 
@@ -57,7 +57,7 @@ class DocumentReader:
     def fields(
         self, where: str, value: Json, required: tuple[str, ...], optional: tuple[str, ...] = ()
     ) -> Mapping[str, Json]:
-        """Take an object with known fields; report all others."""
+        """Read an object with known fields; report all others."""
         if not isinstance(value, dict):
             self.wrong(where, "an object", value)
             return {}
@@ -103,7 +103,7 @@ class DocumentReader:
         return tuple(item for item in found if item is not None)
 
     def tagged(self, where: str, value: Json, tags: tuple[str, ...]) -> tuple[str, Json]:
-        """Take ``{TAG: content}``; the tag is empty if there is no such thing."""
+        """Read ``{TAG: content}``; the tag is empty if the value is not of this form."""
         if not isinstance(value, dict) or len(value) != 1:
             self.wrong(where, "one of " + ", ".join(f"{{{t}: ...}}" for t in tags), value)
             return "", None

@@ -1,4 +1,4 @@
-"""Numbers in blueprints: what they may be, what a constant comes to, how a kernel gets one."""
+"""Numbers in blueprints: their ranges, the values of constants, the bytes of arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dandelion.blueprint.records import (
 
 
 def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
-    """Give each number of a launch with its name, its smallest and its largest value."""
+    """Yield each number of a launch with its name, its smallest and its largest value."""
     for letter, limit in zip("xyz", GRID_LIMITS, strict=True):
         name = f"grid_dim_{letter}"
         yield name, getattr(launch, name), 1, limit
@@ -31,7 +31,7 @@ def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]
 
 
 def pack(scalar: Scalar, value: int | float) -> bytes | None:
-    """Give the bytes of a number as a kernel gets them; None if it does not fit its type."""
+    """Return the bytes of a number as a kernel argument; None if it does not fit its type."""
     try:
         return struct.pack(scalar.dtype.struct_code, value)
     except (struct.error, OverflowError):

@@ -1,4 +1,4 @@
-"""Printing blueprints: the records become JSON in the spelling that is asked for."""
+"""Printing blueprints: the records become JSON in the requested spelling."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import InvalidInput
 
-Json: TypeAlias = Any  # what json.dumps takes
+Json: TypeAlias = Any  # an argument of json.dumps
 
 
 class Spelling(enum.Enum):
-    """The ways in which blueprints are written; see `dandelion.blueprint.reading`."""
+    """The spellings of blueprints; see `dandelion.blueprint.reading`."""
 
     THESIS = "thesis"
     ORIGINAL = "original"
@@ -47,7 +47,7 @@ def print_blueprint(config: GpuConfig, spelling: Spelling = Spelling.CANONICAL) 
     """Write a blueprint as JSON; reading it gives equal records.
 
     Raises:
-        InvalidInput: the older spelling has no word for something that the blueprint uses.
+        InvalidInput: the older spelling cannot express something that the blueprint uses.
     """
     printer = _Printer(spelling)
     return json.dumps(printer.config(config), indent=2, ensure_ascii=False)

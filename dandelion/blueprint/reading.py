@@ -1,7 +1,7 @@
 """Reading blueprints: JSON in any of the three spellings becomes the records.
 
-The spellings differ in their heads and share one grammar below it, so a file may use what is
-newer than its spelling:
+The spellings differ in their heads and share one grammar below it, so a file may use newer features
+than its spelling:
 
 ========= ================================================= ==============================
 spelling  modules                                           kernels
@@ -14,8 +14,8 @@ canonical ``"modules": {NAME: CODE or [CODE, ...]}``,       ``{NAME: MODULE or
           "arch":}``                                        "access": [...]}}``
 ========= ================================================= ==============================
 
-Every problem is found in one pass. What cannot be read is replaced by something harmless, so that
-one mistake is reported once and the static check can still look at all the rest.
+Every problem is found in one pass. Unreadable parts are replaced by valid placeholders, so that a
+mistake is reported once and the static check can still check the rest.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _LARGEST = sys.float_info.max
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def read_config(
@@ -85,19 +85,19 @@ def read_config(
     """Read a blueprint in any spelling.
 
     Returns:
-        The records, with stand-ins for what could not be read, and everything that is wrong.
+        The records, with placeholders for unreadable parts, and all problems.
     """
     given = data if isinstance(data, str) else bytes(data)
     try:
         return _read(given) if len(given) <= _KEPT_BYTES else _read.__wrapped__(given)
-    except RecursionError as error:  # of where it was called as well, so nobody else's result
+    except RecursionError as error:  # depends on the caller's stack, so it must not be cached
         return _NOTHING, (Problem("json", f"no JSON: {error}", "blueprint"),)
 
 
 _KEPT_BYTES = 1024 * 1024
 
 
-@functools.lru_cache(maxsize=8)  # it is asked for files, checked and run, for one tenant or many
+@functools.lru_cache(maxsize=8)  # a document is read several times: for its files, check, plan
 def _read(data: bytes | str) -> tuple[GpuConfig, tuple[Problem, ...]]:
     reader = _Reader()
     try:
@@ -187,7 +187,7 @@ class _Reader(DocumentReader):
         if isinstance(value, str):
             if not only_module:
                 self.report(
-                    "module", where, "which module has it?", expected="{module_name, kernel_name}"
+                    "module", where, "its module is missing", expected="{module_name, kernel_name}"
                 )
             return Kernel(self.name(where, value), only_module)
         fields = self.fields(where, value, ("module_name", "kernel_name"))

@@ -1,11 +1,11 @@
-"""The records of a blueprint: what a GPU function consists of and how its kernels are launched.
+"""The records of a blueprint: the parts of a GPU function and the launches of its kernels.
 
-A `GpuConfig` names modules (files with kernels), the kernels in them and one `ExecutionBlueprint`:
-the buffers of a call and the launches over them. Nothing here executes: a blueprint has no host
-code, only data, so it can be checked, planned and measured before any device sees it.
+A `GpuConfig` lists modules (files with kernels), the kernels in them and one `ExecutionBlueprint`:
+the buffers of a call and the launches that use them. A blueprint has no host code, only data, so it
+can be checked and planned without a device.
 
-Sizes are small expressions over constants, buffer sizes and integers of the inputs. All of them
-are known as soon as the inputs are, so a call's memory and launches are known before it runs.
+Sizes are small expressions over constants, buffer sizes and integers of the inputs. So the memory
+and launches of a call are known from its inputs, before it runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FromInput(_Record, frozen=True):
 
 
 class Elements(_Record, frozen=True):
-    """The number of whole elements of a type that a buffer holds."""
+    """The number of whole elements of a type in a buffer."""
 
     buffer: str
     dtype: ScalarType
@@ -145,7 +145,7 @@ class Scalar(_Record, frozen=True):
 
     Attributes:
         dtype: type of the kernel's parameter.
-        value: a number, or for integer types a size. Never an `Absolute`: that is a number.
+        value: a number, or for integer types a size; a plain number instead of an `Absolute`.
     """
 
     dtype: ScalarType
@@ -185,7 +185,7 @@ class ExecKernel(_Record, frozen=True):
 
 
 class Repeat(_Record, frozen=True):
-    """Do actions `times` times."""
+    """Run actions `times` times."""
 
     times: Size
     actions: tuple[Action, ...]
@@ -200,10 +200,10 @@ class ExecutionBlueprint(_Record, frozen=True):
     Attributes:
         inputs: buffers that are copied in, each as large as its item.
         weights: inputs that are constant between calls.
-        buffers: further buffers and their sizes in bytes; they hold zeros when a call begins.
-        outputs: buffers that are copied out; inputs may be among them.
-        control_flow: what is launched, in order.
-        batch: what `ByBatch` multiplies with.
+        buffers: further buffers and their sizes in bytes; they are zeroed at the start of a call.
+        outputs: buffers that are copied out, which may include inputs.
+        control_flow: the launches, in order.
+        batch: the factor of `ByBatch`.
     """
 
     inputs: tuple[str, ...] = ()
@@ -218,10 +218,10 @@ class ExecutionBlueprint(_Record, frozen=True):
 
 
 class Access(enum.Enum):
-    """What a kernel does with a parameter.
+    """A kernel's access to a parameter.
 
-    WRITE promises that nothing which was there before is ever read: the buffer may then lie where
-    another one lay before.
+    WRITE guarantees that earlier content is never read, so the buffer may reuse the memory of
+    another one.
     """
 
     READ = "read"
@@ -234,9 +234,9 @@ class Code(_Record, frozen=True):
     """One file that can serve as a module.
 
     Attributes:
-        path: name of the file among those of the function, or of a registered library.
-        backend: which backend can load it; empty if its name or its text tells.
-        arch: which architecture it was built for (``sm_90``, ``gfx90a``); empty if any.
+        path: name of one of the function's files, or of a registered library.
+        backend: the backend that can load it; empty if its name or its text shows it.
+        arch: the architecture that it was built for (``sm_90``, ``gfx90a``); empty for any.
     """
 
     path: str
@@ -255,10 +255,10 @@ class Kernel(_Record, frozen=True):
     """A kernel of a module.
 
     Attributes:
-        name: as the control flow calls it.
-        module: where it is.
+        name: its name in the control flow.
+        module: name of its module.
         symbol: its name in the module; empty if that is `name`.
-        access: what it does with each parameter; empty if not declared.
+        access: its access to each parameter; empty if not declared.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Kernel(_Record, frozen=True):
 
 
 class GpuConfig(_Record, frozen=True):
-    """A GPU function: modules, kernels and a blueprint. In any spelling this is what is meant."""
+    """A GPU function: modules, kernels and a blueprint. All spellings result in this record."""
 
     modules: tuple[Module, ...]
     kernels: tuple[Kernel, ...]
@@ -284,7 +284,7 @@ MAX_LAUNCHES = 1_000_000
 """Bound on the launches of one call, repeats unrolled."""
 
 MAX_BYTES = 2**46
-"""Bound on any size in bytes: more than any device has."""
+"""Bound on any size in bytes, larger than the memory of any device."""
 
 MAX_DEPTH = 16
 """Bound on nested repeats, and on nested arithmetic."""

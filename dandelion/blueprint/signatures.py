@@ -1,8 +1,8 @@
-"""Kernel signatures, as far as a source's text shows them.
+"""Kernel signatures, as far as the text of a source shows them.
 
-Enough of C is read to find ``KERNEL void name(parameters)`` (or ``__kernel``, or ``__global__``)
-and to split the parameters: how many there are, and which are pointers to const. Where macros hide
-a signature nothing is found, and nothing is claimed.
+The reader knows enough of C to find ``KERNEL void name(parameters)`` (or ``__kernel``, or
+``__global__``) and to split the parameters: how many there are, and which are pointers to const. A
+signature that macros hide is not found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from dandelion.blueprint.records import Access
 
 HEADER = "dandelion.h"
-"""Name by which portable sources include the words that every device knows."""
+"""The header of portable sources, with the macros that every device defines."""
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
-# What comes between these words is bounded, or a text of such words alone takes hours to read.
+# The text between these words is bounded; otherwise a text of such words takes hours to read.
 _KERNEL = re.compile(
     r"\b(?:KERNEL|__kernel|kernel|__global__)\b(?P<between>[\w\s(),]{0,256}?)"
     r"\bvoid\s+(?:__launch_bounds__\s*\([^)]{0,256}\)\s*)?(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>[^()]*)\)"
@@ -27,8 +27,8 @@ _INCLUDE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """What a source says of a kernel.
+class KernelSignature:
+    """The signature of a kernel in a source.
 
     Attributes:
         name: the kernel's symbol.
@@ -56,7 +56,7 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub(blank, text)
 
 
-def signatures(text: str) -> dict[str, Signature]:
+def signatures(text: str) -> dict[str, KernelSignature]:
     """Find the kernels of a source by name."""
     found = {}
     for match in _KERNEL.finditer(without_comments(text)):
@@ -65,12 +65,12 @@ def signatures(text: str) -> dict[str, Signature]:
     return found
 
 
-def _signature(name: str, parameters: str) -> Signature:
+def _signature(name: str, parameters: str) -> KernelSignature:
     dynamic = bool(re.search(r"\bDYNAMIC_LOCAL\b", parameters))
     plain = re.sub(r"\bDYNAMIC_LOCAL\b", "", parameters)
     parts = [p.strip() for p in plain.split(",")]
     declared = [p for p in parts if p and p != "void"]
-    return Signature(name, tuple(_access(p) for p in declared), dynamic)
+    return KernelSignature(name, tuple(_access(p) for p in declared), dynamic)
 
 
 def _access(parameter: str) -> Access:

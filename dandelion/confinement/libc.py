@@ -1,4 +1,4 @@
-"""The few C functions that Python's standard library does not bind."""
+"""C functions that Python's standard library does not bind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LIBC.unshare.argtypes = [ctypes.c_int]
 
 _LIBC.mount.argtypes = [*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_char_p]
 
-_HELD = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock during a call
-_HELD.syscall.restype = ctypes.c_long
-_HELD.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+_LOCKED = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock during a call
+_LOCKED.syscall.restype = ctypes.c_long
+_LOCKED.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -32,16 +32,16 @@ def syscall(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -
 
 
 def prepared(number: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> Callable[[], int]:
-    """Get a system call ready, to be made later by a forked process.
+    """Prepare a system call that a forked process makes later.
 
-    A fork copies every page that it writes to, and each object that is made or even looked at is a
-    write. So what can be made before the fork is made here.
+    A fork copies every page that it writes to, and creating or even reading an object is a write.
+    So all objects are made here, before the fork.
 
     Returns:
-        What makes the call, and raises OSError if that fails.
+        A function that makes the call, and raises OSError if it fails.
     """
     words = _words(number, *arguments)
-    call = _HELD.syscall
+    call = _LOCKED.syscall
     return lambda: _checked(int(call(*words)))
 
 
@@ -55,7 +55,7 @@ def prctl(option: int, value: int) -> int:
     Raises:
         OSError: it failed.
     """
-    return _checked(int(_HELD.prctl(option, value, 0, 0, 0)))
+    return _checked(int(_LOCKED.prctl(option, value, 0, 0, 0)))
 
 
 def unshare(flags: int) -> None:
@@ -81,12 +81,12 @@ def fork() -> int:
     """Fork this process, which must have no other thread, without Python's preparations.
 
     ``os.fork`` rebuilds locks and thread records that other threads might have held, and reseeds
-    `random`. Here nothing is held, and the work would cost each child 0.6 ms in copied pages.
+    `random`. With one thread this is not needed, and would cost each child 0.6 ms in copied pages.
 
     Raises:
-        OSError: there is no room for another process.
+        OSError: the system is out of memory or processes.
     """
-    return _checked(int(_HELD.fork()))
+    return _checked(int(_LOCKED.fork()))
 
 
 def _checked(result: int) -> int:

@@ -1,8 +1,8 @@
-"""Giving up rights, step by step, each for ever and inherited by threads and forks.
+"""Giving up rights in steps; each is permanent and inherited by threads and forks.
 
-Each step that a kernel or a container does not allow is left out and reported; the caller decides
-which of them it requires. Most rights belong to a thread, not to a process: a process confines
-itself while it has one thread, and starts others afterwards.
+A step that a kernel or a container does not allow is skipped and reported; the caller decides which
+steps it requires. Most rights are per thread, not per process: a process confines itself while it
+has one thread, and starts others afterwards.
 
 Source: ``landlock(7)``, ``credentials(7)``, ``capabilities(7)``, ``mount_namespaces(7)``,
 ``linux/landlock.h``.
@@ -53,7 +53,7 @@ _NO_SUID, _NO_DEVICES, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 14, 1 << 18
 
 
 def landlock_abi() -> int:
-    """Tell the version of Landlock's interface; 0 if the kernel has none or it is off."""
+    """Return the version of Landlock's interface; 0 if the kernel has none or it is off."""
     try:
         return libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     except OSError:
@@ -63,14 +63,14 @@ def landlock_abi() -> int:
 def restrict_files(
     readable: Iterable[str | Path] = (), writable: Iterable[str | Path] = (), *, scoped: bool = True
 ) -> int:
-    """Give up the file system but for some paths, and TCP; nothing can be executed any more.
+    """Give up the file system except for some paths, TCP, and the execution of files.
 
     Args:
-        readable: files, and folders with all that is below, that may be read and listed. What is
-            not there is left out.
-        writable: folders below which regular files and folders may be made, read, written, renamed
-            (from folder to folder since version 2), and removed.
-        scoped: give up abstract sockets and signals to others, too, where the kernel knows that.
+        readable: files, and folders with their content, that may be read and listed. Missing ones
+            are skipped.
+        writable: folders in which regular files and folders may be created, read, written, renamed
+            (between folders since version 2), and removed.
+        scoped: also give up abstract sockets and signals to other processes, if supported.
 
     Returns:
         Version of the interface that enforces it; 0 if there is none.
@@ -117,17 +117,17 @@ def _allow(ruleset: int, path: str | Path, rights: int) -> None:
 
 
 def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
-    """Put a file system in memory over a folder, seen by this process and its descendants alone.
+    """Mount a file system in memory over a folder, visible only to this process and descendants.
 
-    It is gone with the last of them, and cannot grow beyond its size. The host's mounts are left;
-    without privileges, in a user namespace that has the same user.
+    It is removed with the last of them, and cannot grow beyond its size. The process leaves the
+    host's mount namespace; without privileges, in a user namespace with the same user.
 
     Args:
-        folder: an absolute path; what lies there is hidden.
-        size_bytes, files: how much and how many it can hold.
+        folder: an absolute path; its content is hidden.
+        size_bytes, files: largest size and number of files.
 
     Returns:
-        Whether it was allowed. If not, the folder is as it was.
+        Whether it was allowed. If not, the folder is unchanged.
     """
     user, group = os.geteuid(), os.getegid()
     owner = (NOBODY, NOBODY) if user == 0 else (user, group)
@@ -151,10 +151,10 @@ def leave_namespaces(*, user: bool = True) -> str:
     """Leave the host's network, IPC and host name; without privileges, in a user namespace.
 
     Args:
-        user: whether it may be a user namespace, in which there is no user to change to.
+        user: whether a user namespace may be used; then the user cannot be changed any more.
 
     Returns:
-        Names of the namespaces that were left, ``none`` if it is not allowed.
+        Names of the left namespaces, ``none`` if it is not allowed.
     """
     ways = [(_NEW_NET | _NEW_IPC | _NEW_UTS, "net, ipc, uts")]
     if user:
@@ -169,10 +169,10 @@ def leave_namespaces(*, user: bool = True) -> str:
 
 
 def drop_identity() -> str:
-    """Become nobody, if this is root; then give up all capabilities.
+    """Become the user nobody, if this is root; then give up all capabilities.
 
     Returns:
-        The user afterwards, in words.
+        The new user, as readable text.
     """
     if os.geteuid() == 0:
         try:
@@ -180,7 +180,7 @@ def drop_identity() -> str:
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
         except OSError:
-            pass  # a container without the capability: still root by name, without any power
+            pass  # a container without the capability: still root, but without capabilities
     header = ctypes.create_string_buffer(struct.pack("<II", _CAPABILITY_VERSION_3, 0), 8)
     nothing = ctypes.create_string_buffer(24)
     libc.syscall(_CAPSET[_machine()], header, nothing)
@@ -194,18 +194,18 @@ def _machine() -> str:
 
 
 def limit_resources() -> None:
-    """Set limits that hold for a zygote as for its sandboxes: no core, no queues."""
+    """Set the limits of a zygote and its sandboxes: no core dumps, no queues."""
     for what in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(what, (0, 0))
 
 
 def limit_processes() -> None:
-    """Allow no more processes."""
+    """Forbid further processes."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def limit_descriptors() -> None:
-    """Allow as many open files as a sandbox has use for."""
+    """Limit open files to what a sandbox needs."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 
 
@@ -219,16 +219,16 @@ def allow_descriptors() -> None:
 
 
 def yield_to_others(batch: bool) -> None:
-    """Never preempt another process on waking up, or do so again as usual.
+    """Do not preempt other processes on waking up; with False, do so again.
 
-    Making sandboxes for later calls must not interrupt the call that runs.
+    Forking sandboxes for later calls must not interrupt a running call.
     """
     policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
     os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def limit(what: int, soft: int, hard: int | None = None) -> None:
-    """Set a resource limit, or what is allowed of it; without `hard` both are `soft`."""
+    """Set a resource limit, lowered to what is allowed; without `hard` both are `soft`."""
     hard = soft if hard is None else hard
     _, most = resource.getrlimit(what)
     hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
@@ -240,13 +240,13 @@ def limit_call(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
 
     Args:
         memory_bytes: address space, with what the interpreter has mapped already.
-        cpu_s: CPU seconds from now on; what this process has used before does not count. The
-            engine ends a call on time. The kernel's limit is for an engine that does not look, and
-            well above it, since the kernel counts ticks here and can be wrong by a tenth and more:
-            SIGXCPU first, which says why, and SIGKILL a second after.
+        cpu_s: CPU seconds from now on, without earlier use of this process. The engine ends a call
+            in time. The kernel's limit is a fallback, and well above it, since the kernel counts
+            ticks, with errors of a tenth and more: first SIGXCPU, which names the cause, and
+            SIGKILL a second later.
         file_bytes: size of the output file.
     """
-    # The sum comes first, since a sandbox rehearses this without limits to have touched its memory.
+    # The sum comes first, so that a warm-up without limits touches the same memory.
     warn_s = math.ceil(time.process_time()) + cpu_s + cpu_s // 2 + _CPU_GRACE_S
     kill_s = warn_s + 1
     if cpu_s == resource.RLIM_INFINITY:

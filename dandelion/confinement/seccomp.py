@@ -1,16 +1,17 @@
-"""System call filters, and what happens to a call that one denies.
+"""System call filters, and their effect on denied calls.
 
-A filter is an allow-list, a `Policy`. Every call that it does not allow ends in one of four ways:
+A filter is an allow-list, a `SyscallPolicy`. A call that it does not allow ends in one of
+four ways:
 
-quiet     it fails with an error number, as on a machine where there is nothing to see: looking up
-          files, asking about terminals and processors. Libraries probe for these and cope.
-failed    it fails with EPERM: for programs that may go on without it.
-notified  it fails, and who started the process learns of it through a listener that the kernel
-          gives: that is how an error can name the call.
-killed    a foreign call interface; and all denied calls where the filter says so.
+quiet     it fails with an error number, as if files, terminals and processors did not exist.
+          Libraries probe for these and handle the error.
+failed    it fails with EPERM: for programs that can continue without it.
+notified  it fails, and the kernel notifies the starter of the process through a listener, so that
+          an error can name the call.
+killed    calls of a foreign interface; and all denied calls where the filter says so.
 
 The program is classic BPF over ``struct seccomp_data``: number at byte 0, architecture at 4,
-arguments from 16, 8 bytes each, low word first on both architectures that we know.
+arguments from 16, 8 bytes each, low word first on both supported architectures.
 
 Source: ``seccomp(2)``, ``seccomp_unotify(2)``, ``linux/seccomp.h``, ``linux/filter.h``.
 """
@@ -42,39 +43,41 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")
 _RESPONSE = struct.Struct("<QqiI")
 _PID = struct.Struct("<I")
-_ANY_PID = 0x5AFEB0C5  # no process has it, nor does any other operand look like it
+_ANY_PID = 0x5AFEB0C5  # neither a valid process id nor another operand
 
-Program = list[tuple[int, int, int, int]]
+FilterProgram = list[tuple[int, int, int, int]]
 """Instructions: code, jump if true, jump if false, operand."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a filter allows. Calls are named; names that an architecture lacks are left out.
+class SyscallPolicy:
+    """The allow-list of a filter. Names of calls that an architecture lacks are ignored.
 
     Attributes:
-        allowed: calls that are allowed whatever their arguments, as words of a text.
-        quiet: calls that fail with an error number, by that number, likewise.
-        conditional: makes the calls that are allowed for some arguments, with a program each. It
-            gets the process id that the filter is for, and what becomes of denied calls.
+        allowed: calls that are allowed with any arguments, as words of a text.
+        quiet: calls that fail with an error number, by that number, as words of a text.
+        conditional: makes the list of calls that are allowed for some arguments, each with a
+            program. Its arguments are the process id, and the effect on denied calls.
     """
 
     allowed: str
     quiet: Mapping[int, str]
-    conditional: Callable[[int, int], list[tuple[str, Program]]]
+    conditional: Callable[[int, int], list[tuple[str, FilterProgram]]]
 
 
-def program(architecture: Architecture, policy: Policy, pid: int, denied: int = NOTIFY) -> bytes:
-    """Write the filter of the process with id `pid`.
+def program(
+    architecture: Architecture, policy: SyscallPolicy, pid: int, denied: int = NOTIFY
+) -> bytes:
+    """Make the filter program of the process with id `pid`.
 
     Args:
         architecture: numbers of the calls.
-        policy: what is allowed.
+        policy: the allow-list.
         pid: the process itself, for conditions.
-        denied: what becomes of calls that are not listed: `NOTIFY`, `FAIL` or `KILL`.
+        denied: effect on calls that are not listed: `NOTIFY`, `FAIL` or `KILL`.
     """
     numbers = architecture.numbers
-    code: Program = [
+    code: FilterProgram = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, architecture.audit),
         (_RETURN, 0, 0, KILL),
@@ -82,7 +85,7 @@ def program(architecture: Architecture, policy: Policy, pid: int, denied: int = 
         (_GREATER, 0, 1, architecture.highest),
         (_RETURN, 0, 0, KILL),
     ]
-    rules: list[tuple[str, Program]] = [
+    rules: list[tuple[str, FilterProgram]] = [
         (name, [(_RETURN, 0, 0, _ALLOW)]) for name in policy.allowed.split()
     ]
     rules += policy.conditional(pid, denied)
@@ -95,8 +98,8 @@ def program(architecture: Architecture, policy: Policy, pid: int, denied: int = 
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def unless_bits(index: int, bits: int, denied: int) -> Program:
-    """Allow if an argument has none of these bits, of its lower 32."""
+def unless_bits(index: int, bits: int, denied: int) -> FilterProgram:
+    """Allow if the lower 32 bits of an argument have none of these bits."""
     return [
         (_LOAD, 0, 0, _argument(index)),
         (_HAS_BITS, 1, 0, bits),
@@ -105,8 +108,8 @@ def unless_bits(index: int, bits: int, denied: int) -> Program:
     ]
 
 
-def if_bits(index: int, bits: int, denied: int) -> Program:
-    """Allow if an argument has one of these bits, of its lower 32."""
+def if_bits(index: int, bits: int, denied: int) -> FilterProgram:
+    """Allow if the lower 32 bits of an argument have one of these bits."""
     return [
         (_LOAD, 0, 0, _argument(index)),
         (_HAS_BITS, 0, 1, bits),
@@ -115,9 +118,9 @@ def if_bits(index: int, bits: int, denied: int) -> Program:
     ]
 
 
-def only_if(wanted: Mapping[int, tuple[int, ...]], denied: int) -> Program:
+def only_if(wanted: Mapping[int, tuple[int, ...]], denied: int) -> FilterProgram:
     """Allow if each of these arguments is one of these 32-bit values."""
-    code: Program = []
+    code: FilterProgram = []
     for index, values in wanted.items():
         code.append((_LOAD, 0, 0, _argument(index)))
         code += [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
@@ -131,7 +134,7 @@ def _argument(index: int) -> int:
 
 
 def notification_available(architecture: Architecture) -> bool:
-    """Tell whether this kernel can tell a listener about denied calls.
+    """Tell whether this kernel can notify a listener of denied calls.
 
     Raises:
         OSError: with ENOSYS or EINVAL, the kernel has no filters at all.
@@ -146,8 +149,8 @@ def notification_available(architecture: Architecture) -> bool:
     return True
 
 
-def install(architecture: Architecture, policy: Policy, denied: int = FAIL) -> None:
-    """Filter the calls of all threads of this process from here on, for ever.
+def install(architecture: Architecture, policy: SyscallPolicy, denied: int = FAIL) -> None:
+    """Filter the calls of all threads of this process, permanently.
 
     Raises:
         OSError: no filter could be installed, or not for all threads.
@@ -162,12 +165,12 @@ def install(architecture: Architecture, policy: Policy, denied: int = FAIL) -> N
 
 
 class Filter:
-    """A filter of this machine, written once for all sandboxes that a zygote will fork.
+    """A filter of this machine, made once for all sandboxes that a zygote will fork.
 
-    All that a sandbox does to it is to write its process id, in place: see `libc.prepared`.
+    A sandbox only writes its process id into it: see `libc.prepared`.
     """
 
-    def __init__(self, architecture: Architecture, policy: Policy) -> None:
+    def __init__(self, architecture: Architecture, policy: SyscallPolicy) -> None:
         number = architecture.numbers["seccomp"]
         code = program(architecture, policy, _ANY_PID)
         self._notify = _Prepared(number, code, _NEW_LISTENER)
@@ -175,10 +178,10 @@ class Filter:
         self._kill = _Prepared(number, code, 0)
 
     def install(self) -> int | None:
-        """Filter this process's calls from here on, for ever.
+        """Filter this process's calls, permanently.
 
         Returns:
-            Descriptor of the listener; None if the kernel gives none, then denied calls kill.
+            Descriptor of the listener; None if the kernel has none, then denied calls kill.
 
         Raises:
             OSError: no filter could be installed.
@@ -209,7 +212,7 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A call that a sandbox tried and that waits for an answer.
+    """A denied call of a sandbox, which waits for a response.
 
     Attributes:
         cookie: the kernel's number of this event.
@@ -234,7 +237,7 @@ def receive(listener: int) -> Denied | None:
 
 
 def refuse(listener: int, denied: Denied) -> None:
-    """Let a denied call fail with EPERM. Its process may be gone by now."""
+    """Make a denied call fail with EPERM. Its process may be gone already."""
     response = bytearray(_RESPONSE.pack(denied.cookie, 0, -errno.EPERM, 0))
     try:
         fcntl.ioctl(listener, _SEND, response)
@@ -275,6 +278,6 @@ _PHRASES = {name: phrase for phrase, names in _WORDS.items() for name in names.s
 
 
 def describe(architecture: Architecture, number: int) -> str:
-    """Say for a person what a denied call would have done, and its name."""
+    """Describe the effect of a denied call, with its name."""
     name = architecture.name(number)
     return f"{_PHRASES.get(name, 'make the system call')} ({name})"

@@ -1,7 +1,7 @@
 """Numbers and names of Linux system calls, for the architectures that sandboxes run on.
 
-Each table is text: ``@N`` starts a run at number N, names follow one another. Calls that are newer
-than the table have no name; they are denied like all others that the filter does not list, and
+Each table is text: ``@N`` starts a run at number N; the names follow in order. Calls that are newer
+than the table have no name; they are denied like all calls that the filter does not list, and
 reported by number.
 
 Source: the kernel's ``asm/unistd_64.h`` and ``asm-generic/unistd.h``; ``linux/audit.h``.
@@ -103,7 +103,7 @@ class Architecture:
     Attributes:
         audit: the kernel's number for it, as filters see it.
         numbers: number by name.
-        highest: the largest number that is a native call; above it lie foreign interfaces (x32).
+        highest: the largest number of a native call; larger ones are foreign interfaces (x32).
     """
 
     audit: int
@@ -111,7 +111,7 @@ class Architecture:
     highest: int
 
     def name(self, number: int) -> str:
-        """Tell the name of a call, or ``number N`` for one that is newer than the table."""
+        """Return the name of a call, or ``number N`` for one that is newer than the table."""
         for name, known in self.numbers.items():
             if known == number:
                 return name
@@ -119,13 +119,13 @@ class Architecture:
 
 
 def native(backend: str = "process") -> Architecture:
-    """Give the table of this machine.
+    """Return the table of this machine.
 
     Args:
-        backend: which backend needs it, for the error.
+        backend: name of the backend, for the error.
 
     Raises:
-        BackendUnavailable: there is none.
+        BackendUnavailable: there is no table for this machine.
     """
     machine = platform.machine()
     if machine == "x86_64":

@@ -1,4 +1,4 @@
 """Compositions as graphs: the model, the language, the Python DSL, sharding, drawing.
 
-The package is called ``dataflow`` since ``dandelion.composition`` is the decorator of the DSL.
+The package is called ``dataflow`` because ``dandelion.composition`` is the decorator of the DSL.
 """

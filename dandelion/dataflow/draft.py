@@ -1,19 +1,19 @@
 """A composition while Python code describes it: handles of sets, applications, and their names.
 
-A `Draft` is current while the function under ``@composition`` runs. Handles stand for sets that
-will exist once the composition is invoked; nothing is computed. When the function has returned, the
-draft is closed: sets get names, and a `Composition` comes out.
+A `Draft` is current while the function under ``@composition`` runs. Handles represent sets that
+will exist when the composition is invoked; nothing is computed. When the function has returned, the
+draft is closed: sets get names, and the result is a `Composition`.
 
-Names are the same for the same program, and no two sets share one:
+Names are deterministic and unique:
 
 - a returned set has the name of its output;
-- every other set that is used is called ``FUNCTION_OUTPUT`` in lower case (``fan_out_requests``),
-  with a number for further uses of a function and wherever that name is taken;
-- outputs that nobody uses have no name: the language drops them.
+- every other used set is called ``FUNCTION_OUTPUT`` in lower case (``fan_out_requests``), with a
+  number for further uses of a function and wherever that name is already used;
+- unused outputs have no name: the language drops them.
 
-The language cannot give one set two names. If a set is returned twice, or an input under a name of
-its own, an application of ``_same`` renames it: a composition without applications whose output is
-its input. It costs no instance and copies nothing.
+In the language a set has only one name. If a set is returned twice, or an input is returned under
+another name, an application of ``_same`` renames it: a composition without applications whose
+output is its input. It has no instance and copies nothing.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Declaration,
     Join,
-    Module,
-    Place,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
+    SourcePosition,
 )
-from dandelion.dataflow.rules_names import Signature, problem
+from dandelion.dataflow.rules_names import FunctionSignature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
@@ -74,13 +74,13 @@ class SetHandle:
 
 @dataclass(slots=True, eq=False)
 class DraftApplication:
-    """One application: what it applies, to which sets, and handles of the outputs asked for."""
+    """One application: its function, its bindings, and handles of the outputs used so far."""
 
-    signature: Signature
+    signature: FunctionSignature
     bindings: tuple[DraftBinding, ...]
     join: Join | None
-    place: Place
-    repeat: Repeat | None = None
+    place: SourcePosition
+    repeat: RepeatClause | None = None
     outputs: dict[str, SetHandle] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ class Draft:
     """The composition that is being described."""
 
     name: str
-    place: Place
+    place: SourcePosition
     inputs: dict[str, SetHandle] = field(default_factory=dict)
     applications: list[DraftApplication] = field(default_factory=list)
     declarations: list[Declaration] = field(default_factory=list)
@@ -111,21 +111,21 @@ class Draft:
         handle = self.inputs[name] = SetHandle(self, name, None)
         return handle
 
-    def use(self, module: Module) -> None:
-        """Take over the declarations and compositions that an application refers to."""
+    def use(self, module: CompositionModule) -> None:
+        """Add the declarations and compositions that an application refers to."""
         self.declarations += [d for d in module.declarations if d not in self.declarations]
         self.compositions += [c for c in module.compositions if c not in self.compositions]
 
-    def close(self, outputs: Mapping[str, SetHandle]) -> Module:
-        """Name all sets; give the composition with all that it needs."""
+    def close(self, outputs: Mapping[str, SetHandle]) -> CompositionModule:
+        """Name all sets; return the composition with everything that it refers to."""
         self._rename_where_needed(outputs)
         names = self._names(outputs)
         applications = tuple(_application(a, names) for a in self.applications)
         own = Composition(self.name, tuple(self.inputs), tuple(outputs), applications, self.place)
-        return Module(tuple(self.declarations), (*self.compositions, own))
+        return CompositionModule(tuple(self.declarations), (*self.compositions, own))
 
     def _rename_where_needed(self, outputs: Mapping[str, SetHandle]) -> None:
-        """Put ``_same`` before outputs whose set has another name already."""
+        """Apply ``_same`` before outputs whose set already has another name."""
         named: dict[SetHandle, str] = {handle: name for name, handle in self.inputs.items()}
         for name, handle in outputs.items():
             if self.inputs.get(name, handle) is not handle:
@@ -136,12 +136,12 @@ class Draft:
 
     def _add_same(self, name: str, handle: SetHandle) -> None:
         binding = DraftBinding("set", handle, Sharding.ALL, optional=False)
-        signature = Signature(SAME.name, SAME.inputs, SAME.outputs)
+        signature = FunctionSignature(SAME.name, SAME.inputs, SAME.outputs)
         same = DraftApplication(signature, (binding,), None, self.place)
         same.outputs["set"] = SetHandle(self, "set", same)
         self.renamed[same.outputs["set"]] = name
         self.applications.append(same)
-        self.use(Module(compositions=(SAME,)))
+        self.use(CompositionModule(compositions=(SAME,)))
 
     def _names(self, outputs: Mapping[str, SetHandle]) -> dict[SetHandle, str]:
         names = {handle: name for name, handle in self.inputs.items()}
@@ -164,7 +164,7 @@ class Draft:
 
 
 @contextlib.contextmanager
-def drafting(name: str, place: Place) -> Iterator[Draft]:
+def drafting(name: str, place: SourcePosition) -> Iterator[Draft]:
     """Make a new draft the current one."""
     draft = Draft(name, place)
     token = _current.set(draft)
@@ -175,7 +175,7 @@ def drafting(name: str, place: Place) -> Iterator[Draft]:
 
 
 def current_draft(what: str) -> Draft:
-    """Give the current draft; `what` is the name of what is being applied, for the message."""
+    """Return the current draft; `what` is the name of the applied function, for the message."""
     draft = _current.get()
     if draft is None:
         message = f"'{what}' is applied outside of a function under @composition"
@@ -186,22 +186,22 @@ def current_draft(what: str) -> Draft:
 # --- places and problems ----------------------------------------------------------------------
 
 
-def user_place() -> Place:
-    """Find the expression of the user's program that is being carried out."""
+def user_place() -> SourcePosition:
+    """Find the current expression of the user's program."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in _OWN:
         frame = frame.f_back
     if frame is None:
-        return Place()
+        return SourcePosition()
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(positions, (None, None, None, None))
-    return Place(line or frame.f_lineno, (column or 0) + 1, frame.f_code.co_filename)
+    return SourcePosition(line or frame.f_lineno, (column or 0) + 1, frame.f_code.co_filename)
 
 
 def refuse(
     code: str,
     message: str,
-    place: Place | None = None,
+    place: SourcePosition | None = None,
     *,
     expected: str = "",
     found: str = "",
@@ -218,7 +218,7 @@ def refuse(
 
 
 def python_line(where: Problem) -> str:
-    """Give the line of the user's program that a problem stands in, if it can be read."""
+    """Return the line of the user's program at a problem's position, if it can be read."""
     file = where.where.rsplit(":", 2)[0]
     return linecache.getline(file, where.line).rstrip("\n")
 

@@ -50,7 +50,7 @@ def _binding_fields(binding: Binding | None) -> dict[str, str | bool]:
 
 
 def _repeat_fields(application: Application | None) -> dict[str, object]:
-    """Say how an application is repeated, if it is."""
+    """Return the fields of the `repeat` clause, if there is one."""
     if application is None or application.repeat is None:
         return {}
     repeat = application.repeat

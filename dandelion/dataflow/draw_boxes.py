@@ -1,4 +1,4 @@
-"""What a picture is made of: boxes, lines and their sizes, in pixels."""
+"""The parts of a picture: boxes, lines and their sizes, in pixels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Layers: TypeAlias = "list[list[Box]]"
 class Box:
     """An input, output or application, or a slot that a line passes through.
 
-    `x` and `y` are the upper left corner; ports are counted from above, `footer` are the lines
-    below them. Around the foot of an application that `loops` leads an arrow, `LOOP` away from it.
+    `x` and `y` are the upper left corner; ports are counted from the top, `footer` are the lines
+    below them. An arrow leads around the foot of an application that `loops`, `LOOP` away from it.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Box:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A line between two neighbouring layers, with the binding it leads to, if that is one.
+    """A line between two neighbouring layers, with the binding at its end, if any.
 
     The last line of an edge has the label.
     """
@@ -70,10 +70,10 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """A picture: layers of boxes, lines between them, and the size of it all.
+    """A picture: layers of boxes, lines between them, and its size.
 
-    Lines leave layer i level as far as `leaves[i]`, where its widest box ends, and come into it
-    level from `bends[i]` on, with their labels; what lies between is a curve.
+    Lines leave layer i horizontally up to `leaves[i]`, where its widest box ends, and enter it
+    horizontally from `bends[i]` on, with their labels. The part between is a curve.
     """
 
     layers: Layers
@@ -85,7 +85,7 @@ class Layout:
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimate the width of a text in pixels, on the wide side for usual sans-serif fonts."""
+    """Estimate the width of a text in pixels, an upper bound for usual sans-serif fonts."""
     return sum(_letter_width(c) for c in text) * size
 
 
@@ -98,6 +98,6 @@ def _letter_width(letter: str) -> float:
 
 
 def shorten(name: str) -> str:
-    """Leave the middle of a long name out."""
+    """Omit the middle of a long name."""
     half = (LETTERS - 1) // 2
     return name if len(name) <= LETTERS else f"{name[:half]}…{name[-half:]}"

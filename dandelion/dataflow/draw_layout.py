@@ -1,17 +1,18 @@
-"""Where the boxes and lines of a picture lie: a layered layout, from left to right.
+"""A layered layout of the boxes and lines of a picture, from left to right.
 
-1. Layers are the topological generations of the graph; inputs stand in the first layer, outputs in
-   the last. A set that is read beyond the next layer passes through **slots**, places of a line's
-   height between the boxes, so no line crosses a box.
-2. Within a layer, boxes and slots are ordered by the mean place of their neighbours, back and
-   forth, and the order with the fewest crossings is kept.
-3. Heights: each wants to lie level with its neighbours and none may overlap. That is a problem of
-   least squares with an exact answer, isotonic regression: neighbours that conflict are merged.
+1. Layers are the topological generations of the graph; inputs are in the first layer, outputs in
+   the last. A set that is read beyond the next layer passes through **slots** between the boxes,
+   with the height of a line, so no line crosses a box.
+2. Within a layer, boxes and slots are ordered by the mean position of their neighbours, in several
+   sweeps in both directions; the order with the fewest crossings is used.
+3. Heights: each box should be level with its neighbours, and boxes must not overlap. This is a
+   least-squares problem with an exact solution, isotonic regression: conflicting neighbours are
+   merged.
 4. Between two layers there is room for the curves and, right before the next layer, for the
-   labels. Labels stand over the straight end of their line, and no two lines end at one height;
-   therefore labels overlap neither each other nor a line.
+   labels. Labels are above the straight end of their line, and no two lines end at the same height,
+   so labels overlap neither each other nor a line.
 
-Everything is in pixels and determined by the composition alone.
+All sizes are in pixels and depend on the composition alone.
 
 Source: Sugiyama, Tagawa, Toda, Methods for visual understanding of hierarchical system structures,
 1981; the pool-adjacent-violators algorithm for step 3.
@@ -48,7 +49,7 @@ SLOT_LIMIT = 4000  # slots of a picture; beyond that, long lines run straight
 
 
 def graph_of(composition: Composition) -> CompositionGraph:
-    """Give the graph of a composition that can be drawn.
+    """Return the graph of a composition that can be drawn.
 
     Raises:
         InvalidComposition: applications wait for each other, so there are no layers.
@@ -67,8 +68,8 @@ def arrange(
 
     Args:
         composition: a composition without cycles.
-        label: what to write at the end of lines, by ``APPLICATION.PARAMETER``; its width is needed.
-        footer: lines to write below the ports of applications, by id.
+        label: text at the end of lines, by ``APPLICATION.PARAMETER``, to compute its width.
+        footer: text lines below the ports of applications, by id.
 
     Raises:
         InvalidComposition: see `graph_of`.
@@ -89,7 +90,7 @@ def arrange(
 
 
 def layers_of(graph: CompositionGraph) -> dict[str, int]:
-    """Number the layers: inputs 0, every application after all it waits for, outputs last."""
+    """Number the layers: inputs 0, every application after all that it waits for, outputs last."""
     kinds = nx.get_node_attributes(graph, "kind")
     rooted = nx.DiGraph(graph)
     rooted.add_edges_from(("", node) for node, kind in kinds.items() if kind == "application")
@@ -136,7 +137,7 @@ def _application(app_id: str, application: Application, footer: tuple[str, ...])
 def _route(
     layout: Layout, composition: Composition, boxes: dict[str, Box], label: dict[str, str]
 ) -> None:
-    """Draw lines from each producer to all that read its set, through slots where they are long."""
+    """Add lines from each producer to all readers of its set, through slots where they are long."""
     wanted = _ends(composition, boxes, label)
     sources = _producers(composition, boxes)
     spans = (max(e.target.layer for e in ends) - sources[n][0].layer for n, ends in wanted.items())
@@ -173,7 +174,7 @@ def _producers(composition: Composition, boxes: dict[str, Box]) -> dict[str, tup
 def _ends(
     composition: Composition, boxes: dict[str, Box], label: dict[str, str]
 ) -> dict[str, list[Route]]:
-    """Give the last lines of all edges by set; where they begin is found by `_route`."""
+    """Return the last lines of all edges by set; `_route` sets where they begin."""
     known = _producers(composition, boxes)
     ends: dict[str, list[Route]] = {}
     for app_id, application in zip(

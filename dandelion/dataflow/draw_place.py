@@ -37,7 +37,7 @@ def sort_layers(layout: Layout) -> None:
 def _sort(
     layer: list[Box], rank: dict[Box, int], lines: dict[Box, list[Route]], forward: bool
 ) -> None:
-    """Sort one layer by the mean place of what its lines lead to; see to its ranks."""
+    """Sort one layer by the mean position of its neighbours; update its ranks."""
 
     def place(box: Box) -> float:
         routes = lines.get(box)
@@ -75,15 +75,15 @@ def _inversions(values: Iterable[tuple[int, int]]) -> int:
 
 
 def place_down(layout: Layout) -> None:
-    """Give every box its height in the picture, and the picture its own."""
+    """Set the vertical position of every box, and the height of the picture."""
     for layer in layout.layers:
-        _settle(layer, [0.0] * len(layer))
+        _align(layer, [0.0] * len(layer))
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
         layers = layout.layers[1:] if forward else layout.layers[-2::-1]
-        wishes = _neighbours(layout, forward)
+        desired = _neighbours(layout, forward)
         for layer in layers:
-            _settle(layer, [_wish(box, wishes.get(box, []), forward) for box in layer])
+            _align(layer, [_desired_height(box, desired.get(box, []), forward) for box in layer])
     top = min((box.y for layer in layout.layers for box in layer), default=0.0)
     for layer in layout.layers:
         for box in layer:
@@ -99,21 +99,21 @@ def _neighbours(layout: Layout, forward: bool) -> dict[Box, list[Route]]:
     return found
 
 
-def _wish(box: Box, routes: list[Route], forward: bool) -> float:
-    """Where a box would lie so that its lines are level, on average."""
+def _desired_height(box: Box, routes: list[Route], forward: bool) -> float:
+    """Return the position of a box at which its lines are level, on average."""
     shifts = [route.start - route.end for route in routes]
     mean = sum(shifts) / len(shifts) if shifts else 0.0
     return box.y + (mean if forward else -mean)
 
 
-def _settle(layer: list[Box], wishes: list[float]) -> None:
-    """Place boxes as near to their wishes as their order and the space between them allow."""
+def _align(layer: list[Box], desired: list[float]) -> None:
+    """Place boxes as near to their desired heights as their order and spacing allow."""
     offset = 0.0
-    groups: list[tuple[float, int]] = []  # mean of what is wished, number of boxes
+    groups: list[tuple[float, int]] = []  # mean of the desired heights, number of boxes
     offsets = []
-    for box, wish in zip(layer, wishes, strict=True):
+    for box, height in zip(layer, desired, strict=True):
         offsets.append(offset)
-        groups.append((wish - offset, 1))
+        groups.append((height - offset, 1))
         while len(groups) > 1 and groups[-2][0] > groups[-1][0]:
             (upper, many), (lower, few) = groups[-2:]
             groups[-2:] = [((upper * many + lower * few) / (many + few), many + few)]
@@ -124,7 +124,7 @@ def _settle(layer: list[Box], wishes: list[float]) -> None:
 
 
 def place_across(layout: Layout) -> None:
-    """Give every layer its column, wide enough for curves, labels and boxes."""
+    """Set the column of every layer, wide enough for curves, labels and boxes."""
     x = MARGIN
     into: dict[int, list[Route]] = {}
     for route in layout.routes:

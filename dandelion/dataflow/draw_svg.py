@@ -1,8 +1,8 @@
-"""The SVG picture of a composition: `dandelion.dataflow.draw_layout` places, this file writes.
+"""The SVG picture of a composition; `dandelion.dataflow.draw_layout` computes the layout.
 
-No program has to be installed. Inputs stand on the left, outputs on the right; an edge is labelled
-with the name of its set and a sign for its sharding, explained in a legend below. Around the foot
-of an application that is repeated leads an arrow from its outputs back to its inputs.
+No program has to be installed. Inputs are on the left, outputs on the right; an edge is labelled
+with the name of its set and a sign for its sharding, explained in a legend below. A repeated
+application has an arrow around its foot, from its outputs back to its inputs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def to_svg(composition: Composition) -> str:
     """Draw the graph.
 
     Returns:
-        An SVG document that needs nothing else; it follows the reader's light or dark scheme.
+        A self-contained SVG document; it follows the reader's light or dark scheme.
 
     Raises:
         InvalidComposition: the composition has a cycle.
@@ -89,7 +89,7 @@ def to_svg(composition: Composition) -> str:
 
 
 def _footer(application: Application) -> Iterator[str]:
-    """Give the lines below the ports of an application: how it joins, how it loops."""
+    """Yield the lines below the ports of an application: its join, its loop."""
     if application.join is not None:
         yield f"by {print_join(application.join)}"
     if application.repeat is not None:
@@ -116,7 +116,7 @@ def _family(binding: Binding | None) -> str:
 
 
 def _path(route: Route, layout: Layout) -> str:
-    """Draw one line: a curve to where it is level, a straight end, an arrow head at a box."""
+    """Draw one line: a curve, a straight end, and an arrow head at a box."""
     start, end, bend = route.start, route.end, layout.bends[route.target.layer]
     left, leave = route.source.x + route.source.width, layout.leaves[route.source.layer]
     right = route.target.x
@@ -210,7 +210,7 @@ def _text(
 
 
 def _legend(composition: Composition, top: float) -> tuple[str, float]:
-    """Explain the signs that occur, below the picture; give its width too."""
+    """Explain the used signs, below the picture; return its width too."""
     used = {b.sharding for a in composition.applications for b in a.bindings}
     words = [
         (SIGNS[s], MEANINGS[s], s.value.removeprefix("any").lower()) for s in SIGNS if s in used
@@ -230,7 +230,7 @@ def _legend(composition: Composition, top: float) -> tuple[str, float]:
     if any(a.repeat is not None for a in composition.applications):
         parts.append(f'<text class="dd-t-loop" x="{x:.1f}" y="{top:.1f}">{LOOPS}</text>')
         x += text_width(LOOPS, 11) + 9
-        meaning = "repeated so often at most, fed with its own results"
+        meaning = "repeated at most this often, with its own results as inputs"
         parts.append(_text(meaning, x, top, 11, "start", dim=True))
         x += text_width(meaning, 11)
     return f"<g>{''.join(parts)}</g>" if parts else "", x + MARGIN

@@ -1,9 +1,9 @@
 """Compositions described in Python. See ``docs/dsl.md`` for a tutorial.
 
-A function under ``@composition`` runs once, at its definition, with a handle for each input set. To
-call a `FunctionHandle` or another composition in it is to apply it; the result has a handle for
-each output set. What comes out is the same `Module` that the language gives, so text and Python are
-two views of one graph. Errors name the file and line of the user's program.
+A function under ``@composition`` runs once, at its definition, with a handle for each input set. A
+call of a `FunctionHandle` or of another composition applies it; the result has a handle for each
+output set. The result is a `CompositionModule`, as for a text of the language, so text and Python
+are two views of one graph. Errors name the file and line of the user's program.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
     NOWHERE,
     Composition,
+    CompositionModule,
     Declaration,
     Join,
-    Module,
-    Place,
     Sharding,
+    SourcePosition,
 )
 from dandelion.dataflow.language import parse_signature
 from dandelion.dataflow.printer import print_module
-from dandelion.dataflow.rules_names import Signature, meant
+from dandelion.dataflow.rules_names import FunctionSignature, meant
 from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidComposition
 
@@ -89,9 +89,9 @@ RESULT = "result"
 
 
 class _Applicable:
-    """Something with input and output sets that compositions apply by calling it."""
+    """A function or composition that compositions apply by calling it."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: FunctionSignature) -> None:
         self._signature = signature
 
     @property
@@ -109,8 +109,8 @@ class _Applicable:
         """Names of the output sets, in order."""
         return self._signature.outputs
 
-    def _needs(self) -> Module:
-        """Declarations and compositions that a text needs in order to apply this."""
+    def _needs(self) -> CompositionModule:
+        """Return the declarations and compositions that a text needs to apply this."""
         raise NotImplementedError
 
     def __call__(self, /, *joins: JoinChain, **sets: SetLike) -> ApplicationHandle:
@@ -118,12 +118,12 @@ class _Applicable:
 
         Args:
             joins: at most one `join` chain.
-            sets: sets by the name of the input set they are bound to. Input sets that are not
-                named stay empty.
+            sets: sets by the name of the input set that they are bound to. Other input sets are
+                empty.
 
         Raises:
-            InvalidComposition: no such input set, something that is no set of this composition, or
-                no composition is being described.
+            InvalidComposition: an unknown input set, a value that is not a set of this composition,
+                or no composition is being described.
         """
         draft = current_draft(self.name)
         chain = self._only_chain(joins)
@@ -170,36 +170,40 @@ class FunctionHandle(_Applicable):
     """A function that is or will be registered; see `functions` and `handle_of`."""
 
     def __init__(self, declaration: Declaration) -> None:
-        super().__init__(Signature(declaration.name, declaration.inputs, declaration.outputs))
+        super().__init__(
+            FunctionSignature(declaration.name, declaration.inputs, declaration.outputs)
+        )
         self.declaration = declaration
 
-    def _needs(self) -> Module:
-        return Module((self.declaration,))
+    def _needs(self) -> CompositionModule:
+        return CompositionModule((self.declaration,))
 
     def __repr__(self) -> str:
         return f"<function {self._signature}>"
 
 
 class CompositionHandle(_Applicable):
-    """A composition that was described in Python.
+    """A composition described in Python.
 
     Attributes:
         composition: its record.
         module: the record, the compositions it applies and the declarations of its functions.
     """
 
-    def __init__(self, module: Module, doc: str | None = None) -> None:
+    def __init__(self, module: CompositionModule, doc: str | None = None) -> None:
         composition = module.compositions[-1]
-        super().__init__(Signature(composition.name, composition.inputs, composition.outputs))
+        super().__init__(
+            FunctionSignature(composition.name, composition.inputs, composition.outputs)
+        )
         self.composition: Composition = composition
         self.module = module
         self.__doc__ = doc
 
     def text(self) -> str:
-        """Write it in the composition language, with all that it needs: what is registered."""
+        """Return its text in the composition language, with all that it needs, for registration."""
         return print_module(self.module)
 
-    def _needs(self) -> Module:
+    def _needs(self) -> CompositionModule:
         return self.module
 
     def _repr_svg_(self) -> str:
@@ -220,7 +224,7 @@ def functions(*signatures: str) -> tuple[FunctionHandle, ...]:
 
 
 class Described(Protocol):
-    """What `handle_of` takes: a name and sets. Function documents and records are of this form."""
+    """The argument of `handle_of`: a name and sets, such as a function document or record."""
 
     @property
     def name(self) -> str:
@@ -232,7 +236,7 @@ class Described(Protocol):
 
     @property
     def outputs(self) -> Sequence[SetSpec | str]:
-        """Output sets, likewise."""
+        """Output sets, in the same form."""
 
 
 def handle_of(function: Described) -> FunctionHandle:
@@ -248,7 +252,7 @@ def _set_name(spec: SetSpec | str) -> str:
 
 
 http = FunctionHandle(Declaration("HTTP", ("requests",), ("headers", "bodies"), NOWHERE))
-"""The platform's HTTP client: an item of `requests` gives one of `headers` and one of `bodies`."""
+"""The platform's HTTP client: each item of `requests` results in one of `headers` and `bodies`."""
 
 
 # --- the decorator ----------------------------------------------------------------------------
@@ -265,7 +269,7 @@ def composition(*, name: str) -> Callable[[Callable[..., Any]], CompositionHandl
 def composition(
     function: Callable[..., Any] | None = None, /, *, name: str = ""
 ) -> CompositionHandle | Callable[[Callable[..., Any]], CompositionHandle]:
-    """Describe a composition by a Python function, which is run once, now.
+    """Describe a composition by a Python function, which runs once, at its definition.
 
     Its parameters are the input sets. It returns a dict from output names to sets, or one set,
     which becomes the output `RESULT`.
@@ -295,7 +299,7 @@ def _describe(function: Callable[..., Any], name: str) -> CompositionHandle:
     return CompositionHandle(module, function.__doc__)
 
 
-def _input_names(function: Callable[..., Any], name: str, place: Place) -> list[str]:
+def _input_names(function: Callable[..., Any], name: str, place: SourcePosition) -> list[str]:
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         refuse("bad-description", f"composition '{name}' needs a plain function", place)
     parameters = inspect.signature(function).parameters.values()
@@ -322,7 +326,7 @@ def _outputs(draft: Draft, returned: object) -> dict[str, SetHandle]:
     return outputs
 
 
-def _definition(function: Callable[..., Any]) -> Place:
+def _definition(function: Callable[..., Any]) -> SourcePosition:
     """Find the ``def`` line of a function, below its decorators."""
     code = getattr(function, "__code__", None)
     if code is None:
@@ -331,5 +335,5 @@ def _definition(function: Callable[..., Any]) -> Place:
     for line in range(first, first + 20):
         text = linecache.getline(file, line)
         if text.lstrip().startswith(("def ", "async def ")):
-            return Place(line, text.index("def ") + len("def ") + 1, file)
-    return Place(first, 1, file)
+            return SourcePosition(line, text.index("def ") + len("def ") + 1, file)
+    return SourcePosition(first, 1, file)

@@ -1,4 +1,4 @@
-"""Sets in the Python DSL: what applications give, and how sets are bound and joined."""
+"""Sets in the Python DSL: outputs of applications, bindings and joins."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dandelion.dataflow.draft import (
     user_place,
 )
 from dandelion.dataflow.excerpt import with_excerpts
-from dandelion.dataflow.graph import Feed, Place, Repeat, Sharding, Strategy
-from dandelion.dataflow.rules_names import Signature, meant, problem
+from dandelion.dataflow.graph import Feed, RepeatClause, Sharding, SourcePosition, Strategy
+from dandelion.dataflow.rules_names import FunctionSignature, meant, problem
 from dandelion.errors import InvalidComposition
 
 
 @dataclass(slots=True, frozen=True)
 class BoundSet:
-    """A set with the way in which it is to be bound. `sharding` is None while nobody chose one."""
+    """A set and its binding. `sharding` is None until one is chosen."""
 
     source: SetHandle
     sharding: Sharding | None = None
@@ -32,8 +32,8 @@ class BoundSet:
 class ApplicationHandle:
     """One application: its output sets are attributes, or items where Python needs the name.
 
-    An application with a single output set can be used wherever a set can. An output set that is
-    called ``repeat``, as the method, is had by ``application["repeat"]``.
+    An application with a single output set can be used wherever a set can. An output set called
+    ``repeat``, like the method, is ``application["repeat"]``.
     """
 
     __slots__ = ("_application", "_draft")
@@ -62,16 +62,16 @@ class ApplicationHandle:
         """Repeat the application, fed with its own outputs; see ``docs/language.md``.
 
         Args:
-            times: the most iterations there may be, from 1 to 1,000,000.
-            feed: for input sets the output set of the last iteration that replaces them.
+            times: largest number of iterations, from 1 to 1,000,000.
+            feed: for input sets, the output set of the last iteration that replaces them.
             until: output set that ends the loop once it is empty.
 
         Returns:
             The application itself; its outputs are those of the last iteration.
 
         Raises:
-            InvalidComposition: it is repeated already, or an argument is of another type. Unknown
-                sets are found when the description is complete.
+            InvalidComposition: it is repeated already, or an argument has another type. Unknown
+                sets are reported when the description is complete.
         """
         if self._application.repeat is not None:
             refuse("bad-loop", f"'{self._application.signature.name}' is repeated already")
@@ -83,7 +83,7 @@ class ApplicationHandle:
             refuse("bad-loop", "a loop takes a number, and names of sets", expected=rule)
         place = user_place()
         feeds = tuple(Feed(parameter, output, place) for parameter, output in feed.items())
-        self._application.repeat = Repeat(times, until, feeds, place)
+        self._application.repeat = RepeatClause(times, until, feeds, place)
         return self
 
     def __dir__(self) -> list[str]:
@@ -98,10 +98,10 @@ Returned: TypeAlias = SetHandle | ApplicationHandle | Mapping[str, SetHandle | A
 
 
 class UnknownOutput(InvalidComposition, AttributeError):
-    """An application was asked for an output set that its function does not have."""
+    """An application has no output set of this name."""
 
 
-def _no_such_output(signature: Signature, name: str) -> UnknownOutput:
+def _no_such_output(signature: FunctionSignature, name: str) -> UnknownOutput:
     message = f"'{signature.name}' has no output set '{name}'"
     known = ", ".join(f"'{s}'" for s in signature.outputs) or "no output set at all"
     near = meant(name, signature.outputs)
@@ -113,7 +113,7 @@ def _no_such_output(signature: Signature, name: str) -> UnknownOutput:
 
 
 def all_(value: SetLike) -> BoundSet:
-    """Give every instance the whole set. This is the default."""
+    """Pass the whole set to every instance. This is the default."""
     return _sharded(value, Sharding.ALL)
 
 
@@ -128,17 +128,17 @@ def keyed(value: SetLike) -> BoundSet:
 
 
 def any_each(value: SetLike) -> BoundSet:
-    """Spread the items over as many instances as the platform finds right."""
+    """Distribute the items over a number of instances that the platform chooses."""
     return _sharded(value, Sharding.ANY_EACH)
 
 
 def any_keyed(value: SetLike) -> BoundSet:
-    """Spread the keys over as many instances as the platform finds right."""
+    """Distribute the keys over a number of instances that the platform chooses."""
     return _sharded(value, Sharding.ANY_KEYED)
 
 
 def optional(value: SetLike) -> BoundSet:
-    """Let the application run even if the set has no items."""
+    """Run the application even if the set has no items."""
     return replace(bound_set(value), optional=True)
 
 
@@ -155,7 +155,7 @@ def bound_set(value: object) -> BoundSet:
     return value if isinstance(value, BoundSet) else BoundSet(only_set(value))
 
 
-def only_set(value: object, place: Place | None = None) -> SetHandle:
+def only_set(value: object, place: SourcePosition | None = None) -> SetHandle:
     """Take a set, or the only output of an application."""
     if isinstance(value, SetHandle):
         return value
@@ -184,7 +184,7 @@ class JoinChain:
     strategies: tuple[Strategy, ...] = ()
 
     def cross(self, /, **operand: SetLike) -> JoinChain:
-        """Pair every key so far with every key of this set."""
+        """Pair every key of the chain so far with every key of this set."""
         return self._add(Strategy.CROSS, operand)
 
     def inner(self, /, **operand: SetLike) -> JoinChain:
@@ -192,7 +192,7 @@ class JoinChain:
         return self._add(Strategy.INNER, operand)
 
     def left(self, /, **operand: SetLike) -> JoinChain:
-        """Keep the keys so far."""
+        """Keep the keys of the chain so far."""
         return self._add(Strategy.LEFT, operand)
 
     def right(self, /, **operand: SetLike) -> JoinChain:

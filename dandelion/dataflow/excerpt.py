@@ -1,4 +1,4 @@
-"""Excerpts: the offending line of a source, with a caret line below it."""
+"""Excerpts: the source line at fault, with a caret line below it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def excerpt(line: str, number: int, column: int, length: int = 1) -> str:
         length: number of marked characters.
 
     Returns:
-        Two lines. Tabs and unprintable characters become blanks and ``?``, so that the carets stand
-        where they should; of a long line the part around the mark is shown.
+        Two lines. Tabs and unprintable characters become blanks and ``?``, so that the carets are
+        in the right column; of a long line the part around the mark is shown.
     """
     plain = "".join(" " if c in "\t\r" else c if c.isprintable() else "?" for c in line.rstrip())
     first = max(0, min(column - 1 - WIDTH // 2, len(plain) - WIDTH))
@@ -37,20 +37,20 @@ def with_excerpts(problems: Iterable[Problem], line_of: Callable[[Problem], str]
     """Add excerpts to problems that have a position but no excerpt yet.
 
     Args:
-        problems: as a check reported them.
-        line_of: gives the source line a problem stands in, or an empty text if it is not known.
+        problems: the problems of a check.
+        line_of: returns the source line of a problem, or an empty text if it is unknown.
     """
     return [_with_excerpt(problem, line_of) for problem in problems]
 
 
 def in_text(text: str) -> Callable[[Problem], str]:
-    """Give a `line_of` for `with_excerpts` that looks lines up in `text`."""
+    """Return a `line_of` for `with_excerpts` that looks lines up in `text`."""
     lines = text.split("\n")
     return lambda problem: lines[problem.line - 1] if 0 < problem.line <= len(lines) else ""
 
 
 def in_texts(texts: Mapping[str, str]) -> Callable[[Problem], str]:
-    """Give a `line_of` for problems of several texts; `texts` by the file they were parsed as."""
+    """Return a `line_of` for problems of several texts; `texts` by the file name of the parser."""
     finders = {file: in_text(text) for file, text in texts.items()}
     nowhere = in_text("")
     return lambda problem: finders.get(problem.where.rsplit(":", 2)[0], nowhere)(problem)

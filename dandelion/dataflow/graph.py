@@ -1,13 +1,12 @@
-"""The model of a composition: records, which text, DSL and JSON are three views of.
+"""The model of a composition: records, with three views: text, DSL and JSON.
 
 A composition is a set of **applications** of functions. An application binds input sets of its
-function to sets of the composition, each with a sharding, and gives names to the output sets. The
-edges of the graph are therefore names of sets: each is an input of the composition or produced by
-exactly one application. The order of applications has no meaning. An application may be repeated,
-fed with its own outputs; that is a matter of its own, so the graph has no loops.
+function to sets of the composition, each with a sharding, and names the output sets. So the edges
+of the graph are names of sets: each is an input of the composition or produced by exactly one
+application. The order of applications has no meaning. An application may be repeated, with its own
+outputs fed back; this is a property of the application, so the graph has no loops.
 
-Records are equal if they mean the same; a `Place` (where something stood in a source) is no part of
-that.
+Records are equal if they have the same meaning; a `SourcePosition` does not count.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import networkx as nx
 
 CompositionGraph: TypeAlias = "nx.DiGraph[str]"
 TIMES_LIMIT = 1_000_000
-"""How often an application may be repeated."""
+"""Largest number of iterations of an application."""
 
 
 class Sharding(enum.Enum):
-    """How the items of a bound set are spread over the instances of an application."""
+    """How the items of a bound set are distributed over the instances of an application."""
 
     ALL = "all"  # every instance gets the whole set
     EACH = "each"  # an instance for each item
@@ -43,15 +42,15 @@ class Strategy(enum.Enum):
     FULL = "full"  # keys of either
 
 
-class Place(msgspec.Struct, frozen=True, eq=False):
-    """Where something stood: file and position, counted from one. All places are equal."""
+class SourcePosition(msgspec.Struct, frozen=True, eq=False):
+    """A position in a source: file, line and column, counted from one. All are equal."""
 
     line: int = 0
     column: int = 0
     file: str = ""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place)
+        return isinstance(other, SourcePosition)
 
     def __hash__(self) -> int:
         return 0
@@ -60,20 +59,20 @@ class Place(msgspec.Struct, frozen=True, eq=False):
         return f"{self.file or '<text>'}:{self.line}:{self.column}" if self.line else self.file
 
 
-NOWHERE = Place()
+NOWHERE = SourcePosition()
 
 
 class Binding(msgspec.Struct, frozen=True, omit_defaults=True):
     """Binds input set `parameter` of the applied function to set `source` of the composition.
 
-    With `optional`, an absent set does not keep the application from running.
+    With `optional`, the application runs even if the set is absent.
     """
 
     parameter: str
     source: str
     sharding: Sharding = Sharding.ALL
     optional: bool = False
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
 class Return(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,7 +80,7 @@ class Return(msgspec.Struct, frozen=True, omit_defaults=True):
 
     target: str
     output: str
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,31 +88,31 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
 
     order: tuple[str, ...]
     strategies: tuple[Strategy, ...]
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
 class Feed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Gives output set `output` of an iteration to input set `parameter` of the next one."""
+    """Passes output set `output` of an iteration to input set `parameter` of the next one."""
 
     parameter: str
     output: str
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
-class Repeat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Repeats an application, fed with what its last iteration gave.
+class RepeatClause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Repeats an application, with outputs of the last iteration as inputs of the next.
 
     Attributes:
-        times: the most iterations there may be, from 1 to `TIMES_LIMIT`.
+        times: largest number of iterations, from 1 to `TIMES_LIMIT`.
         until: output set whose absence after an iteration ends the loop; None runs all iterations.
-        feedback: which outputs replace which inputs; the others stay as they are bound.
-        place: where it stands.
+        feedback: which outputs replace which inputs; other inputs keep their binding.
+        place: its position.
     """
 
     times: int
     until: str | None = None
     feedback: tuple[Feed, ...] = ()
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
 class Application(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,8 +122,8 @@ class Application(msgspec.Struct, frozen=True, omit_defaults=True):
     bindings: tuple[Binding, ...] = ()
     returns: tuple[Return, ...] = ()
     join: Join | None = None
-    repeat: Repeat | None = None
-    place: Place = NOWHERE
+    repeat: RepeatClause | None = None
+    place: SourcePosition = NOWHERE
 
 
 class Composition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,20 +133,20 @@ class Composition(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     applications: tuple[Application, ...] = ()
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
 class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Says which sets a function has, in order; an assertion that registration checks."""
+    """Declares the sets of a function, in order; registration checks it."""
 
     name: str
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    place: Place = NOWHERE
+    place: SourcePosition = NOWHERE
 
 
-class Module(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A text: declarations and compositions, in the order in which they stand."""
+class CompositionModule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of a text: declarations and compositions, in order."""
 
     declarations: tuple[Declaration, ...] = ()
     compositions: tuple[Composition, ...] = ()
@@ -164,11 +163,11 @@ def application_ids(composition: Composition) -> tuple[str, ...]:
 
 
 def to_networkx(composition: Composition) -> CompositionGraph:
-    """Give the graph: nodes ``in:SET``, ``app:ID``, ``out:SET``; edges carry the set's name.
+    """Return the graph: nodes ``in:SET``, ``app:ID``, ``out:SET``; edges have the set's name.
 
     Node attributes: ``kind`` (input, application, output), ``label``, and for applications
-    ``application`` (the record). Edge attributes: ``set``, ``binding`` (the record, or None on the
-    way to an output). Several sets between two nodes are one edge with a list in ``bindings``.
+    ``application`` (the record). Edge attributes: ``set``, ``binding`` (the record, or None if it
+    leads to an output). Several sets between two nodes are one edge with a list in ``bindings``.
     Unknown sources and duplicate producers are not errors here; see `dandelion.dataflow.validate`.
     """
     graph: CompositionGraph = nx.DiGraph(name=composition.name)

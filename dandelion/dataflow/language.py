@@ -1,8 +1,8 @@
 """The composition language: text to records. The other way is `dandelion.dataflow.printer`.
 
-`grammar.lark` is the grammar; lark makes LALR tables of it once, on first use. A text that fits is
-turned into a `Module` here; one that does not goes to `dandelion.dataflow.syntax`, which reads it
-again, slower, to say what is wrong in words for people. What names mean is not looked at: that is
+`grammar.lark` is the grammar; lark makes its LALR tables once, on first use. A valid text becomes a
+`CompositionModule`. A text with syntax errors goes to `dandelion.dataflow.syntax`, which reads it
+again, more slowly, to make readable messages. Names are resolved later, by
 `dandelion.dataflow.validate`.
 """
 
@@ -21,14 +21,14 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Declaration,
     Feed,
     Join,
-    Module,
-    Place,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
+    SourcePosition,
     Strategy,
 )
 from dandelion.dataflow.syntax import diagnose
@@ -36,11 +36,11 @@ from dandelion.dataflow.syntax_words import parser
 from dandelion.errors import InvalidComposition
 
 Children: TypeAlias = list[Any]
-"""What lark hands to a rule: tokens and what the rules below made. Typed by the grammar alone."""
+"""Arguments of a rule: tokens and results of inner rules. Only the grammar defines their types."""
 
 
 class _Now(threading.local):
-    """Which file this thread reads."""
+    """The file that this thread reads."""
 
     file = ""
 
@@ -62,7 +62,7 @@ def _reader() -> Lark:
     return parser(_Builder())
 
 
-def parse(text: str, file: str = "") -> Module:
+def parse(text: str, file: str = "") -> CompositionModule:
     """Read a text of the composition language.
 
     Args:
@@ -73,28 +73,28 @@ def parse(text: str, file: str = "") -> Module:
         The records, with places; names are not resolved yet.
 
     Raises:
-        InvalidComposition: the text does not fit the grammar. All places where it does not, as far
-            as they can be told apart, each with file, line, column and what was expected.
+        InvalidComposition: the text does not fit the grammar. It lists all errors that can be told
+            apart, each with file, line, column and the expected tokens.
     """
     try:
         with _reading(file):
-            module: Any = _reader().parse(text, start="module")  # what the builder makes of it
+            module: Any = _reader().parse(text, start="module")  # the builder's result
     except UnexpectedInput:
         raise InvalidComposition(tuple(diagnose(text, file, "module"))) from None
-    assert isinstance(module, Module)
+    assert isinstance(module, CompositionModule)
     return module
 
 
-def parse_signature(text: str, place: Place) -> Declaration:
+def parse_signature(text: str, place: SourcePosition) -> Declaration:
     """Read ``Name(input, ...) -> (output, ...)``, as the Python DSL writes it.
 
     Args:
-        text: the signature; ``=>`` will do as well.
-        place: where the text stands in the user's program.
+        text: the signature; ``=>`` is accepted as well.
+        place: position of the text in the user's program.
 
     Raises:
-        InvalidComposition: the text is not of that form. Line and column are those of `place`, the
-            excerpt shows the signature itself.
+        InvalidComposition: the text does not have that form. Line and column are those of `place`,
+            the excerpt shows the signature itself.
     """
     try:
         with _reading(""):
@@ -106,19 +106,19 @@ def parse_signature(text: str, place: Place) -> Declaration:
 
 
 class _Builder(Transformer[Token, Any]):
-    """Turns what was read into records, rule by rule, innermost first, while it is read.
+    """Builds records rule by rule, innermost first, while the text is read.
 
-    So there is never a tree of the whole text: of a long one it would be a million objects, and to
-    free them, or to have the garbage collector look at them, keeps all threads of the program.
+    So there is no tree of the whole text. For a long text it would have a million objects; freeing
+    them, or a garbage collection, would stop all threads of the program.
     """
 
-    def _place(self, token: Token) -> Place:
-        return Place(token.line or 0, token.column or 0, _now.file)
+    def _place(self, token: Token) -> SourcePosition:
+        return SourcePosition(token.line or 0, token.column or 0, _now.file)
 
-    def module(self, parts: Children) -> Module:
+    def module(self, parts: Children) -> CompositionModule:
         declarations = tuple(p for p in parts if isinstance(p, Declaration))
         compositions = tuple(p for p in parts if isinstance(p, Composition))
-        return Module(declarations, compositions)
+        return CompositionModule(declarations, compositions)
 
     def declaration(self, parts: Children) -> Declaration:
         name, inputs, outputs = parts[1]
@@ -139,7 +139,7 @@ class _Builder(Transformer[Token, Any]):
     def application(self, parts: Children) -> Application:
         name, bindings, returns, *clauses = parts
         join = next((c for c in clauses if isinstance(c, Join)), None)
-        repeat = next((c for c in clauses if isinstance(c, Repeat)), None)
+        repeat = next((c for c in clauses if isinstance(c, RepeatClause)), None)
         return Application(str(name), bindings, returns, join, repeat, self._place(name))
 
     def bindings(self, parts: Children) -> tuple[Binding, ...]:
@@ -167,10 +167,10 @@ class _Builder(Transformer[Token, Any]):
     def join(self, parts: Children) -> Strategy:
         return Strategy(str(parts[0]))
 
-    def repeat(self, parts: Children) -> Repeat:
+    def repeat(self, parts: Children) -> RepeatClause:
         keyword, times, *until, feeds = parts
         place = self._place(keyword)
-        return Repeat(int(times), str(until[0]) if until else None, feeds, place)
+        return RepeatClause(int(times), str(until[0]) if until else None, feeds, place)
 
     def until(self, parts: Children) -> Token:
         name: Token = parts[-1]

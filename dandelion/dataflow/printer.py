@@ -1,4 +1,4 @@
-"""Compositions written out: canonical text, and JSON.
+"""Printing compositions: canonical text, and JSON.
 
 ``parse(print_module(m)) == m`` and ``from_json(to_json(m)) == m`` for every module that the
 language can express. Without `repeat` the text also fits the grammar of the original system: no
@@ -15,10 +15,10 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Declaration,
     Join,
-    Module,
-    Repeat,
+    RepeatClause,
     Return,
 )
 from dandelion.errors import InvalidComposition, Problem
@@ -27,7 +27,7 @@ WIDTH = 100  # columns
 INDENT = "    "
 
 
-def print_module(module: Module) -> str:
+def print_module(module: CompositionModule) -> str:
     """Write a module as canonical text: declarations first, then compositions."""
     declarations = "".join(f"{_declaration(d)}\n" for d in module.declarations)
     parts = [declarations] if declarations else []
@@ -56,16 +56,16 @@ def print_join(join: Join) -> str:
     return " ".join(words)
 
 
-def print_repeat(repeat: Repeat) -> str:
+def print_repeat(repeat: RepeatClause) -> str:
     """Write ``repeat 10 until open feeding (x = y)``."""
     return f"{_repeat_head(repeat)} feeding ({', '.join(_feeds(repeat))})"
 
 
-def to_json(module: Module, *, indent: int = 2) -> str:
-    """Write a module as JSON. Places are left out: they are no part of what it means.
+def to_json(module: CompositionModule, *, indent: int = 2) -> str:
+    """Write a module as JSON, without positions in the source.
 
     Args:
-        module: what to write.
+        module: the module.
         indent: blanks per level; 0 writes one line.
     """
     bare = _without_places(msgspec.to_builtins(module))
@@ -73,14 +73,14 @@ def to_json(module: Module, *, indent: int = 2) -> str:
     return msgspec.json.format(text, indent=indent).decode()
 
 
-def from_json(text: str | bytes) -> Module:
-    """Read what `to_json` writes.
+def from_json(text: str | bytes) -> CompositionModule:
+    """Read the JSON of `to_json`.
 
     Raises:
-        InvalidComposition: it is no JSON, or not of that form; the problem's `where` is the path.
+        InvalidComposition: it is not JSON, or not of that form; the problem's `where` is the path.
     """
     try:
-        return msgspec.json.decode(text, type=Module)
+        return msgspec.json.decode(text, type=CompositionModule)
     except (msgspec.DecodeError, UnicodeError) as error:
         message, _, path = str(error).partition(" - at `$")
         problem = Problem("document", message, path.rstrip("`").lstrip(".") or "document")
@@ -122,11 +122,11 @@ def _broken(parts: list[str]) -> str:
     return f"{inner}{f',{inner}'.join(parts)}\n{INDENT}" if parts else ""
 
 
-def _repeat_head(repeat: Repeat) -> str:
+def _repeat_head(repeat: RepeatClause) -> str:
     return f"repeat {repeat.times}" + (f" until {repeat.until}" if repeat.until else "")
 
 
-def _feeds(repeat: Repeat) -> list[str]:
+def _feeds(repeat: RepeatClause) -> list[str]:
     return [f"{feed.parameter} = {feed.output}" for feed in repeat.feedback]
 
 

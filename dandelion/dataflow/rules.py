@@ -1,9 +1,9 @@
 """Static rules within one composition: sets, bindings, joins, loops, cycles.
 
 Every set of a composition is an input or produced by exactly one application; every set that is
-read exists; no application waits for itself. A rule is a function that gives the problems it finds.
-Applications of unknown functions are left out here: that their function is unknown has been said.
-The rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`.
+read exists; no application waits for itself. A rule is a function that yields the problems it
+finds. Applications of unknown functions are skipped here, since they are already reported. The
+rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dandelion.dataflow.graph import (
 )
 from dandelion.dataflow.rules_clauses import join_problems, repeat_problems
 from dandelion.dataflow.rules_names import (
-    Signature,
+    FunctionSignature,
     bad_names,
     meant,
     no_such_set,
@@ -34,14 +34,14 @@ from dandelion.errors import Problem
 
 
 def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
-    """Give one loop of each tangle (strongly connected component) of a graph.
+    """Yield one loop of each strongly connected component of a graph.
 
     Args:
         graph: any directed graph.
         order: nodes at which a loop may start, the preferred ones first.
 
     Returns:
-        The nodes of a shortest loop through the first node, which stands at both ends.
+        The nodes of a shortest loop through the first node, which is also the last one.
     """
     rank = {node: index for index, node in enumerate(order)}
     for component in nx.strongly_connected_components(graph):
@@ -64,16 +64,16 @@ def _loop_through(graph: nx.DiGraph[str], first: str) -> list[str]:
 
 
 def check_composition(
-    composition: Composition, signature: Callable[[str], Signature | None]
+    composition: Composition, signature: Callable[[str], FunctionSignature | None]
 ) -> Iterator[Problem]:
     """Check one composition.
 
     Args:
-        composition: what was read.
-        signature: gives the sets of what an application names, None if that is unknown.
+        composition: the composition.
+        signature: returns the sets of a function or composition, None if it is unknown.
 
     Returns:
-        Its problems, rule by rule, found as they are asked for.
+        Its problems, rule by rule, found lazily.
     """
     sources = _sources(composition)
     yield from _header(composition)
@@ -136,7 +136,7 @@ _RENAME = "give this result a name of its own"
 
 
 def _bindings(
-    application: Application, called: Signature | None, sources: dict[str, None]
+    application: Application, called: FunctionSignature | None, sources: dict[str, None]
 ) -> Iterator[Problem]:
     seen: set[str] = set()
     for binding in application.bindings:
@@ -151,7 +151,7 @@ def _bindings(
         seen.add(binding.parameter)
 
 
-def _returns(application: Application, called: Signature | None) -> Iterator[Problem]:
+def _returns(application: Application, called: FunctionSignature | None) -> Iterator[Problem]:
     first: dict[str, str] = {}
     for returned in application.returns:
         if called is not None and returned.output not in called.outputs:
@@ -166,26 +166,26 @@ def _returns(application: Application, called: Signature | None) -> Iterator[Pro
         first.setdefault(returned.output, returned.target)
 
 
-def _swapped_binding(binding: Binding, called: Signature, sources: dict[str, None]) -> str:
-    """Notice a binding that is written the wrong way round."""
+def _swapped_binding(binding: Binding, called: FunctionSignature, sources: dict[str, None]) -> str:
+    """Detect a binding that is written the wrong way round."""
     if binding.parameter in called.inputs or binding.parameter not in sources:
         return ""
     if binding.source not in called.inputs or meant(binding.parameter, called.inputs):
         return ""
     right = f"{binding.source} = {binding.sharding.value} {binding.parameter}"
-    return f"the input set of the function stands on the left: '{right}'"
+    return f"put the input set of the function on the left: '{right}'"
 
 
-def _swapped_return(returned: Return, called: Signature) -> str:
-    """Notice a result that is written the wrong way round."""
+def _swapped_return(returned: Return, called: FunctionSignature) -> str:
+    """Detect a result that is written the wrong way round."""
     if returned.target not in called.outputs or meant(returned.output, called.outputs):
         return ""
     right = f"{returned.output} = {returned.target}"
-    return f"the output set of the function stands on the right: '{right}'"
+    return f"put the output set of the function on the right: '{right}'"
 
 
 def _unknown_sets(
-    application: Application, called: Signature | None, sources: dict[str, None]
+    application: Application, called: FunctionSignature | None, sources: dict[str, None]
 ) -> Iterator[Problem]:
     for binding in application.bindings:
         is_swapped = called is not None and _swapped_binding(binding, called, sources)
@@ -218,7 +218,5 @@ def _cycles(composition: Composition) -> Iterator[Problem]:
             name = graph.edges[source, target]["bindings"][0][0]
             steps.append(f"-({name})-> {target.removeprefix('app:')}")
         place = composition.applications[ids.index(loop[0])].place
-        message = f"these wait for each other for ever: {' '.join(steps)}"
-        yield problem(
-            "cycle", f"{message}; an application is fed with its results by 'repeat'", place
-        )
+        message = f"these applications wait for each other: {' '.join(steps)}"
+        yield problem("cycle", f"{message}; use 'repeat' to feed results back", place)

@@ -11,12 +11,12 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Join,
-    Place,
-    Repeat,
+    RepeatClause,
     Sharding,
+    SourcePosition,
 )
 from dandelion.dataflow.rules_names import (
-    Signature,
+    FunctionSignature,
     bad_names,
     meant,
     no_such_set,
@@ -29,12 +29,12 @@ SHOWN_LIMIT = 10**18  # numbers beyond it are not written out
 
 
 def join_problems(
-    application: Application, join: Join, called: Signature | None
+    application: Application, join: Join, called: FunctionSignature | None
 ) -> Iterator[Problem]:
-    """Report what is wrong with a `by` clause; `called` is None if the function is unknown."""
+    """Report the problems of a `by` clause; `called` is None if the function is unknown."""
     if len(join.strategies) != len(join.order) - 1:
         counts = f"{len(join.strategies)} for {len(join.order)} input sets"
-        message = f"one join word stands between two input sets; here are {counts}"
+        message = f"a join needs one join word between two input sets; found {counts}"
         yield problem("join-shape", message, join.place)
     for twice in repeated(join.order):
         message = f"'{twice}' is joined twice; an input set occurs once after 'by'"
@@ -59,7 +59,10 @@ def join_problems(
 
 
 def _not_bound(
-    application: Application, parameter: str, called: Signature | None, place: Place
+    application: Application,
+    parameter: str,
+    called: FunctionSignature | None,
+    place: SourcePosition,
 ) -> Problem:
     names = [binding.parameter for binding in application.bindings]
     by_source = [b.parameter for b in application.bindings if b.source == parameter]
@@ -69,12 +72,12 @@ def _not_bound(
         return problem("join-unbound", message, place, nearest=near)
     message = (
         f"'{application.function}' has no input set '{parameter}' to join; "
-        "after 'by' stand input sets of the function, not sets of the composition"
+        "'by' takes input sets of the function, not sets of the composition"
     )
     return problem("join-unknown", message, place, nearest=near)
 
 
-def _not_keyed(binding: Binding, place: Place) -> Problem:
+def _not_keyed(binding: Binding, place: SourcePosition) -> Problem:
     message = (
         f"'{binding.parameter}' is joined by key, so it cannot be bound with "
         f"'{binding.sharding.value}'"
@@ -83,9 +86,9 @@ def _not_keyed(binding: Binding, place: Place) -> Problem:
 
 
 def repeat_problems(
-    application: Application, repeat: Repeat, called: Signature | None
+    application: Application, repeat: RepeatClause, called: FunctionSignature | None
 ) -> Iterator[Problem]:
-    """Report what is wrong with a `repeat` clause; `called` is None if the function is unknown."""
+    """Report the problems of a `repeat` clause; `called` is None if the function is unknown."""
     if not 1 <= repeat.times <= TIMES_LIMIT:
         said = str(repeat.times) if abs(repeat.times) < SHOWN_LIMIT else "a number far beyond"
         message = f"'{application.function}' cannot be repeated that often"
@@ -100,7 +103,7 @@ def repeat_problems(
     if repeat.until is not None:
         yield from bad_names((repeat.until,), repeat.place)
         for found in _no_output(repeat.until, called, repeat.place):
-            rule = "after 'until' stands the output set that ends the loop once it is empty"
+            rule = "'until' takes the output set that ends the loop once it is empty"
             yield msgspec.structs.replace(found, message=f"{found.message}; {rule}")
     bound = {binding.parameter for binding in application.bindings}
     for feed in repeat.feedback:
@@ -120,6 +123,8 @@ def repeat_problems(
         yield problem("feed-duplicate", message, place)
 
 
-def _no_output(name: str, called: Signature | None, place: Place) -> Iterator[Problem]:
+def _no_output(
+    name: str, called: FunctionSignature | None, place: SourcePosition
+) -> Iterator[Problem]:
     if called is not None and name not in called.outputs:
         yield no_such_set("unknown-return", "output", called, name, place)

@@ -1,4 +1,4 @@
-"""Names and problems: what the static rules of the language are made of."""
+"""Names and problems, as used by the static rules of the language."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from dandelion.dataflow.graph import Place
+from dandelion.dataflow.graph import SourcePosition
 from dandelion.errors import Problem, nearest
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 NAME_LIMIT = 255  # characters
 
 
-class Signature(msgspec.Struct, frozen=True):
-    """What a function or composition is called and which sets it has, in order."""
+class FunctionSignature(msgspec.Struct, frozen=True):
+    """The name of a function or composition and its sets, in order."""
 
     name: str
     inputs: tuple[str, ...] = ()
@@ -30,26 +30,26 @@ class Signature(msgspec.Struct, frozen=True):
 def problem(
     code: str,
     message: str,
-    place: Place,
+    place: SourcePosition,
     *,
     expected: str = "",
     found: str = "",
     nearest: str = "",
 ) -> Problem:
-    """Make a problem of a place."""
+    """Make a problem at a position."""
     where = str(place)
     return Problem(code, message, where, place.line, place.column, expected, found, nearest)
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Give the names that occur more than once, in order."""
+    """Return the names that occur more than once, in order."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Give the known name that is nearest, or an empty text; looks at the first 200 names only.
+    """Return the nearest known name, or an empty text; compares with the first 200 names only.
 
-    Comparing names costs far more than all rules together, and a text may hold any number of them.
+    Comparing names costs far more than all rules together, and a text may have any number of them.
     """
     if len(name) > NAME_LIMIT:
         return ""
@@ -57,8 +57,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     return nearest(name, few) or ""
 
 
-def bad_names(names: Iterable[str], place: Place) -> Iterator[Problem]:
-    """Report what is no identifier; a text cannot hold such names, JSON and Python can."""
+def bad_names(names: Iterable[str], place: SourcePosition) -> Iterator[Problem]:
+    """Report names that are not identifiers; JSON and Python may have them, a text cannot."""
     for name in dict.fromkeys(names):
         if not NAME.fullmatch(name) or len(name) > NAME_LIMIT:
             rule = f"ASCII letters, digits and '_', at most {NAME_LIMIT}, no digit first"
@@ -66,7 +66,12 @@ def bad_names(names: Iterable[str], place: Place) -> Iterator[Problem]:
 
 
 def no_such_set(
-    code: str, kind: str, called: Signature, name: str, place: Place, advice: str = ""
+    code: str,
+    kind: str,
+    called: FunctionSignature,
+    name: str,
+    place: SourcePosition,
+    advice: str = "",
 ) -> Problem:
     """Report a set that a function does not have.
 
@@ -74,8 +79,8 @@ def no_such_set(
         code: of the problem.
         kind: ``input`` or ``output``.
         called: the function.
-        name: the set that it lacks.
-        place: where that stands.
+        name: the unknown set.
+        place: its position.
         advice: what to do, instead of the nearest name.
     """
     sets = called.inputs if kind == "input" else called.outputs

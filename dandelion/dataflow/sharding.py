@@ -1,27 +1,26 @@
-"""The dynamic semantics of one application: its instances, and the merge of what they produce.
+"""The dynamic semantics of one application: its instances, and the merge of their outputs.
 
-Everything that decides *which* instances an application has stands in this file, as pure functions
-over sets. The rules, with their source in the language of the original system:
+This file decides *which* instances an application has, with pure functions over sets. The rules,
+with their source in the language of the original system:
 
 1. **Groups.** The parameters of a ``by`` clause form one group, every other parameter is a group of
-   its own. Instances are the cross product of the groups; the first group varies slowest. Groups
-   stand in join order: joined keyed parameters, other keyed ones, joined ``anyKeyed`` ones, the
-   rest; within each in order of the declaration.
+   its own. Instances are the cross product of the groups; the first group varies slowest. The order
+   of groups: joined keyed parameters, other keyed ones, joined ``anyKeyed`` ones, the rest; within
+   each in order of the declaration.
 2. **Values of a group.** ``all``: the set. ``each``: one item at a time, in the set's order.
-   ``keyed``: one key at a time, ascending, whatever the order of the items; items of a key keep
-   their order. An absent set that is optional is one value, the absent set.
+   ``keyed``: one key at a time, ascending, for any order of the items; items of a key keep their
+   order. An absent set that is optional is one value, the absent set.
 3. **Joins** go from left to right over keys; a row holds one key or nothing for each set. ``inner``
-   keeps rows whose key the next set has, ``left`` keeps all rows, ``right`` gives a row for each
+   keeps rows whose key the next set has, ``left`` keeps all rows, ``right`` makes a row for each
    key of the next set, ``full`` both, ``cross`` every pair. After a ``cross`` the key of a row is
    that of the set on the right. ``right`` and ``full`` order their rows by key, the others keep the
    order. A set without a row's key is absent in that instance. An absent set has no keys.
-4. **any shardings** make as many partitions as the policy says (`partition_counts`), of
-   neighbouring items or keys. If the input set has a minimum, partitions are made of values in
-   ascending order of their bytes, and each grows until it has its share and the minimum; so there
-   may be fewer.
+4. **any shardings** make the policy's number of partitions (`partition_counts`), of neighbouring
+   items or keys. If the input set has a minimum, partitions are made of values in ascending order
+   of their bytes, and each grows until it has its share and the minimum; so there may be fewer.
 5. If nothing is bound, or every bound set is absent, there is exactly one instance.
-6. **Merge.** For each output, the items of all instances in instance order, then sorted by key,
-   stably. No items: the set is absent.
+6. **Merge.** For each output, the items of all instances in instance order, then stably sorted by
+   key. Without items the set is absent.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from dandelion.dataflow.graph import Sharding, Strategy
 
 Instance: TypeAlias = tuple[ItemSet | None, ...]
 Row: TypeAlias = tuple[ItemSet | None, ...]
-"""One value of a group: a set for each of the group's parameters."""
+"""One value of a group: a set for each of its parameters."""
 
 _ANY = (Sharding.ANY_EACH, Sharding.ANY_KEYED)
 
@@ -62,10 +61,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How many partitions ``any`` shardings get: the platform's choice.
+    """The platform's choice of the number of partitions of ``any`` shardings.
 
     Attributes:
-        mode: ``max`` (as many as ``each`` or ``keyed`` would give), ``fixed`` or ``auto``.
+        mode: ``max`` (as many as ``each`` or ``keyed`` would make), ``fixed`` or ``auto``.
         number: N of ``fixed:N``.
         cores: cores that can run instances at once.
     """
@@ -84,8 +83,8 @@ def groups_of(
     """Order the bound parameters of an application into groups (rule 1).
 
     Args:
-        shardings: by position of the declaration; None where nothing is bound.
-        joined: positions named by the ``by`` clause, in its order.
+        shardings: by position of the declaration; None for an unbound one.
+        joined: positions of the ``by`` clause, in its order.
         strategies: one less than `joined`.
         minima: bytes by position that a partition should have; empty for none.
     """
@@ -118,7 +117,7 @@ def _sharding(shardings: Sequence[Sharding | None], joined: Sequence[int]) -> Sh
 def instances(
     groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
 ) -> Iterator[Instance]:
-    """Give the instances of an application one after the other, in order (rules 1 to 5).
+    """Yield the instances of an application in order (rules 1 to 5).
 
     Args:
         groups: from `groups_of`.
@@ -147,7 +146,7 @@ def instances(
 def _values(
     groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
 ) -> list[list[Row]]:
-    """Give all values of every group; ``any`` groups are partitioned with the others in view."""
+    """Return all values of every group; ``any`` groups are partitioned depending on the others."""
     values = [list(_units(group, sets)) for group in groups]
     chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
     if chosen:
@@ -165,7 +164,7 @@ def _values(
 
 
 def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
-    """Give the smallest values of one group (rules 2 and 3)."""
+    """Yield the smallest values of one group (rules 2 and 3)."""
     first = sets[group.positions[0]]
     if len(group.positions) > 1:
         yield from joined_rows([sets[p] for p in group.positions], group.strategies)
@@ -179,7 +178,7 @@ def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
 
 
 def _largest(group: Group, sets: Sequence[ItemSet | None]) -> tuple[int, int]:
-    """Give bytes and place within the group of its largest set, the first of equal ones."""
+    """Return bytes and index of the largest set of a group, the first of equal ones."""
     sizes = [_bytes(sets[position]) for position in group.positions]
     return max(sizes), sizes.index(max(sizes))
 
@@ -191,13 +190,13 @@ def _bytes(item_set: ItemSet | None) -> int:
 def partition_counts(
     maxima: Sequence[int], sizes_bytes: Sequence[int], policy: Partitioning, fixed: int
 ) -> list[int]:
-    """Choose how many partitions each ``any`` group gets (rule 4).
+    """Choose the number of partitions of each ``any`` group (rule 4).
 
     Args:
-        maxima: number of items or keys of each group: it cannot have more partitions.
+        maxima: number of items or keys of each group, which bounds its partitions.
         sizes_bytes: bytes of the largest set of each group; a group without bytes is not reduced.
         policy: the mode.
-        fixed: number of instances that the other groups give already.
+        fixed: number of instances of the other groups.
     """
     target = _target(sizes_bytes, policy)
     if target == 0:
@@ -225,7 +224,7 @@ def _target(sizes_bytes: Sequence[int], policy: Partitioning) -> int:
 
 
 def _merged_rows(rows: Sequence[Row], count: int) -> Iterator[Row]:
-    """Merge neighbouring rows into `count` partitions; the first ones are longer by one."""
+    """Merge neighbouring rows into `count` partitions; the first ones have one more row."""
     if not rows:
         return
     size, longer = divmod(len(rows), count)
@@ -239,8 +238,8 @@ def _merged_rows(rows: Sequence[Row], count: int) -> Iterator[Row]:
 def _filled_rows(rows: Sequence[Row], count: int, at: int, least_bytes: int) -> Iterator[Row]:
     """Merge rows, small ones first, into at most `count` partitions (rule 4).
 
-    A partition is complete when it has as many rows as `_merged_rows` would give it and at least
-    `least_bytes` in its set number `at`. The last one takes what is left, which may be less.
+    A partition is complete when it has as many rows as in `_merged_rows` and at least `least_bytes`
+    in its set number `at`. The last one takes the rest, which may be less.
     """
     if not rows:
         return
@@ -313,10 +312,10 @@ def _join(rows: _Rows, width: int, strategy: Strategy, right: dict[int, ItemSet]
 def merged(
     names: Sequence[str], outputs: Sequence[Sequence[ItemSet | None]]
 ) -> tuple[ItemSet | None, ...]:
-    """Merge what the instances of an application produced (rule 6).
+    """Merge the outputs of an application's instances (rule 6).
 
     Args:
-        names: the sets' names, by position of the output.
+        names: names of the sets, by position of the output.
         outputs: for each instance, in instance order, its outputs by position.
     """
     if len(outputs) == 1:
@@ -327,7 +326,7 @@ def merged(
 
 
 def _own(name: str, part: ItemSet | None) -> ItemSet | None:
-    """What `_sorted` gives for the only part there is; the part itself, if it is like that."""
+    """Return the result of `_sorted` for a single part; the part itself if it is sorted."""
     if part is None or (part.name == name and len(part.items) == 1):
         return part
     return _sorted(name, (part,))

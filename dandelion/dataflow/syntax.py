@@ -1,16 +1,16 @@
-"""What is wrong with a text that does not fit the grammar, said for people.
+"""Readable messages for the syntax errors of a text.
 
 The text is read again, token by token, with lark's interactive parser. Between two statements the
-state of the parser is kept as a checkpoint. At a token that does not fit, one problem is noted and
-reading goes on:
+state of the parser is saved as a checkpoint. At a token that does not fit, one problem is recorded
+and reading continues:
 
-- a ``;`` that is missing at the end of a line is put in;
+- a ``;`` that is missing at the end of a line is inserted;
 - ``function NAME`` or ``composition NAME`` inside a body closes the body;
-- otherwise the rest of the statement is skipped and the checkpoint taken up again. A ``{`` that is
-  met on the way opens a body under a head that could not be read.
+- otherwise the rest of the statement is skipped and the checkpoint restored. A ``{`` in the skipped
+  part opens a body under a head that could not be read.
 
-So one slip costs one message, mostly. Words that no token can be made of are reported by themselves
-and replaced; a token that does not fit right after one gets no message of its own.
+So one mistake usually results in one message. Words that are not tokens are reported separately and
+replaced; a token that does not fit right after one gets no message of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dandelion.dataflow.excerpt import excerpt
-from dandelion.dataflow.graph import Place
-from dandelion.dataflow.syntax_advice import Slip, advice
+from dandelion.dataflow.graph import SourcePosition
+from dandelion.dataflow.syntax_advice import SyntaxMistake, advice
 from dandelion.dataflow.syntax_words import (
     END,
     KEYWORDS,
@@ -49,8 +49,10 @@ _OPEN_BODY = (
 )
 
 
-def diagnose(text: str, file: str, start: str, place: Place | None = None) -> list[Problem]:
-    """List what keeps `text` from being read.
+def diagnose(
+    text: str, file: str, start: str, place: SourcePosition | None = None
+) -> list[Problem]:
+    """List the syntax errors of `text`.
 
     Args:
         text: a text that `parser` refuses.
@@ -70,7 +72,7 @@ def diagnose(text: str, file: str, start: str, place: Place | None = None) -> li
 class _Reading:
     """One pass over a text; see the module for the rules of recovery."""
 
-    def __init__(self, text: str, file: str, place: Place | None) -> None:
+    def __init__(self, text: str, file: str, place: SourcePosition | None) -> None:
         self.problems: list[Problem] = []
         self._text = text
         self._lines = text.split("\n")
@@ -87,7 +89,7 @@ class _Reading:
     # --- words ------------------------------------------------------------------------------
 
     def scan(self) -> list[Token]:
-        """Split the text into tokens; report and replace what is none."""
+        """Split the text into tokens; report and replace words that are not tokens."""
         text = self._text
         while len(self.problems) < LIMIT:
             try:
@@ -102,7 +104,7 @@ class _Reading:
         return []
 
     def _instead(self, bad: str, offset: int) -> str:
-        """Give what is read instead of a bad word, of the same length."""
+        """Return the replacement of a bad word, of the same length."""
         if bad in MEANT:
             return MEANT[bad]
         self._bad.add(offset)
@@ -115,7 +117,7 @@ class _Reading:
             rule = "a number of at most 18 digits, without zeros in front"
         message = f"cannot read '{printable(bad)}'"
         if bad[0] in "\"'":
-            message += ": a composition holds no data, what it works on comes in as a set"
+            message += ": a composition contains no data; pass data as a set"
         expected = "" if meant else rule
         self._add(message, line, column, len(bad), expected=expected, nearest=meant)
 
@@ -166,14 +168,14 @@ class _Reading:
         return True
 
     def _accepted(self) -> set[str]:
-        """Terminals that could stand where the parser stopped."""
+        """Terminals that the parser accepts where it stopped."""
         state = _copy(self._checkpoint)
         for token in self._since:
             state.feed_token(token)
         return set(state.accepts())  # type: ignore[no-untyped-call]  # lark leaves it untyped
 
     def _recover(self, tokens: list[Token], index: int) -> int:
-        """Report ``tokens[index]``, bring the parser into a state to go on; give the next index."""
+        """Report ``tokens[index]``, restore a state to continue in; return the next index."""
         token = tokens[index]
         if self._unclosed(token):
             keyword = self._since[0]
@@ -195,7 +197,7 @@ class _Reading:
         return self._in_body and one_keyword and token.type == "WORD"
 
     def _rewind(self) -> None:
-        """Undo what a refused token made the parser do."""
+        """Undo the parser's steps for a refused token."""
         since = self._since
         self._restore()
         for token in since:
@@ -232,7 +234,7 @@ class _Reading:
         self._reported.add(offset)
         accepted = self._accepted() if accepted is None else accepted
         found = "the end of the text" if token.type == END else f"'{token}'"
-        tip = advice(Slip(token, accepted, self._since))
+        tip = advice(SyntaxMistake(token, accepted, self._since))
         self._add(
             f"cannot read {self._context()}{tip and f': {tip}'}",
             token.line or 1,
@@ -264,7 +266,7 @@ class _Reading:
         found: str = "",
         nearest: str = "",
     ) -> None:
-        place = self._place or Place(line, column, self._file)
+        place = self._place or SourcePosition(line, column, self._file)
         shown = excerpt(self._lines[line - 1], line, column, length)
         self.problems.append(
             Problem(
@@ -282,6 +284,6 @@ class _Reading:
 
 
 def _copy(state: InteractiveParser) -> InteractiveParser:
-    # The trees under way are shared, not copied: nobody reads them after a problem.
+    # Partial trees are shared, not copied: they are not used after a problem.
     copied: InteractiveParser = state.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]  # as above
     return copied

@@ -1,4 +1,4 @@
-"""Advice on the slips that are made most: what a person would say who looks over the shoulder."""
+"""Advice on the most frequent syntax mistakes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHARDINGS = frozenset(sharding.value for sharding in Sharding)
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
+class SyntaxMistake:
     """A token that does not fit.
 
     Attributes:
         token: the token.
-        accepted: terminals that could stand in its place.
+        accepted: terminals that would fit in its place.
         since: the tokens of the statement so far.
     """
 
@@ -36,7 +36,7 @@ class Slip:
 
     @property
     def in_head(self) -> bool:
-        """It stands in a declaration, or before the body of a composition."""
+        """It is in a declaration, or before the body of a composition."""
         return bool(self.since) and self.since[0].type in KEYWORDS
 
     @property
@@ -45,63 +45,70 @@ class Slip:
         return printable(self.since[-1]) if self.since else ""
 
 
-def advice(slip: Slip) -> str:
-    """Say what to do about a token that does not fit, or nothing."""
-    return next((said for rule in _RULES if (said := rule(slip))), "")
+def advice(mistake: SyntaxMistake) -> str:
+    """Return advice on a token that does not fit, or an empty text."""
+    return next((text for rule in _RULES if (text := rule(mistake))), "")
 
 
-def _sharding(slip: Slip) -> str:
-    if "ALL" not in slip.accepted or "WORD" in slip.accepted:
+def _sharding(mistake: SyntaxMistake) -> str:
+    if "ALL" not in mistake.accepted or "WORD" in mistake.accepted:
         return ""
-    if not slip.is_word:
+    if not mistake.is_word:
         return "a binding is 'input = all set', or another sharding than 'all'"
-    name = printable(slip.token)
+    name = printable(mistake.token)
     return f"say how its instances share the items; with 'all {name}' each gets the whole set"
 
 
-def _equals(slip: Slip) -> str:
-    """A lone name where ``left = right`` is needed."""
-    if slip.accepted != {"EQUAL"}:
+def _equals(mistake: SyntaxMistake) -> str:
+    """Advise on a single name where ``left = right`` is needed."""
+    if mistake.accepted != {"EQUAL"}:
         return ""
-    kinds = [token.type for token in slip.since]
-    name = slip.before
+    kinds = [token.type for token in mistake.since]
+    name = mistake.before
     if "NUMBER" in kinds and "FEEDING" in kinds[kinds.index("NUMBER") :]:
         return f"say which output feeds '{name}', as in '{name} = output'"
     if "_ARROW" in kinds:
         return f"say which output of the function '{name}' is, as in '{name} = output'"
-    if slip.is_word and name in SHARDINGS:
-        return f"the input set of the function comes first, as in 'input = {name} {slip.token}'"
+    if mistake.is_word and name in SHARDINGS:
+        return f"the input set of the function comes first, as in 'input = {name} {mistake.token}'"
     return f"say which set '{name}' is bound to, as in '{name} = all set'"
 
 
-def _loop(slip: Slip) -> str:
-    if slip.accepted == {"NUMBER"}:
+def _loop(mistake: SyntaxMistake) -> str:
+    if mistake.accepted == {"NUMBER"}:
         return "say how many iterations there may be, as in 'repeat 10 feeding (input = output)'"
-    return FEEDING if slip.accepted == {"UNTIL", "FEEDING"} else ""
+    return FEEDING if mistake.accepted == {"UNTIL", "FEEDING"} else ""
 
 
-def _end(slip: Slip) -> str:
-    if slip.token.type == END and "RBRACE" in slip.accepted:
+def _end(mistake: SyntaxMistake) -> str:
+    if mistake.token.type == END and "RBRACE" in mistake.accepted:
         return "its '}' is missing"
-    if "SEMICOLON" not in slip.accepted or not slip.since:
+    if "SEMICOLON" not in mistake.accepted or not mistake.since:
         return ""
-    line = slip.since[-1].line or 0
-    starts_line = (slip.token.line or 0) > line or slip.token.type == END
-    return f"a ';' is missing after '{slip.before}' in line {line}" if starts_line else ""
+    line = mistake.since[-1].line or 0
+    starts_line = (mistake.token.line or 0) > line or mistake.token.type == END
+    return f"a ';' is missing after '{mistake.before}' in line {line}" if starts_line else ""
 
 
-def _brackets(slip: Slip) -> str:
-    if slip.accepted != {"LPAR"} or not slip.since:
+def _brackets(mistake: SyntaxMistake) -> str:
+    if mistake.accepted != {"LPAR"} or not mistake.since:
         return ""
-    if slip.is_word and (slip.in_head or slip.since[-1].type == "_ARROW"):
-        return f"sets stand in brackets, as in '({printable(slip.token)})'"
-    return "" if slip.in_head else FORM
+    if mistake.is_word and (mistake.in_head or mistake.since[-1].type == "_ARROW"):
+        return f"write sets in brackets, as in '({printable(mistake.token)})'"
+    return "" if mistake.in_head else FORM
 
 
-def _outputs(slip: Slip) -> str:
-    if slip.accepted != {"_ARROW"} or slip.in_head:
+def _outputs(mistake: SyntaxMistake) -> str:
+    if mistake.accepted != {"_ARROW"} or mistake.in_head:
         return ""
-    return "say what becomes of its outputs, as in '=> (set = output)', or drop them with '=> ()'"
+    return "name its outputs, as in '=> (set = output)', or drop them with '=> ()'"
 
 
-_RULES: tuple[Callable[[Slip], str], ...] = (_sharding, _equals, _loop, _end, _brackets, _outputs)
+_RULES: tuple[Callable[[SyntaxMistake], str], ...] = (
+    _sharding,
+    _equals,
+    _loop,
+    _end,
+    _brackets,
+    _outputs,
+)

@@ -1,4 +1,4 @@
-"""The parser of the language, and its terminals in words for people."""
+"""The parser of the language, and readable names of its terminals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dandelion.errors import nearest
 
 END = "$END"
 KEYWORDS = frozenset({"FUNCTION", "COMPOSITION"})  # a declaration or composition begins
-# What people write for what, though it looks different.
+# Frequent mistakes that do not look like the word that was meant.
 MEANT = {
     "->": "=>",
     ":": "=",
@@ -27,10 +27,10 @@ MEANT = {
 
 @functools.cache
 def parser(builder: Transformer[Token, Any] | None = None) -> Lark:
-    """Give the parser of the language; its tables are made on first use.
+    """Return the parser of the language; its tables are made on first use.
 
     Args:
-        builder: is handed each rule as it is read; without one the parser makes a tree.
+        builder: is called for each rule; without one the parser makes a tree.
     """
     grammar = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
     return Lark(
@@ -40,12 +40,12 @@ def parser(builder: Transformer[Token, Any] | None = None) -> Lark:
 
 @functools.cache
 def spellings() -> dict[str, str]:
-    """Say how each terminal with one spelling is written."""
+    """Return the text of each terminal that has only one spelling."""
     return {t.name: t.pattern.value for t in parser().terminals if t.pattern.type == "str"}
 
 
 def expected_words(accepted: Iterable[str]) -> str:
-    """Say ``a name``, ``';' or 'by'``; keywords count as names where any name may stand."""
+    """Format accepted terminals: ``a name``, ``';' or 'by'``; where names fit, so do keywords."""
     spelled = spellings()
     words = set(accepted)
     if "WORD" in words:
@@ -58,7 +58,7 @@ def expected_words(accepted: Iterable[str]) -> str:
 
 
 def nearest_word(found: str, accepted: set[str]) -> str:
-    """Give the accepted keyword or sign that was most likely meant, or an empty text."""
+    """Return the accepted keyword or sign that was most likely meant, or an empty text."""
     if "WORD" in accepted:
         return ""
     spelled = spellings()
@@ -70,5 +70,5 @@ def nearest_word(found: str, accepted: set[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Show a word of the text, cut and without control characters."""
+    """Return a word of the text, shortened and without control characters."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:40])

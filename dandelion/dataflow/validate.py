@@ -1,13 +1,13 @@
 """Static rules of the composition language that need more than one composition: names.
 
-A name in a composition means, in this order: a composition of the same text, whatever the order in
-which they stand; a function that the text declares; a registered function or composition. A
-declaration creates nothing, it asserts which sets a function has, and is checked against the
-composition of the text or the registration of that name. An application is checked against the
-declaration if there is one, so that one slip is reported once.
+A name in a composition means, in this order: a composition of the same text, in any order; a
+function that the text declares; a registered function or composition. A declaration creates
+nothing: it states the sets of a function, and is checked against the composition of the text or the
+registration of that name. An application is checked against the declaration if there is one, so
+that one mistake is reported once.
 
-Rules within one composition are in `dandelion.dataflow.rules`. All problems are collected; they
-come in the order of their places. The codes are listed in ``docs/language.md``.
+Rules within one composition are in `dandelion.dataflow.rules`. All problems are collected, in order
+of their positions. The codes are listed in ``docs/language.md``.
 
 Source: the checks of the original composition builder, and those that it lacks.
 """
@@ -22,24 +22,32 @@ from typing import TypeAlias
 import networkx as nx
 
 from dandelion.dataflow.excerpt import in_text, with_excerpts
-from dandelion.dataflow.graph import Composition, Declaration, Module, Place
+from dandelion.dataflow.graph import Composition, CompositionModule, Declaration, SourcePosition
 from dandelion.dataflow.rules import check_composition, loops
-from dandelion.dataflow.rules_names import Signature, bad_names, meant, problem, repeated
+from dandelion.dataflow.rules_names import FunctionSignature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
 
-__all__ = ["Known", "Signature", "Uses", "check_module", "ensure_valid", "signature_of", "validate"]
+__all__ = [
+    "FunctionSignature",
+    "Known",
+    "Uses",
+    "check_module",
+    "ensure_valid",
+    "signature_of",
+    "validate",
+]
 
 LIMIT = 200  # problems reported of one module
 
-Known: TypeAlias = Callable[[str], Signature | None]
-"""Gives the sets of a registered function or composition, or None if nothing has that name."""
+Known: TypeAlias = Callable[[str], FunctionSignature | None]
+"""Returns the sets of a registered function or composition, or None if the name is unknown."""
 
 Uses: TypeAlias = Callable[[str], Collection[str]]
-"""Gives the names that a registered composition applies; nothing for functions."""
+"""Returns the names that a registered composition applies; none for functions."""
 
 
 def validate(
-    module: Module,
+    module: CompositionModule,
     known: Known,
     taken: Container[str] = frozenset(),
     *,
@@ -47,31 +55,35 @@ def validate(
     uses: Uses = lambda _: (),
     text: str = "",
 ) -> list[Problem]:
-    """Check a module against what is registered.
+    """Check a module against the registered functions and compositions.
 
     Args:
-        module: what was read.
-        known: the registered functions and compositions, those of the platform among them.
+        module: the module.
+        known: the registered functions and compositions, including those of the platform.
         taken: names that the module's compositions may not have, such as those of functions.
         names: registered names, to suggest the nearest one.
-        uses: what registered compositions apply, to find recursion that passes through them.
+        uses: names that registered compositions apply, to find recursion through them.
         text: the text of the module, if it has one, for excerpts.
 
     Returns:
-        All problems (the first `LIMIT`, if there are more), in the order of their places; an empty
+        All problems (the first `LIMIT`, if there are more), in order of their positions; an empty
         list if it may be registered.
     """
     return _check(_Scope(module, known, uses, tuple(names), trust=False), taken, text)
 
 
 def check_module(
-    module: Module, known: Known = lambda _: None, *, names: Iterable[str] = (), text: str = ""
+    module: CompositionModule,
+    known: Known = lambda _: None,
+    *,
+    names: Iterable[str] = (),
+    text: str = "",
 ) -> list[Problem]:
     """Check a module by itself: declared functions that `known` does not know are trusted.
 
     Args:
-        module: what was read.
-        known: what is known nevertheless.
+        module: the module.
+        known: signatures that are known.
         names: further names, to suggest the nearest one.
         text: the text of the module, if it has one, for excerpts.
     """
@@ -80,7 +92,7 @@ def check_module(
 
 
 def ensure_valid(
-    module: Module,
+    module: CompositionModule,
     known: Known,
     taken: Container[str] = frozenset(),
     *,
@@ -98,16 +110,16 @@ def ensure_valid(
         raise InvalidComposition(tuple(problems))
 
 
-def signature_of(what: Composition | Declaration) -> Signature:
-    """Give the sets of a composition or declaration."""
-    return Signature(what.name, what.inputs, what.outputs)
+def signature_of(what: Composition | Declaration) -> FunctionSignature:
+    """Return the sets of a composition or declaration."""
+    return FunctionSignature(what.name, what.inputs, what.outputs)
 
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean in a module."""
+    """Resolves the names of a module."""
 
-    module: Module
+    module: CompositionModule
     known: Known
     uses: Uses
     names: tuple[str, ...]
@@ -121,18 +133,18 @@ class _Scope:
         for declaration in self.module.declarations:
             self.declarations.setdefault(declaration.name, declaration)
 
-    def real(self, name: str) -> Signature | None:
-        """The composition of the text or the registration, whatever a declaration says."""
+    def real(self, name: str) -> FunctionSignature | None:
+        """Return the composition of the text or the registration, ignoring declarations."""
         local = self.compositions.get(name)
         return signature_of(local) if local else self.known(name)
 
-    def signature(self, name: str) -> Signature | None:
-        """What applications of `name` are checked against."""
+    def signature(self, name: str) -> FunctionSignature | None:
+        """Return the signature that applications of `name` are checked against."""
         declaration = self.declarations.get(name)
         return signature_of(declaration) if declaration else self.real(name)
 
     def nearest(self, name: str) -> str:
-        """The callable name that was most likely meant, or an empty text."""
+        """Return the callable name that was most likely meant, or an empty text."""
         own = [n for n in (*self.compositions, *self.declarations) if n != name]
         return meant(name, [*own, *self.names])
 
@@ -161,7 +173,7 @@ def _declarations(scope: _Scope) -> Iterator[Problem]:
                 yield problem("duplicate-set", message, place)
         first = scope.declarations[name]
         if declaration != first:
-            message = f"function '{name}' was declared otherwise at {first.place}"
+            message = f"function '{name}' has a different declaration at {first.place}"
             yield _differs("declaration-conflict", message, signature_of(first), declaration)
             continue
         real = scope.real(name)
@@ -172,13 +184,13 @@ def _declarations(scope: _Scope) -> Iterator[Problem]:
             yield _differs("declaration-mismatch", message, real, declaration)
         if real is None and not scope.trust:
             message = (
-                f"no function or composition '{name}' is registered; a declaration says which sets "
-                "it has, it does not make it"
+                f"no function or composition '{name}' is registered; a declaration only states its "
+                "sets"
             )
             yield problem("unknown-function", message, place, nearest=scope.nearest(name))
 
 
-def _differs(code: str, message: str, real: Signature, declaration: Declaration) -> Problem:
+def _differs(code: str, message: str, real: FunctionSignature, declaration: Declaration) -> Problem:
     said = signature_of(declaration)
     wrong = [s for s in (*said.inputs, *said.outputs) if s not in (*real.inputs, *real.outputs)]
     near = meant(wrong[0], (*real.inputs, *real.outputs)) if wrong else ""
@@ -200,7 +212,7 @@ def _names(scope: _Scope, taken: Container[str]) -> Iterator[Problem]:
             message = f"composition '{name}' is defined twice, first at {first.place}; rename one"
             yield problem("duplicate-composition", message, place)
         elif name in taken:
-            message = f"the name '{name}' belongs to something else; give the composition another"
+            message = f"the name '{name}' is already in use; rename the composition"
             yield problem("name-taken", message, place)
 
 
@@ -223,7 +235,7 @@ def _recursion(scope: _Scope) -> Iterator[Problem]:
 
 
 def _use_graph(scope: _Scope) -> nx.DiGraph[str]:
-    """Which names apply which, as far as the compositions of the text reach."""
+    """Return the graph of which names apply which, starting from the compositions of the text."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     waiting = list(scope.compositions)
     seen = set(waiting)
@@ -238,6 +250,6 @@ def _use_graph(scope: _Scope) -> nx.DiGraph[str]:
     return graph
 
 
-def _application_place(composition: Composition, function: str) -> Place:
+def _application_place(composition: Composition, function: str) -> SourcePosition:
     places = [a.place for a in composition.applications if a.function == function]
     return places[0] if places else composition.place

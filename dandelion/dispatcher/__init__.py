@@ -1,4 +1,4 @@
-"""The dispatcher: a pure state machine that walks one invocation's graph."""
+"""The dispatcher: a pure state machine that executes one invocation's graph."""
 
 from dandelion.dispatcher.plan import (
     ApplicationPlan,

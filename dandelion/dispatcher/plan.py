@@ -1,7 +1,7 @@
-"""Compositions compiled for walking: names become small integers, once.
+"""Compositions compiled for execution: names become small integers.
 
 A `CompositionPlan` is immutable and shared by all invocations of a version. Sets have ids; for each
-set the plan knows which applications wait for it. A nested composition is a plan within a plan.
+set the plan lists the applications that wait for it. A nested composition is a plan in a plan.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, Union
 
 from dandelion.data import SetSpec
-from dandelion.dataflow.graph import Application, Composition, Repeat, Sharding, application_ids
+from dandelion.dataflow.graph import (
+    Application,
+    Composition,
+    RepeatClause,
+    Sharding,
+    application_ids,
+)
 from dandelion.dataflow.sharding import Group, groups_of
 from dandelion.function import FunctionSpec
 
 _ORIGINS = (Sharding.EACH, Sharding.KEYED)
 
 Target: TypeAlias = Union[FunctionSpec, "CompositionPlan"]
-"""What an application applies."""
+"""The function or composition of an application."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +32,10 @@ class RepeatPlan:
     """How an application is repeated, by numbers.
 
     Attributes:
-        times: the most iterations there may be.
+        times: largest number of iterations.
         until: position of the output whose absence ends the loop, or None.
-        feedback: pairs of positions: which input is replaced by which output.
-        dropped: ids of the sets that the first iteration alone needs.
+        feedback: pairs of positions: an input, and the output that replaces it.
+        dropped: ids of the sets that only the first iteration needs.
     """
 
     times: int
@@ -43,19 +49,19 @@ class ApplicationPlan:
     """One application, by numbers.
 
     Attributes:
-        id: name for people and traces, unique within the composition.
+        id: name for errors and traces, unique within the composition.
         index: position within the composition.
         target: the function or the nested composition.
         sources: for each input set of the target the id of the bound set, or None.
         required: positions whose absence skips the application.
         groups: the sharding, see `dandelion.dataflow.sharding`.
         produced: for each output set of the target the id of the set it becomes, or None.
-        needs: ids of the different sets that must be known before it can run.
-        waits: how many these are.
-        held: those that it needs until it has merged for good.
+        needs: ids of the distinct sets that must be known before it can run.
+        waits: the number of these sets.
+        kept_sets: those that it needs until its last iteration has merged.
         output_names: names of the target's outputs.
         formats: formats of a function's code objects, best first; empty for a composition.
-        is_single: every bound set is sharded ``all``, so there is exactly one instance.
+        is_single: every bound set is sharded ``all``, so there is one instance.
         repeat: how it is repeated, if it is.
         origins: positions of the sets that instances are made for: those sharded ``each``, then
             those sharded ``keyed``, with whether it is ``each``.
@@ -70,7 +76,7 @@ class ApplicationPlan:
     produced: tuple[int | None, ...]
     needs: tuple[int, ...]
     waits: int
-    held: tuple[int, ...]
+    kept_sets: tuple[int, ...]
     output_names: tuple[str, ...]
     formats: tuple[str, ...]
     is_single: bool
@@ -91,8 +97,8 @@ class CompositionPlan:
         applications: in the order of the text.
         consumers: for each set id the applications that wait for it.
         uses: for each set id the number of its consumers, and one more if it is an output.
-        readers: for each input set the formats of the functions that take it whole, as it is.
-        is_call: made for calling one function by its name.
+        readers: for each input set the formats of the functions that take all of it unchanged.
+        is_call: made for a call of one function by its name.
     """
 
     name: str
@@ -112,7 +118,7 @@ def compile_composition(composition: Composition, find: Callable[[str], Target])
 
     Args:
         composition: it has passed `dandelion.dataflow.validate`.
-        find: gives the function or the compiled composition of a name.
+        find: returns the function or the compiled composition of a name.
     """
     ids: dict[str, int] = {}
     for name in (*composition.inputs, *composition.outputs):
@@ -146,7 +152,7 @@ def compile_composition(composition: Composition, find: Callable[[str], Target])
 
 
 def direct_plan(function: FunctionSpec) -> CompositionPlan:
-    """Make the plan for calling a function by its name: all its sets, no sharding, one instance."""
+    """Make the plan for a call of a function by name: all its sets, no sharding, one instance."""
     given = [s for s in function.inputs if s.name not in function.static]
     ids = {s.name: at for at, s in enumerate(given)}
     sources = tuple(ids.get(s.name) for s in function.inputs)
@@ -211,9 +217,11 @@ def _compile_application(
     needs = tuple(sorted({s for s in sources if s is not None}))
     repeat = _compile_repeat(application.repeat, inputs, outputs)
     fed = {parameter for parameter, _ in repeat.feedback} if repeat else set()
-    held = tuple(sorted({s for at, s in enumerate(sources) if s is not None and at not in fed}))
+    kept_sets = tuple(
+        sorted({s for at, s in enumerate(sources) if s is not None and at not in fed})
+    )
     if repeat is not None:
-        repeat = replace(repeat, dropped=tuple(s for s in needs if s not in held))
+        repeat = replace(repeat, dropped=tuple(s for s in needs if s not in kept_sets))
     produced = {returned.output: ids[returned.target] for returned in application.returns}
     return ApplicationPlan(
         name,
@@ -225,7 +233,7 @@ def _compile_application(
         tuple(produced.get(name) for name in outputs),
         needs,
         len(needs),
-        held,
+        kept_sets,
         outputs,
         _formats(target),
         all(s in (None, Sharding.ALL) for s in shardings),
@@ -239,7 +247,7 @@ def _at(shardings: Sequence[Sharding | None], wanted: Sharding) -> list[int]:
 
 
 def _compile_repeat(
-    repeat: Repeat | None, inputs: Sequence[str], outputs: Sequence[str]
+    repeat: RepeatClause | None, inputs: Sequence[str], outputs: Sequence[str]
 ) -> RepeatPlan | None:
     if repeat is None:
         return None
@@ -249,7 +257,7 @@ def _compile_repeat(
 
 
 def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:
-    """Give an input of a composition dtype and shape if all its consumers declare the same."""
+    """Return the spec of an input; it has dtype and shape if all its consumers declare the same."""
     found = {
         (spec.dtype, spec.shape)
         for application in applications

@@ -1,8 +1,8 @@
 """The walk of one invocation: a pure state machine, events in, instructions out.
 
-Events are the methods `start`, `finished`, `failed`, `cancel` and `resume`; each gives a list of
-instructions for the node to carry out. There is no clock, no I/O and no lock in here; whoever
-drives a walk calls it from one thread at a time.
+Events are the methods `start`, `finished`, `failed`, `cancel` and `resume`; each returns a list of
+instructions for the node to carry out. The walk has no clock, no I/O and no lock; only one thread
+may call it at a time.
 
 Life of an application within a frame (a frame is one run of a composition)::
 
@@ -12,14 +12,15 @@ Life of an application within a frame (a frame is one run of a composition)::
 
 * A set is known when all instances of its producer have finished; there is no streaming between
   applications.
-* Instances are made as places become free: at most `window` of an application are out at once.
+* Instances are made as others finish: at most `window` of an application are in flight at once.
 * Nested compositions run in frames of their own, one for each instance.
-* A loop is one application whose instances are made anew from fed sets. Of an iteration nothing is
-  kept but what the next one is fed with.
-* Compositions may settle for ever without running a function: empty iterations, renamings without
-  end. A walk with a slice stops after so many sets, is `unsettled`, and waits to be resumed.
-* The first failure ends the walk: what is out is cancelled, what is held is dropped. Events for
-  instances that are no longer out are ignored, so cancelling may race with finishing.
+* A loop is one application whose instances are made again from fed-back sets. Only the sets that
+  the next iteration needs are kept.
+* Compositions may resolve sets endlessly without running a function: empty iterations, endless
+  renaming. A walk with a slice stops after this number of sets with `has_pending_sets`, until it is
+  resumed.
+* The first failure ends the walk: instances in flight are cancelled, sets are dropped. Events of
+  instances that are no longer in flight are ignored, so cancelling may race with finishing.
 
 Source: execution model of the Dandelion paper; skipping and optional sets as in its language.
 """
@@ -38,24 +39,24 @@ from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, RepeatPl
 from dandelion.errors import ApplicationFailed, DandelionError
 from dandelion.function import FunctionSpec
 
-_END = -1  # settled last: everything of the frame is known
-_AGAIN = -2  # and below: the next iteration of application 0, 1, ... of the frame
+_FRAME_END = -1  # resolved last: all sets of the frame are known
+_NEXT_ITERATION = -2  # and below: the next iteration of application 0, 1, ... of the frame
 
 _NONE: Iterator[Instance] = iter(())
 
 WINDOW = 64
-"""How many instances of one application are out at once."""
+"""How many instances of one application are in flight at once."""
 
 
 class Run(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Run an instance of a function; answer with `Walk.finished` or `Walk.failed`.
+    """Run an instance of a function; reply with `Walk.finished` or `Walk.failed`.
 
     Attributes:
         instance: id of the instance within the walk.
-        function: what to run.
+        function: the function.
         inputs: its sets by position; static ones are absent here.
-        application: which use of the function it is, for people and traces.
-        number: which instance of its application, from 0; iterations are counted through.
+        application: the application, for errors and traces.
+        number: of the instance in its application, from 0, counted over all iterations.
         origin: the item that the instance is made for, if it is made for one.
     """
 
@@ -68,13 +69,13 @@ class Run(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Stop an instance if that is easy; whatever it gives is dropped."""
+    """Stop an instance if possible; its outputs are dropped."""
 
     instance: int
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """The invocation has its result: the output sets by position."""
+    """The invocation has completed, with its output sets by position."""
 
     outputs: tuple[ItemSet | None, ...]
 
@@ -89,24 +90,24 @@ Instruction: TypeAlias = Run | Cancel | Complete | Fail
 
 
 class _Running(msgspec.Struct, eq=False, gc=False):
-    """An application whose instances are under way.
+    """A running application.
 
-    `made` counts instances through all iterations, `before` those of earlier ones; `left` is the
-    number of iterations that there may be, this one included.
+    `made` counts instances of all iterations, `before` those of earlier ones; `left` is the largest
+    number of iterations from here on, including this one.
     """
 
     plan: ApplicationPlan
     source: Iterator[Instance]
     outputs: list[tuple[ItemSet | None, ...]] = []
     made: int = 0
-    out: int = 0
+    in_flight: int = 0
     exhausted: bool = False
     before: int = 0
     left: int = 1
 
 
 class _Iteration(msgspec.Struct, eq=False, gc=False):
-    """An iteration that is about to begin: its bound sets, the instances made so far."""
+    """The next iteration of a loop: its bound sets, and the number of instances made so far."""
 
     sets: Instance
     made: int
@@ -118,20 +119,20 @@ class _Frame(msgspec.Struct, eq=False, gc=False):
 
     `missing` counts the sets that an application waits for, `left` the applications that have not
     merged, `uses` the applications that still need a set: without uses a set is dropped. `origin`
-    is the item that the frame is made for: so are its instances, unless there is a nearer one.
+    is the item that the frame is made for; its instances inherit it unless they have their own.
     """
 
     plan: CompositionPlan
     sets: list[ItemSet | None]
     missing: list[int]
-    parent: _Out | None
+    parent: _InFlight | None
     left: int
     uses: list[int]
     origin: Origin | None = None
 
 
-class _Out(msgspec.Struct, eq=False, gc=False):
-    """An instance that is out: whose it is, which one, with which inputs."""
+class _InFlight(msgspec.Struct, eq=False, gc=False):
+    """An instance in flight: its frame, its application, its number and its inputs."""
 
     frame: _Frame
     running: _Running
@@ -139,7 +140,7 @@ class _Out(msgspec.Struct, eq=False, gc=False):
     inputs: Instance
 
     def key(self) -> int | None:
-        """Name the instance by the key of its first sharded set, for people."""
+        """Return the key of its first sharded set, which identifies the instance in errors."""
         for group in self.running.plan.groups:
             for position in group.positions:
                 item_set = self.inputs[position]
@@ -152,11 +153,11 @@ class Walk:
     """One invocation of a composition.
 
     Args:
-        plan: what is invoked.
+        plan: the invoked composition.
         policy: partitions of ``any`` shardings.
-        window: how many instances of an application may be out at once.
-        slice_: how many sets an event settles at most; 0 settles all. Whoever gives it calls
-            `resume` while the walk is `unsettled`.
+        window: how many instances of an application may be in flight at once.
+        slice_: how many sets an event resolves at most; 0 resolves all. With a slice, call `resume`
+            while `has_pending_sets`.
     """
 
     def __init__(
@@ -164,40 +165,40 @@ class Walk:
     ) -> None:
         self.plan = plan
         self.done = False
-        self.unsettled = False
+        self.has_pending_sets = False
         self._policy = policy
         self._window = window
         self._slice = slice_
-        self._out: dict[int, _Out] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._next_instance = 0
         self._instructions: list[Instruction] = []
-        self._settling: list[tuple[_Frame, int, ItemSet | None]] = []
+        self._pending: list[tuple[_Frame, int, ItemSet | None]] = []
         self._iterations: dict[tuple[_Frame, int], _Iteration] = {}
 
     @property
-    def out(self) -> int:
-        """Number of function instances that are out."""
-        return len(self._out)
+    def in_flight(self) -> int:
+        """Number of function instances in flight."""
+        return len(self._in_flight)
 
     def start(self, inputs: Sequence[ItemSet | None]) -> list[Instruction]:
-        """Begin, with the input sets by position."""
+        """Start, with the input sets by position."""
         self._enter(self.plan, inputs, None)
         return self._take()
 
     def finished(self, instance: int, outputs: tuple[ItemSet | None, ...]) -> list[Instruction]:
-        """An instance gave its outputs, by position."""
-        out = self._out.pop(instance, None)
-        if out is None or self.done:
+        """Record an instance's outputs, by position."""
+        call = self._in_flight.pop(instance, None)
+        if call is None or self.done:
             return []
-        self._collect(out, outputs)
+        self._collect(call, outputs)
         return self._take()
 
     def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
-        """An instance failed; so does the invocation."""
-        out = self._out.pop(instance, None)
-        if out is None or self.done:
+        """Record an instance's failure, which fails the invocation."""
+        call = self._in_flight.pop(instance, None)
+        if call is None or self.done:
             return []
-        parent: _Out | None = out
+        parent: _InFlight | None = call
         while parent is not None:
             frame = parent.frame
             if not frame.plan.is_call:
@@ -208,33 +209,33 @@ class Walk:
         return self.cancel(error)
 
     def resume(self) -> list[Instruction]:
-        """Go on where a slice ended."""
+        """Continue after the end of a slice."""
         return self._take()
 
     def cancel(self, error: DandelionError) -> list[Instruction]:
-        """End the invocation with an error: of an instance, a deadline, a caller who left."""
+        """End the invocation with an error: of an instance, a deadline, a closed connection."""
         if self.done:
             return []
         self.done = True
-        instructions: list[Instruction] = [Cancel(instance) for instance in self._out]
-        self._out.clear()
+        instructions: list[Instruction] = [Cancel(instance) for instance in self._in_flight]
+        self._in_flight.clear()
         self._instructions.clear()
-        self._settling.clear()
-        self.unsettled = False
+        self._pending.clear()
+        self.has_pending_sets = False
         self._iterations.clear()
         return [*instructions, Fail(error)]
 
-    # --- inside: nothing below is called by anyone else --------------------------------------
+    # --- private ----------------------------------------------------------------------------
 
     def _take(self) -> list[Instruction]:
-        """Settle what became known, without recursion, and hand out the instructions."""
-        left, settling = self._slice, self._settling
-        while settling and not self.done:
-            self._settle(*settling.pop())
+        """Resolve pending sets, without recursion, and return the instructions."""
+        left, pending = self._slice, self._pending
+        while pending and not self.done:
+            self._resolve(*pending.pop())
             left -= 1
             if not left:
                 break
-        self.unsettled = bool(settling)
+        self.has_pending_sets = bool(pending)
         instructions = self._instructions
         self._instructions = []
         return instructions
@@ -243,7 +244,7 @@ class Walk:
         self,
         plan: CompositionPlan,
         inputs: Sequence[ItemSet | None],
-        parent: _Out | None,
+        parent: _InFlight | None,
         origin: Origin | None = None,
     ) -> None:
         frame = _Frame(
@@ -259,14 +260,14 @@ class Walk:
             if not application.waits:
                 self._begin(frame, application)
         for set_id, item_set in enumerate(inputs):
-            self._settling.append((frame, set_id, item_set))
+            self._pending.append((frame, set_id, item_set))
         if not plan.applications:
-            self._settling.insert(0, (frame, _END, None))
+            self._pending.insert(0, (frame, _FRAME_END, None))
 
-    def _settle(self, frame: _Frame, set_id: int, item_set: ItemSet | None) -> None:
-        """A set of a frame is known: begin what waited for it, or leave the frame."""
+    def _resolve(self, frame: _Frame, set_id: int, item_set: ItemSet | None) -> None:
+        """Record a known set of a frame: start the applications that wait for it."""
         if set_id < 0:
-            self._turn(frame, set_id)
+            self._end_or_repeat(frame, set_id)
             return
         if frame.uses[set_id]:
             frame.sets[set_id] = item_set
@@ -275,12 +276,12 @@ class Walk:
             if not frame.missing[index]:
                 self._begin(frame, frame.plan.applications[index])
 
-    def _turn(self, frame: _Frame, event: int) -> None:
-        """Leave a frame, or begin the next iteration of one of its applications."""
-        if event == _END:
+    def _end_or_repeat(self, frame: _Frame, event: int) -> None:
+        """Leave a frame, or start the next iteration of one of its applications."""
+        if event == _FRAME_END:
             self._leave(frame)
             return
-        plan = frame.plan.applications[_AGAIN - event]
+        plan = frame.plan.applications[_NEXT_ITERATION - event]
         self._begin(frame, plan, self._iterations.pop((frame, plan.index)))
 
     def _begin(
@@ -302,53 +303,53 @@ class Walk:
             running.made = running.before = iteration.made
             running.left = iteration.left
         if plan.is_single:
-            self._send(_Out(frame, running, running.made, sets))
+            self._send(_InFlight(frame, running, running.made, sets))
             return
         running.source = instances(plan.groups, sets, self._policy)
         running.exhausted = False
         self._advance(frame, running)
 
     def _advance(self, frame: _Frame, running: _Running) -> None:
-        """Make instances up to the window; merge when the last one is in."""
-        while not running.exhausted and running.out < self._window:
+        """Make instances up to the window; merge after the last one has finished."""
+        while not running.exhausted and running.in_flight < self._window:
             inputs = next(running.source, None)
             if inputs is None:
                 running.exhausted = True
                 break
-            self._send(_Out(frame, running, running.made, inputs))
-        if running.exhausted and not running.out:
+            self._send(_InFlight(frame, running, running.made, inputs))
+        if running.exhausted and not running.in_flight:
             self._merge(frame, running)
 
-    def _send(self, out: _Out) -> None:
-        running = out.running
+    def _send(self, call: _InFlight) -> None:
+        running = call.running
         running.made += 1
-        running.out += 1
+        running.in_flight += 1
         running.outputs.append(())
         plan = running.plan
         target = plan.target
-        origin = out.frame.origin
+        origin = call.frame.origin
         for position, is_each in plan.origins:
-            item_set = out.inputs[position]
+            item_set = call.inputs[position]
             if item_set is not None:
                 item = item_set.items[0]
                 origin = Origin(item.name if is_each else None, item.key)
                 break
         if isinstance(target, CompositionPlan):
-            self._enter(target, out.inputs, out, origin)
+            self._enter(target, call.inputs, call, origin)
             return
         instance = self._next_instance
         self._next_instance += 1
-        self._out[instance] = out
-        self._instructions.append(Run(instance, target, out.inputs, plan, out.number, origin))
+        self._in_flight[instance] = call
+        self._instructions.append(Run(instance, target, call.inputs, plan, call.number, origin))
 
-    def _collect(self, out: _Out, outputs: tuple[ItemSet | None, ...]) -> None:
-        running = out.running
-        running.outputs[out.number - running.before] = outputs
-        running.out -= 1
+    def _collect(self, call: _InFlight, outputs: tuple[ItemSet | None, ...]) -> None:
+        running = call.running
+        running.outputs[call.number - running.before] = outputs
+        running.in_flight -= 1
         if not running.exhausted:
-            self._advance(out.frame, running)
-        elif not running.out:
-            self._merge(out.frame, running)
+            self._advance(call.frame, running)
+        elif not running.in_flight:
+            self._merge(call.frame, running)
 
     def _merge(self, frame: _Frame, running: _Running) -> None:
         plan = running.plan
@@ -361,20 +362,20 @@ class Walk:
             return
         frame.left -= 1
         uses = frame.uses
-        for set_id in plan.held:
+        for set_id in plan.kept_sets:
             uses[set_id] -= 1
             if not uses[set_id]:
                 frame.sets[set_id] = None
         for produced, item_set in zip(plan.produced, outputs, strict=True):
             if produced is not None:
-                self._settling.append((frame, produced, item_set))
+                self._pending.append((frame, produced, item_set))
         if not frame.left:
-            self._settling.insert(0, (frame, _END, None))
+            self._pending.insert(0, (frame, _FRAME_END, None))
 
     def _feed(self, frame: _Frame, running: _Running, outputs: Instance) -> bool:
-        """Have the next iteration begin, unless the loop ends here."""
+        """Schedule the next iteration; False if the loop ends here."""
         plan, repeat = running.plan, running.plan.repeat
-        assert repeat is not None, "only what is repeated has iterations left"
+        assert repeat is not None, "only a repeated application has iterations left"
         if repeat.until is not None and outputs[repeat.until] is None:
             return False
         sets = [None if s is None else frame.sets[s] for s in plan.sources]
@@ -382,7 +383,7 @@ class Walk:
             sets[parameter] = outputs[output]
         next_one = _Iteration(tuple(sets), running.made, running.left - 1)
         self._iterations[frame, plan.index] = next_one
-        self._settling.append((frame, _AGAIN - plan.index, None))
+        self._pending.append((frame, _NEXT_ITERATION - plan.index, None))
         return True
 
     def _leave(self, frame: _Frame) -> None:
@@ -407,7 +408,7 @@ def _named(name: str, item_set: ItemSet | None) -> ItemSet | None:
 
 
 def _first_iteration(frame: _Frame, repeat: RepeatPlan, sets: Instance) -> _Iteration:
-    """Begin a loop; what its first iteration alone needs, the frame need not keep."""
+    """Start a loop; drop the sets that only its first iteration needs."""
     for set_id in repeat.dropped:
         frame.uses[set_id] -= 1
         if not frame.uses[set_id]:

@@ -1,4 +1,4 @@
-"""What a backend gives: a `Driver`, and through it what checks, plans, starts and runs calls."""
+"""The interface of a backend: a `Driver`, with its checker, planner, engine factory and engines."""
 
 from dandelion.driver.contracts import Checker, DeviceSharing, Driver, EngineFactory, Planner
 from dandelion.driver.engine import (

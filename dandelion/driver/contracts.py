@@ -1,13 +1,13 @@
-"""The contracts of a backend, apart from its engines.
+"""The contracts of a backend, except its engines.
 
-A `Driver` describes one backend. It takes the settings and gives the objects that do the work, each
-made once and sharing those settings:
+A `Driver` describes one backend. It takes the settings and returns these objects, each made once
+with those settings:
 
 ============= ================================================================================
 Checker       checks and prepares code at registration, without a device
-Planner       computes from sizes what a call will need
+Planner       computes the demand of a call from sizes
 EngineFactory lists resources and starts engines, in the process that runs the engines
-DeviceSharing prepares that several engine processes use one device
+DeviceSharing prepares a device for several engine processes
 ============= ================================================================================
 
 A backend is a module with a function ``driver() -> Driver``, named by an entry point of the group
@@ -32,8 +32,8 @@ from dandelion.memory import ArenaMap
 class Checker:
     """Checks code at registration. This one accepts everything.
 
-    Used in the node's process by any thread. It touches no device and runs no user code; its
-    methods may take long.
+    Used in the node's process by any thread. It uses no device and runs no user code; its methods
+    may take long.
     """
 
     def check(self, functions: Sequence[Function]) -> None:
@@ -44,7 +44,7 @@ class Checker:
         """
 
     def references(self, main: Bytes) -> tuple[str, ...]:
-        """Name the files that a code object's main blob refers to, such as a blueprint's modules.
+        """List the files that a code object's main blob refers to, such as a blueprint's modules.
 
         Registration looks for each among the code object's own files, then among the libraries.
 
@@ -56,32 +56,32 @@ class Checker:
     def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
         """Compile code that passed `check`, so that the first call need not.
 
-        What cannot be done here, and is not the function's fault, is left to the first call.
+        A failure that is not the function's fault is ignored; the first call then compiles.
 
         Args:
             function: without its static sets.
-            archs: `Capacity.archs` of an engine that is up.
+            archs: `Capacity.archs` of a running engine.
 
         Raises:
-            InvalidBlueprint: with a problem ``no-code`` if none of it fits such a device.
-            InvalidFunction: it claims to fit, and does not compile.
+            InvalidBlueprint: with a problem ``no-code`` if no code fits such a device.
+            InvalidFunction: the code for the device does not compile.
         """
 
     def close(self) -> None:
-        """End what `check` and `prepare` have started, such as processes.
+        """Stop whatever `check` and `prepare` have started, such as processes.
 
-        The checker may be used again afterwards and then starts it again. May be called twice.
+        The checker may be used again and then restarts it. May be called twice.
         """
 
 
 class Planner(abc.ABC):
-    """Computes what a call will need. Used in the process of the engine, and by the node."""
+    """Computes the demand of calls. Used in the process of the engine, and by the node."""
 
     @abc.abstractmethod
     def reads(self, function: Function) -> tuple[tuple[int, int], ...]:
         """List the integers in the inputs that the demand depends on.
 
-        Besides these it depends on the sizes of the non-static inputs alone.
+        Otherwise it depends only on the sizes of the non-static inputs.
 
         Returns:
             For each integer (8 bytes, little-endian, signed) the position of its non-static input
@@ -93,7 +93,7 @@ class Planner(abc.ABC):
 
     @abc.abstractmethod
     def demand(self, function: Function, inputs: InstanceSets) -> Demand:
-        """Compute what a call will need.
+        """Compute the demand of a call.
 
         Args:
             function: with its static sets.
@@ -112,25 +112,25 @@ class EngineFactory(abc.ABC):
         """List the resources that engines can be started on, best first.
 
         Raises:
-            BackendUnavailable: with what is missing and how to get it.
+            BackendUnavailable: says what is missing and how to get it.
         """
 
     def attach(self, arena: ArenaMap) -> None:
-        """Take the arena that the data of calls will lie in, for example to pin it for a device."""
+        """Take the arena for the data of calls, for example to pin it for a device."""
 
     def warm(self, resource: str) -> None:
-        """Do what `engine` will need, as far as it takes nothing from engines that run already.
+        """Prepare for `engine`, without taking resources from running engines.
 
         Raises:
-            BackendUnavailable: the resource is not there or cannot be used.
+            BackendUnavailable: the resource is missing or cannot be used.
         """
 
     def prepare_failover(self, device_bytes: int) -> None:
         """Make the next engine start quickly, since it replaces a lost one.
 
         Args:
-            device_bytes: memory that the lost engine had for a call, and may hold for a while; 0 if
-                that is not known.
+            device_bytes: memory that the lost engine had for a call, and may still hold for a
+                while; 0 if unknown.
         """
 
     @abc.abstractmethod
@@ -138,15 +138,15 @@ class EngineFactory(abc.ABC):
         """Start an engine, in the process and thread where it will run.
 
         Raises:
-            BackendUnavailable: the resource is not there or cannot be used.
+            BackendUnavailable: the resource is missing or cannot be used.
         """
 
 
 class DeviceSharing:
-    """Prepares that several engine processes use one device. With this one they take turns."""
+    """Prepares a device for several engine processes. With this class they take turns."""
 
     def share(self, resource: str) -> Sharing:
-        """Start what the processes need, such as a daemon; called in the node's process."""
+        """Start services of the processes, such as a daemon; called in the node's process."""
         return Sharing()
 
 
@@ -155,7 +155,7 @@ _TURNS = DeviceSharing()
 
 
 class Driver(abc.ABC):
-    """One backend. Cheap to make; see the module's text for what may load heavy libraries.
+    """One backend. Cheap to make; only its factory may load heavy libraries.
 
     Attributes:
         name: the backend's name.
@@ -170,27 +170,27 @@ class Driver(abc.ABC):
     platform_functions: ClassVar[tuple[FunctionSpec, ...]] = ()
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Take the backend's settings; called once, before all else. By default there are none.
+        """Take the backend's settings; called once, before other methods. By default it has none.
 
         Raises:
             InvalidInput: a setting is unknown or has a bad value.
         """
         for name in options:
             where = f"options.{self.name}.{name}"
-            raise InvalidInput(where, f"backend '{self.name}' has no options", "leave it out")
+            raise InvalidInput(where, f"backend '{self.name}' has no options", "remove this option")
 
     def checker(self) -> Checker:
-        """Give what checks code; by default everything is accepted."""
+        """Return the checker; by default it accepts everything."""
         return _ACCEPTS_ALL
 
     def planner(self) -> Planner | None:
-        """Give what computes the demand of calls; None if every call fits every engine."""
+        """Return the planner; None if every call fits every engine."""
         return None
 
     @abc.abstractmethod
     def factory(self) -> EngineFactory:
-        """Give what starts engines."""
+        """Return the engine factory."""
 
     def sharing(self) -> DeviceSharing:
-        """Give what prepares devices for several processes; by default these take turns."""
+        """Return the sharing of devices between processes; by default these take turns."""
         return _TURNS

@@ -1,4 +1,4 @@
-"""Engines: what runs calls.
+"""Engines run calls.
 
 An **engine** runs one instance of a function at a time: sets in, sets out. It is plain synchronous
 code; where it runs is its driver's `Hosting`. An asynchronous engine runs many instances at once on
@@ -26,7 +26,7 @@ from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
-"""The sets of one instance, by position of the declaration; None where a set is absent."""
+"""The sets of one instance, by position of the declaration; None for an absent set."""
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
@@ -34,15 +34,15 @@ class Call(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         id: unique within the node.
-        function: code and static facts.
+        function: its code and static sets.
         inputs: sets by position of ``function.spec.inputs``; absent ones are None.
         domain: where the engine acquires contexts for its outputs.
         deadline_ns: on `time.monotonic_ns`; the engine ends the call with `TimedOut` after it.
         limit_s: the wall-clock limit that led to the deadline, for error messages.
-        stages: an engine writes here how long its stages took, in nanoseconds, by name.
-        demand: what the planner said that the call will need, if it was asked already.
-        latest_ns: when its invocation ends, on `time.monotonic_ns`; a call that waits for its
-            engine has its limit from when it begins, but not beyond this. 0 is the deadline.
+        stages: durations of the engine's stages, in nanoseconds, by name; written by the engine.
+        demand: the planner's result, if it is known already.
+        latest_ns: when its invocation ends, on `time.monotonic_ns`. The limit of a call that waits
+            for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
     """
@@ -60,11 +60,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
     keep_constants: bool = True
 
     def start_deadline(self, now_ns: int) -> None:
-        """Count its limit from now."""
+        """Set the deadline, counting the limit from now."""
         self.deadline_ns = min(self.latest_ns or self.deadline_ns, now_ns + int(self.limit_s * 1e9))
 
     def is_stopped(self) -> bool:
-        """Tell whether the result is not wanted any more; an engine may then raise `Cancelled`."""
+        """Tell whether the call was cancelled or is late; an engine may then raise `Cancelled`."""
         return False
 
     def left_s(self) -> float:
@@ -77,10 +77,10 @@ class Engine(abc.ABC):
 
     Attributes:
         name: for errors, metrics and traces, for example ``opencl:0``.
-        capacity: what it has.
+        capacity: its capacity.
         workers: how many further engines should share its resource.
-        standby: a process, prepared by `EngineFactory.warm`, should wait to replace it when it is
-            lost.
+        standby: whether a process prepared by `EngineFactory.warm` should wait to replace it when
+            it is lost.
         lost: it can no longer work; see `recover`.
     """
 
@@ -95,11 +95,11 @@ class Engine(abc.ABC):
 
         Returns:
             Output sets by position of ``call.function.spec.outputs``; None where empty. Their data
-            lies in contexts of ``call.domain``, or is small and on the heap.
+            is in contexts of ``call.domain``, or is small and on the heap.
 
         Raises:
-            DandelionError: of the family that says whose fault it is. Anything else that `_run`
-                raises becomes an `InternalError`.
+            DandelionError: of the family of the side at fault. Any other exception of `_run`
+                becomes an `InternalError`.
         """
         try:
             if call.function.typed:
@@ -115,17 +115,17 @@ class Engine(abc.ABC):
     def _run(self, call: Call) -> InstanceSets: ...
 
     def cancel(self, call_id: int) -> bool:
-        """Ask, from another thread, that a running call ends soon. False if it cannot be done."""
+        """Request, from another thread, that a running call ends soon. False if not possible."""
         return False
 
     def clean_up(self) -> None:
-        """Do what may wait until a call's outputs are handed over, such as zeroing."""
+        """Do work that can wait until a call's outputs are returned, such as zeroing."""
 
     def recover(self) -> None:
         """Make a lost engine work again; may take seconds.
 
         Raises:
-            EngineDied: it cannot; whoever uses it needs another.
+            EngineDied: that is not possible; use another engine.
         """
         raise EngineDied(self.name, "it cannot be used any more in this process")
 
@@ -133,11 +133,11 @@ class Engine(abc.ABC):
         """Drop the constants of a function from the device; its code stays."""
 
     def forget(self, function: Function) -> None:
-        """Drop what was cached for a function that is no longer registered."""
+        """Drop cached data of a function that is no longer registered."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give back everything: children, device memory, descriptors. May be called twice."""
+        """Release all resources: children, device memory, descriptors. May be called twice."""
 
 
 class AsyncEngine(abc.ABC):
@@ -166,13 +166,13 @@ class AsyncEngine(abc.ABC):
 
 
 def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:
-    """Hold inputs against the types that their sets declare.
+    """Check inputs against the types that their sets declare.
 
-    What a caller gives has been held against them already, and its sets say so; what another
-    function gives has not, unless its output set declares the same.
+    A caller's sets have been checked already, and carry the declared type. Sets of another function
+    have not, unless its output set declares the same type.
 
     Raises:
-        InvalidInput: an item is of another type or size; the message names set and item.
+        InvalidInput: an item has another type or size; the message names set and item.
     """
     result = list(inputs)
     for at in function.typed:
@@ -184,7 +184,7 @@ def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:
 
 
 def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
-    """Hold outputs against declaration and limits.
+    """Check outputs against declaration and limits.
 
     Raises:
         BadOutput: wrong number of sets, or names, keys, sizes or counts that are not allowed.

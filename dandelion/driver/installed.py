@@ -1,4 +1,4 @@
-"""Finding backends: the entry points of the group ``dandelion.backends``, and nothing else."""
+"""Finding backends by the entry points of the group ``dandelion.backends``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP = "dandelion.backends"
 
 
 def backend_names() -> list[str]:
-    """List the names of the backends that are installed, working or not."""
+    """List the names of the installed backends, whether or not they work."""
     return sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)})
 
 
@@ -21,8 +21,8 @@ def load_driver(name: str) -> Driver:
     """Load a backend by name.
 
     Raises:
-        InvalidInput: there is no such backend.
-        BackendUnavailable: it is installed, but something that it imports is not.
+        InvalidInput: the name is unknown.
+        BackendUnavailable: it is installed, but a module that it imports is not.
     """
     points = importlib.metadata.entry_points(group=GROUP, name=name)
     if not points:
@@ -39,13 +39,13 @@ def load_driver(name: str) -> Driver:
 
 
 def unknown_backend(where: str, name: str) -> InvalidInput:
-    """Give the error for a name that no installed backend has, with the nearest one.
+    """Return the error for an unknown backend, with the nearest installed one.
 
     Args:
-        where: the setting that names it.
-        name: as it is written there.
+        where: the setting with the name.
+        name: the name as written there.
     """
     known = backend_names()
     close = nearest(name, known)
-    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known)}"
-    return InvalidInput(where, f"there is no backend '{name}'", hint)
+    hint = f"did you mean '{close}'?" if close else f"installed are {', '.join(known)}"
+    return InvalidInput(where, f"unknown backend '{name}'", hint)

@@ -1,4 +1,4 @@
-"""Facts that backends give: resources, what calls need, what engines have, how processes share."""
+"""Records of backends: resources, demands of calls, capacities of engines, sharing of devices."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _LEAST_THREADS = 64
-"""What a small block counts as: compute units hold a limited number of blocks, too."""
+"""A smaller block counts as this many threads: a compute unit also holds limited blocks."""
 
 
 class Hosting(enum.Enum):
     """Where the node runs a driver's engines.
 
     ========= ==================================================================================
-    INLINE    in the dispatcher's own step; for functions that cost less than a thread switch
+    INLINE    on the node's loop; for functions that cost less than a thread switch
     THREAD    in a thread of the node, one for each engine, which isolates untrusted code itself
     PROCESS   in a child process that maps the arena; for devices, whose faults end a process
     LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); for I/O
@@ -29,12 +29,12 @@ class Hosting(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something one or more engines can be started on: a core, a device.
+    """A core or device on which one or more engines can be started.
 
     Attributes:
-        name: how the backend calls it, for example ``0`` or ``cpu``; `EngineFactory.engine`
-            understands it.
-        description: for people, for example ``NVIDIA H200, 141 GB``.
+        name: the backend's name of it, for example ``0`` or ``cpu``; the argument of
+            `EngineFactory.engine`.
+        description: readable text, for example ``NVIDIA H200, 141 GB``.
         memory_bytes: memory of its own, 0 if it uses the host's.
         details: facts for ``dandelion doctor``.
     """
@@ -47,10 +47,10 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a call will need, known before it runs.
+    """The resources that a call will need, known before it runs.
 
     Attributes:
-        output_bytes: upper bound of all outputs with their alignment; None if only the run tells.
+        output_bytes: upper bound of all outputs with their alignment; None if unknown beforehand.
         device_bytes: device memory, without constants that stay there.
         blocks, block_threads: thread blocks of the largest launch, and threads in each of them.
     """
@@ -63,10 +63,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine has, against the `Demand` of a call.
+    """The resources of an engine, to compare with the `Demand` of a call.
 
     Attributes:
-        device_bytes: device memory for one call; 0 is no bound.
+        device_bytes: device memory for one call; 0 is unlimited.
         blocks: compute units, each of which runs one block or more; 0 is unknown.
         archs: architectures whose code its device runs, best first; empty where there are none.
         unit_threads: threads that a compute unit holds at the same time; 0 is unknown.
@@ -90,7 +90,7 @@ class Capacity:
         return -(-size_bytes // self.constants_unit_bytes) * self.constants_unit_bytes
 
     def saturated_by(self, demand: Demand) -> bool:
-        """Tell whether a call has a launch that fills the device alone."""
+        """Tell whether a call has a launch that fills the device by itself."""
         if not self.blocks:
             return False
         together = self.unit_threads // max(demand.block_threads, _LEAST_THREADS)
@@ -103,10 +103,10 @@ class Sharing:
 
     Attributes:
         environment: of the workers' processes.
-        concurrent: whether they really run at the same time, or take turns.
+        concurrent: whether they run at the same time, or take turns.
         shared_fault_domain: whether a fault of one ends the calls of all.
-        description: for people.
-        close: ends what was started for them, such as a daemon.
+        description: readable text.
+        close: stops the services of the workers, such as a daemon.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -339,7 +339,7 @@ class ProcessExecutor(Executor):
                 self._place(order)
             elif order.call.placed is None:
                 order.call.placed = given
-                self.around.transfers.kept(kept)
+                self.around.transfers.count_references(kept)
         if not order.is_plan and order.result is None:
             order.result = arena.acquire_clean(_result_bytes(order))
         return order.is_plan or order.result is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dandelion.dataflow.draw import to_json, to_mermaid, to_svg
-from dandelion.dataflow.graph import Composition, Module
+from dandelion.dataflow.graph import Composition, CompositionModule
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
 from dandelion.errors import InvalidInput, Unknown, nearest
@@ -52,10 +52,10 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
         return to_mermaid(composition)
     if format_ == "json":
         return to_json(composition)
-    return print_module(Module(module.declarations, (composition,)))
+    return print_module(CompositionModule(module.declarations, (composition,)))
 
 
-def _one_of(module: Module, name: str | None) -> Composition:
+def _one_of(module: CompositionModule, name: str | None) -> Composition:
     names = [composition.name for composition in module.compositions]
     if name is None and len(names) > 1:
         raise InvalidInput("name", f"the text has {len(names)} compositions", ", ".join(names))

@@ -1,4 +1,4 @@
-"""Memory domains give out contexts: the bounded memory of one invocation."""
+"""Memory domains allocate contexts: the bounded memory of one invocation."""
 
 from dandelion.memory.context import Context, DomainStats, MemoryDomain
 from dandelion.memory.heap import HeapDomain

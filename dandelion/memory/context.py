@@ -1,17 +1,17 @@
-"""Contexts and the contract of the domains that give them out.
+"""Contexts, and the contract of the domains that allocate them.
 
-A `Context` is a zeroed, bounded piece of memory. Functions' inputs and outputs lie in contexts, and
-items refer to them by views. **Lifetime is reference counting and nothing else**: a view keeps its
-context alive; when the context and the last view into it are gone, a lease returns the bytes to the
-domain. That holds for a user's numpy array as for the dispatcher's sets, so there is no way to free
-memory that somebody can still see, and nothing to forget.
+A `Context` is a zeroed, bounded piece of memory. Functions' inputs and outputs are in contexts, and
+items refer to them by views. **Lifetime is reference counting alone**: a view keeps its context
+alive; when the context and the last view into it are gone, a lease returns the bytes to the domain.
+This applies to a user's numpy array as to the dispatcher's sets. So memory with a view cannot be
+freed, and no memory can leak.
 
 States of a piece of memory::
 
     free (zero) --acquire--> leased --last view gone--> returned (dirty) --recycle--> free (zero)
 
-`_acquire` may only hand out zeroed bytes. Returning is one append to a queue, since it may happen
-anywhere, even inside the garbage collector; zeroing is done by `recycle`, off the caller's path.
+`_acquire` may only return zeroed bytes. Releasing memory is one append to a queue, since it may
+happen anywhere, even inside the garbage collector; `recycle` zeroes it later.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dandelion.data import Bytes
 from dandelion.errors import ContextFull, InvalidInput
 
 PAGE_BYTES = 4096
-_UNLOCKED_BYTES = 256 * 1024  # copying it takes longer than getting the interpreter's lock back
+_UNLOCKED_BYTES = 256 * 1024  # copying it takes longer than reacquiring the interpreter's lock
 
 
 class Lease:
     """Owns a piece of a domain's memory; calls `release` once, when the last view is gone.
 
-    It speaks numpy's array interface, so an array made over it keeps it alive, and so does every
-    memoryview or array that is derived from that one.
+    It implements numpy's array interface. So an array over it keeps it alive, and so does every
+    memoryview or array that is derived from this one.
     """
 
     __slots__ = ("__array_interface__", "_keep", "_release")
@@ -59,7 +59,7 @@ class Lease:
 def leased_view(
     address: int, size_bytes: int, release: Callable[[], None], keep: object
 ) -> memoryview:
-    """Make a writable view of raw memory whose end of life calls `release`."""
+    """Make a writable view of raw memory; `release` is called when the last view is gone."""
     return np.asarray(Lease(address, size_bytes, release, keep)).data
 
 
@@ -68,7 +68,7 @@ class Context:
     """A bounded, zeroed piece of a domain's memory.
 
     Attributes:
-        domain: who gave it out.
+        domain: the domain that allocated it.
         offset_bytes: start within the domain's address range (0 where there is none).
         size_bytes: usable length.
         view: writable view of exactly these bytes.
@@ -80,10 +80,10 @@ class Context:
     view: memoryview
 
     def write(self, offset_bytes: int, data: Bytes) -> memoryview:
-        """Copy `data` in and give a read-only view of it.
+        """Copy `data` in and return a read-only view of it.
 
         Raises:
-            ContextFull: the data does not fit behind `offset_bytes`.
+            ContextFull: the data does not fit after `offset_bytes`.
         """
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         end = offset_bytes + size
@@ -91,7 +91,7 @@ class Context:
             raise ContextFull("context", end, self.size_bytes)
         target = self.view[offset_bytes:end]
         if size >= _UNLOCKED_BYTES and (not isinstance(data, memoryview) or data.c_contiguous):
-            np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))  # others run meanwhile
+            np.copyto(np.frombuffer(target, _U8), np.frombuffer(data, _U8))  # releases the lock
             return target.toreadonly()
         if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
             data = data.cast("B")  # a view of an array of numbers
@@ -102,7 +102,7 @@ class Context:
         """View a part, read-only.
 
         Raises:
-            ContextFull: the part does not lie inside the context.
+            ContextFull: the part is not inside the context.
         """
         end = offset_bytes + size_bytes
         if offset_bytes < 0 or size_bytes < 0 or end > self.size_bytes:
@@ -112,9 +112,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class DomainStats:
-    """What a domain holds. All sizes in bytes.
+    """The usage of a domain. All sizes in bytes.
 
-    `used_bytes` counts memory in contexts that somebody can still see; `contexts` counts these.
+    `used_bytes` counts memory in contexts that still have views; `contexts` counts these.
     """
 
     capacity_bytes: int
@@ -123,7 +123,7 @@ class DomainStats:
 
 
 class MemoryDomain(abc.ABC):
-    """Gives out contexts from one kind of memory. Safe to call from any thread.
+    """Allocates contexts from one kind of memory. Safe to call from any thread.
 
     Attributes:
         kind: name of the kind of memory; transfers are chosen by pairs of kinds.
@@ -132,22 +132,24 @@ class MemoryDomain(abc.ABC):
     kind: ClassVar[str]
 
     def acquire(self, size_bytes: int) -> Context:
-        """Give a zeroed context of at least one byte.
+        """Allocate a zeroed context of at least one byte.
 
         Raises:
             InvalidInput: the size is not positive.
-            ContextFull: the domain has no room; nothing changed.
+            ContextFull: the domain has too little free memory; nothing changed.
         """
         if size_bytes <= 0:
-            raise InvalidInput("context", f"a context of {size_bytes} bytes was asked for")
+            raise InvalidInput(
+                "context", f"{size_bytes} bytes are not a valid size", "give 1 or more"
+            )
         return self._acquire(size_bytes)
 
     def recycle(self) -> int:
-        """Zero what was returned and make it free again. Returns the bytes that were zeroed."""
+        """Zero returned memory and make it free again. Returns the number of zeroed bytes."""
         return 0
 
     def locate(self, data: Bytes) -> int | None:
-        """Tell the offset of `data` within this domain's memory, or None if it lies elsewhere."""
+        """Return the offset of `data` in this domain's memory, or None if it is elsewhere."""
         return None
 
     @abc.abstractmethod
@@ -155,17 +157,17 @@ class MemoryDomain(abc.ABC):
 
     @abc.abstractmethod
     def stats(self) -> DomainStats:
-        """Count what is in use."""
+        """Return the usage."""
 
     def close(self) -> None:
-        """Give the memory back to the system. Views that are still alive stay valid."""
+        """Return the memory to the system. Existing views stay valid."""
 
 
 def address_of(data: Bytes) -> int:
-    """Tell the address of the first byte of a bytes-like object that is not empty.
+    """Return the address of the first byte of a bytes-like object that is not empty.
 
-    An array object begins with the header of all objects and the pointer to its data. To read that
-    there takes a third of the time of numpy's own way, and every item of a call is asked for.
+    An array object begins with the header of all objects and the pointer to its data. Reading this
+    pointer takes a third of the time of numpy's own way, and is done for every item of a call.
 
     Source: ``PyArrayObject_fields`` in numpy's ``ndarraytypes.h``.
     """

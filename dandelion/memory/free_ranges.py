@@ -6,10 +6,10 @@ from bisect import bisect_left, insort
 
 
 class FreeRanges:
-    """The free parts of ``[0, size)``. Pure bookkeeping: no memory is touched.
+    """The free parts of ``[0, size)``. Pure state: no memory is accessed.
 
-    Best fit keeps large ranges whole; neighbours are joined as soon as both are free, so after all
-    ranges came back there is one range again, however they were cut.
+    Best fit keeps large ranges whole. Free neighbours are joined at once, so there is one range
+    again when all ranges were returned.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,7 +25,7 @@ class FreeRanges:
         return self._by_size[-1][0] if self._by_size else 0
 
     def take(self, size: int) -> int | None:
-        """Cut `size` from the smallest range that has it; None if there is none."""
+        """Take `size` from the smallest range that is large enough; None if there is none."""
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
             return None
@@ -37,7 +37,7 @@ class FreeRanges:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Put a range back and join it with free neighbours."""
+        """Return a range and join it with free neighbours."""
         end = start + size
         before = self._start_before.get(start)
         if before is not None:

@@ -16,7 +16,7 @@ class HeapDomain(MemoryDomain):
     """Contexts of fresh, zeroed heap memory, bounded in their sum.
 
     Args:
-        capacity_bytes: how much may be leased at once.
+        capacity_bytes: largest sum of leased contexts.
     """
 
     kind: ClassVar[str] = "heap"
@@ -25,7 +25,7 @@ class HeapDomain(MemoryDomain):
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._contexts = 0
-        self._lock = threading.RLock()  # a lease may end inside the collector, in this very thread
+        self._lock = threading.RLock()  # the collector may end a lease in the same thread
 
     def _acquire(self, size_bytes: int) -> Context:
         with self._lock:

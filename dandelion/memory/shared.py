@@ -1,13 +1,12 @@
 """The shared domain: one sealed memfd, the **arena**, of which contexts are page-aligned slices.
 
 The node owns the arena and its allocator. Trusted engine processes map the same memory by file
-descriptor (`ArenaMap`) and are told (offset, length) pairs; they never allocate. Untrusted code
-never maps it. The file cannot shrink or grow (seals), so a mapping can never fault because of a
-peer.
+descriptor (`ArenaMap`) and receive (offset, length) pairs; they never allocate. Untrusted code
+never maps it. The file cannot shrink or grow (seals), so a peer cannot make an access fault.
 
 Acquiring is a lookup in the free ranges, never a system call. Returned slices are zeroed by
-writing, not by punching holes: engines pin this memory for their devices, and a hole would leave a
-device with the old pages.
+writing, not by punching holes: engines pin this memory for their devices, and after a hole a device
+would still use the old pages.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dandelion.memory.context import (
 from dandelion.memory.free_ranges import FreeRanges
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
-_WAITING_BYTES = 1024 * 1024  # zeroed by who waits: what was used lately is still in the caches
+_WAITING_BYTES = 1024 * 1024  # zeroed by a waiting thread while it is still in the caches
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
 
@@ -54,7 +53,7 @@ class ArenaMap:
         self.address = address_of(self.view)
 
     def locate(self, data: Bytes) -> int | None:
-        """Tell the offset of `data` in the arena, or None if it lies elsewhere."""
+        """Return the offset of `data` in the arena, or None if it is elsewhere."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         if not size or isinstance(data, bytes):
             return None
@@ -62,7 +61,7 @@ class ArenaMap:
         return offset if 0 <= offset <= self.size_bytes - size else None
 
     def close(self) -> None:
-        """Close the descriptor; the mapping goes with the last view into it."""
+        """Close the descriptor; the memory is unmapped with the last view into it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -72,15 +71,17 @@ class SharedDomain(MemoryDomain):
     """Contexts as slices of one arena that other processes can map.
 
     Args:
-        capacity_bytes: size of the arena, rounded up to pages. It is reserved address space; memory
-            is used as it is touched.
+        capacity_bytes: size of the arena, rounded up to pages. It is reserved address space; pages
+            are allocated on first access.
     """
 
     kind: ClassVar[str] = "shared"
 
     def __init__(self, capacity_bytes: int) -> None:
         if capacity_bytes <= 0:
-            raise InvalidInput("arena", f"a capacity of {capacity_bytes} bytes was asked for")
+            raise InvalidInput(
+                "arena", f"{capacity_bytes} bytes are not a valid size", "give 1 or more"
+            )
         size = _pages(capacity_bytes)
         fd = os.memfd_create("dandelion-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -89,8 +90,8 @@ class SharedDomain(MemoryDomain):
             self.map = ArenaMap(fd, size)
         except (OSError, OverflowError) as error:
             os.close(fd)
-            reason = f"the system does not give {capacity_bytes} bytes: {error}"
-            raise InvalidInput("arena", reason, "ask for a smaller arena") from None
+            reason = f"the system cannot reserve {capacity_bytes} bytes: {error}"
+            raise InvalidInput("arena", reason, "set a smaller arena_bytes") from None
         self._ranges = FreeRanges(size)
         self._returned: deque[tuple[int, int]] = deque()
         self._leased = 0
@@ -101,7 +102,7 @@ class SharedDomain(MemoryDomain):
         size = _pages(size_bytes)
         self.recycle_some(_EAGER_BYTES)
         start = self._take(size)
-        while start is None:  # others may return more, and take it, meanwhile
+        while start is None:  # other threads may return and take memory meanwhile
             zeroed = self.recycle()
             start = self._take(size)
             if not zeroed:
@@ -111,7 +112,7 @@ class SharedDomain(MemoryDomain):
         return self._context(start, size, size_bytes)
 
     def acquire_clean(self, size_bytes: int) -> Context | None:
-        """Give a context without zeroing anything first; None if there is no room for that."""
+        """Allocate a context without zeroing memory first; None if too little is clean."""
         size = _pages(size_bytes)
         start = self._take(size)
         return None if start is None else self._context(start, size, size_bytes)
@@ -135,23 +136,23 @@ class SharedDomain(MemoryDomain):
 
     @property
     def largest_free_bytes(self) -> int:
-        """How large a context is that costs no zeroing of much memory first."""
+        """Size of the largest context that needs no zeroing of other memory first."""
         return self._ranges.largest
 
     @property
     def dirty(self) -> bool:
-        """Whether something was returned that is not zeroed yet."""
+        """Whether returned memory is not zeroed yet."""
         return bool(self._returned)
 
     def recycle(self) -> int:
-        with self._zeroing:  # who waits here for room finds all of it afterwards
+        with self._zeroing:  # a thread that waits here finds all of the memory afterwards
             return self._zero(self.map.size_bytes)
 
     def recycle_some(self, budget_bytes: int = _WAITING_BYTES) -> None:
-        """Zero a little, if nobody else is at it; for a thread that waits for something anyway.
+        """Zero some memory unless another thread does; for a thread that waits anyway.
 
         Args:
-            budget_bytes: zero up to so much; a context that is larger is left to `recycle`.
+            budget_bytes: largest amount; a larger context is left to `recycle`.
         """
         if self._returned and self._zeroing.acquire(blocking=False):
             try:
@@ -160,7 +161,7 @@ class SharedDomain(MemoryDomain):
                 self._zeroing.release()
 
     def _zero(self, budget_bytes: int) -> int:
-        """Zero what was returned, up to about a budget, and make it free. Gives the bytes."""
+        """Zero returned memory up to about a budget, and free it. Returns the number of bytes."""
         total = 0
         while self._returned and self._returned[0][1] <= budget_bytes - total:
             start, size = self._returned.popleft()

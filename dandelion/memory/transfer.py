@@ -1,6 +1,6 @@
 """Moving data between domains, and counting the copies.
 
-Data that lies in the destination domain already is passed by reference; all else is copied.
+Data that is already in the destination domain is passed by reference; other data is copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dandelion.memory.context import Context, MemoryDomain
 
 @dataclass(slots=True)
 class TransferCounts:
-    """How much was moved. `copies` and `references` count items, `copied_bytes` bytes."""
+    """Counts of transfers. `copies` and `references` count items, `copied_bytes` bytes."""
 
     copies: int = 0
     copied_bytes: int = 0
@@ -23,7 +23,7 @@ class TransferCounts:
 
 
 class Transfers:
-    """Copies data into domains, and counts what was copied. Safe from any thread."""
+    """Copies data into domains, and counts the copies. Safe from any thread."""
 
     ALIGNMENT_BYTES = 256
 
@@ -32,12 +32,12 @@ class Transfers:
         self._lock = threading.Lock()
 
     def counts(self) -> TransferCounts:
-        """Give a snapshot of the counts."""
+        """Return a snapshot of the counts."""
         with self._lock:
             return replace(self._counts)
 
-    def kept(self, items: int) -> None:
-        """Count items that lie where they are needed already."""
+    def count_references(self, items: int) -> None:
+        """Count items that are passed by reference."""
         with self._lock:
             self._counts.references += items
 
@@ -57,12 +57,12 @@ class Transfers:
         return view
 
     def place(self, sets: tuple[ItemSet | None, ...], domain: MemoryDomain) -> _Placed:
-        """Make every item of `sets` lie in `domain`: by reference if it does, else by one copy.
+        """Move every item of `sets` to `domain`: by reference if it is there, else by one copy.
 
-        All copies go to one fresh context. Empty items stay as they are.
+        All copies go to one new context. Empty items are not changed.
 
         Raises:
-            ContextFull: the domain has no room; nothing changed.
+            ContextFull: the domain has too little free memory; nothing changed.
         """
         moving: list[tuple[int, int, Item]] = []
         total = kept = 0
@@ -77,7 +77,7 @@ class Transfers:
                     moving.append((at, index, item))
                     total += -(-size // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
         context = domain.acquire(total) if moving else None
-        self.kept(kept)
+        self.count_references(kept)
         if context is None:
             return sets
         replaced: dict[int, list[Item]] = {}

@@ -1,16 +1,16 @@
 """The scheduler of a node: pure, events in, actions out; no clock, no lock, no I/O, no thread.
 
-It owns everything that is decided while invocations run: admission and quotas of tenants, the walk
-of each invocation, which functions are in memory, the order of calls that wait, which engine runs
-which call, what is run again after a fault, and when engines are started again. Executors carry out
-what it decides; they own all waiting, loading, planning, copying, sending and receiving.
+It makes all decisions while invocations run: admission and quotas of tenants, the walk of each
+invocation, which functions are in memory, the order of waiting calls, which engine runs which call,
+which calls are retried after a fault, and when engines are restarted. Executors carry out its
+decisions; they do all waiting, loading, planning, copying, sending and receiving.
 
 Life of a call::
 
                  .-- Look --> found -------------------------------------.
-    walk wants --+                                                       |
+    new call ----+                                                       |
                  '--> needs its function                                 v
-                        | absent: Fetch, BLOCKED                      ENDED --> walk goes on
+                        | absent: Fetch, BLOCKED                      ENDED --> walk continues
                         v                                                ^
                       Plan, where engines differ: PLANNING               |
                         v                                                |
@@ -18,18 +18,18 @@ Life of a call::
                         |  order: policy over flows; parked over quota   |
                         v                                                |
                       Send: SENT -- done, failed ------------------------'
-                        '-- engine died: QUEUED once more, alone if it may have done the harm
+                        '-- engine died: QUEUED again, alone if the call may be the cause
 
 ===============  ==============================================================================
-file             what one learns there
+file             content
 ===============  ==============================================================================
 `records`        tenant, flow, call, invocation, engine: all state
-`actions`        what executors are told, and what they answer
+`actions`        requests to executors, and their answers
 `policy`         the order of flows: fifo, fair
 `placement`      which engines suit a call
 `lines`          queues
-`residency`      what is in the node's memory and on devices
-`retries`        what is run again
+`residency`      functions in the node's memory and on devices
+`retries`        which calls are retried
 `scheduler`      the events
 `invariants`     what holds after every event
 ===============  ==============================================================================

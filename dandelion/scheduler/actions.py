@@ -1,19 +1,19 @@
-"""What the scheduler wants done. Executors carry actions out and answer with events.
+"""The scheduler's actions. Executors carry them out and answer with events.
 
 =============  ===================================================  ============================
-action         what an executor does                                answers with
+action         work of the executor                                 answer
 =============  ===================================================  ============================
 `Fetch`        load code and constants into the node's memory       `fetched`, `fetch_failed`
 `Discard`      drop them from the node's memory                     -
-`Look`         look for a kept result of a call                     `found`, `missed`
-`Plan`         find out what a call needs of a device               `planned`, `failed`
+`Look`         look for a cached result of a call                   `found`, `missed`
+`Plan`         compute the demand of a call                         `planned`, `failed`
 `Send`         run a call on an engine                              `done`, `failed`
-`Stop`         stop a call that was sent, as soon as that is        `done`, `failed`
-               possible; its result is not wanted
+`Stop`         stop a sent call as soon as possible; its result     `done`, `failed`
+               is not needed
 `Start`        start an engine, or replace a lost one               `engine_up`, `engine_failed`
-`Check`        the engine may be broken, since one that shares its  `engine_up`, `engine_lost`
-               faults was lost: replace it if it is idle
-`End`          give the result to the caller                        -
+`Check`        the engine may be broken, since another in its       `engine_up`, `engine_lost`
+               fault domain was lost: replace it if it is idle
+`End`          return the result to the caller                      -
 =============  ===================================================  ============================
 
 An executor may answer at once or later, from the thread of the scheduler.
@@ -41,13 +41,13 @@ class Discard(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Look(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Look for a kept result."""
+    """Look for a cached result."""
 
     call: CallState
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Find out what a call needs; `engine` runs its function and can tell."""
+    """Compute the demand of a call on `engine`, which runs its function."""
 
     call: CallState
     engine: EngineState
@@ -57,8 +57,8 @@ class Send(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Run a call.
 
     Attributes:
-        call: its `engine` is where.
-        evict: flows whose constants the device drops before.
+        call: the call; `call.engine` runs it.
+        evict: flows whose constants the device drops first.
         keep: the device keeps the constants of this call's flow.
     """
 
@@ -80,7 +80,7 @@ class Start(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Check(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Find out whether an idle engine still works."""
+    """Check whether an idle engine still works."""
 
     engine: EngineState
 

@@ -1,7 +1,7 @@
-"""The life of calls, from the moment a walk wants one to its end. See the package's text.
+"""The life of calls, from a walk's instruction to the end. See the package's text.
 
-Events of executors about functions and calls come here. Whatever becomes of a call is told to the
-scheduler, which steps its walk; that may want further calls or cancel others at once.
+Handles the executors' events about functions and calls. The end of a call is reported to the
+scheduler, which steps its walk; this may start further calls or cancel others at once.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import ATTEMPTS, blamed, may_run_again
 
 Sizes = Callable[[Flow], tuple[int, int]]
-"""Tells the bytes of a function's code and constants in the node's memory, and the part of them
+"""Returns the bytes of a function's code and constants in the node's memory, and the part of them
 that a device would keep."""
 
 
 class Walks(Protocol):
-    """What is told of the end of a call that is still wanted."""
+    """Receives the end of every call that was not cancelled."""
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
-        """It gave its outputs."""
+        """The call has returned its outputs."""
 
     def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
-        """It failed for good."""
+        """The call has failed and is not retried."""
 
 
 class Calls:
     """All calls of a node.
 
     Args:
-        policy: orders calls that wait.
+        policy: orders waiting calls.
         memory_bytes: the node's memory for code and constants of functions.
         sizes: of functions.
-        actions: takes what executors are to do.
-        walks: is told of ends.
+        actions: receives the actions for executors.
+        walks: receives the ends of calls.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Calls:
     # --- the scheduler's side -----------------------------------------------------------------
 
     def want(self, invocation: InvocationState, run: Run, now_ns: int) -> None:
-        """A walk wants an instance: make its call."""
+        """Make the call of a walk's instance."""
         self._number += 1
         function = run.function
         flow = self.flows.get((invocation.tenant.name, function.name, function.version))
@@ -97,7 +97,7 @@ class Calls:
             self._room(now_ns)
 
     def cancel(self, call: CallState, now_ns: int) -> None:
-        """The result of a call is not wanted any more."""
+        """Cancel a call; its result is no longer needed."""
         del call.invocation.calls[call.run.instance]
         call.cancelled = True
         if call.phase is Phase.SENT:
@@ -110,19 +110,19 @@ class Calls:
         self._leave(call, now_ns)
 
     def removed(self, tenant: Tenant, name: str, version: int) -> None:
-        """A function is no longer registered; calls under way end as they would."""
+        """Forget a function that is no longer registered; running calls are not affected."""
         flow = self.flows.pop((tenant.name, name, version), None)
         if flow is not None:
             self.residency.forget(flow)
 
     def unpark(self, tenant: Tenant, now_ns: int) -> None:
-        """A tenant may have more calls on engines."""
+        """Send calls of a tenant that is below its quota again."""
         if tenant.parked and tenant.calls < tenant.quota.calls:
             for lane in self.lines.unpark(tenant):
                 self._feed_lane(lane, now_ns)
 
     def engines_changed(self, now_ns: int) -> None:
-        """Engines came, went or changed: form the lanes anew, with all calls that wait."""
+        """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
         waiting = self.lines.drain(self.engines.changed())
         for call in waiting:
             if not call.cancelled:  # the failure of another one may have cancelled it
@@ -138,30 +138,30 @@ class Calls:
         self._room(now_ns)
 
     def fetch_failed(self, flow: Flow, error: DandelionError, now_ns: int) -> None:
-        """They could not be loaded: calls that wait for them fail."""
+        """They could not be loaded: fail the calls that wait for them."""
         for call in self.residency.fetch_failed(flow):
             if call.phase is Phase.BLOCKED:
                 self._fail(call, replace(error), now_ns)
         self._room(now_ns)
 
     def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
-        """A kept result of a call was found."""
+        """A cached result of a call was found."""
         if call.phase is Phase.LOOKING:
             self._finish(call, outputs, now_ns)
 
     def missed(self, call: CallState, now_ns: int) -> None:
-        """There is no kept result of a call."""
+        """There is no cached result of a call."""
         if call.phase is Phase.LOOKING:
             self._need(call, now_ns)
 
     def planned(self, call: CallState, demand: Demand, now_ns: int) -> None:
-        """It is known what a call needs of a device."""
+        """The demand of a call is known."""
         if call.phase is Phase.PLANNING:
             call.demand = demand
             self._queue(call, now_ns)
 
     def done(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
-        """A call that was sent gave its outputs."""
+        """A sent call has returned its outputs."""
         engine = self._off(call, now_ns)
         self._finish(call, outputs, now_ns)
         self._after(call, engine, now_ns)
@@ -172,10 +172,10 @@ class Calls:
         """A call failed, where it was sent or while it was planned.
 
         Args:
-            call: which one.
-            error: why.
+            call: the call.
+            error: the cause.
             now_ns: now.
-            begun: its engine may have begun with it.
+            begun: its engine may have started it.
         """
         if call.phase is Phase.PLANNING:
             self._unplanned(call, error, begun, now_ns)
@@ -191,7 +191,7 @@ class Calls:
             self._fail(call, blamed(call, error), now_ns)
         self._after(call, engine, now_ns)
 
-    # --- inside: nothing below is an event ------------------------------------------------------
+    # --- private: nothing below is an event -----------------------------------------------------
 
     def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
         flow = self.flows[tenant.name, spec.name, spec.version] = Flow(tenant, spec)
@@ -201,14 +201,14 @@ class Calls:
         return flow
 
     def _need(self, call: CallState, now_ns: int) -> None:
-        """Go on with a call as soon as its function is in memory."""
+        """Continue a call when its function is in memory."""
         if self.residency.pin(call):
             self._plan(call, now_ns)
         elif not self._making_room:
             self._room(now_ns)
 
     def _plan(self, call: CallState, now_ns: int) -> None:
-        """Go on with a call whose function is in memory."""
+        """Continue a call whose function is in memory."""
         if call.demand is None and self.engines.differ:
             planner = self.engines.planner(call.run.application.formats)
             if planner is not None:
@@ -226,7 +226,7 @@ class Calls:
             self._fail(call, blamed(call, error), now_ns)
 
     def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
-        """Send a call, or have it wait for an engine."""
+        """Send a call, or queue it for an engine."""
         lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
         flow = call.flow
         if not lane.engines:
@@ -253,7 +253,7 @@ class Calls:
             self._feed(engine, now_ns)
 
     def _feed(self, engine: EngineState, now_ns: int) -> None:
-        """Give an engine what waits for it."""
+        """Send waiting calls to an engine."""
         while engine.free > 0:
             call = self.lines.next_for(engine)
             if call is None:
@@ -282,7 +282,7 @@ class Calls:
             self._act(Send(call))
 
     def _off(self, call: CallState, now_ns: int) -> EngineState:
-        """Take a call off its engine."""
+        """Remove a call from its engine."""
         engine = call.engine
         assert engine is not None, "it was sent"
         del engine.sent[call.id]
@@ -298,13 +298,13 @@ class Calls:
         return engine
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
-        """A call is off its engine: others go on."""
+        """Continue other calls after a call was removed from its engine."""
         if self.lines.waiting:
             self.unpark(call.flow.tenant, now_ns)
             self._feed(engine, now_ns)
 
     def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
-        """Run a call once more: behind all others, and alone, if it may have done the harm."""
+        """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
         call.engine = None
         if begun:
@@ -325,7 +325,7 @@ class Calls:
             self._walks.gave_up(call, error, now_ns)
 
     def _leave(self, call: CallState, now_ns: int) -> None:
-        """A call ends, whatever comes of it."""
+        """End a call, with a result or an error."""
         call.phase = Phase.ENDED
         calls = call.invocation.calls
         if calls.get(call.run.instance) is call:
@@ -336,7 +336,7 @@ class Calls:
             self._room(now_ns)
 
     def _room(self, now_ns: int) -> None:
-        """Fetch functions that wait for memory, and go on with calls whose functions are there."""
+        """Fetch functions that wait for memory, and continue calls whose functions are present."""
         if self._making_room:
             return  # the loop below looks again
         self._making_room = True
@@ -354,7 +354,7 @@ class Calls:
             self._making_room = False
 
     def _no_engine(self, needs: Needs, function: str) -> DandelionError:
-        """Say why nothing here runs a call: it is too large, or the reason of an engine."""
+        """Return why no engine runs a call: it is too large, or an engine's error."""
         there = [e for name in needs.formats for e in self.engines.running(name)]
         rooms = [e for e in there if e.capacity.device_bytes]
         if rooms and needs.demand is not None:

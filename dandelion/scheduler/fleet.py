@@ -1,4 +1,4 @@
-"""Engines: when they are started, what follows when one is lost or comes back."""
+"""Engines: when they are started, and what follows when one is lost or restarted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dandelion.errors import DandelionError, EngineDied
 from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.records import EnginePhase, EngineState
-from dandelion.scheduler.residency import Place
+from dandelion.scheduler.residency import FunctionMemory
 from dandelion.scheduler.retries import restart_delay_ns
 
 
@@ -18,11 +18,11 @@ class Fleet:
     """All engines of a node.
 
     Args:
-        calls: which they run.
-        actions: takes what executors are to do.
+        calls: the calls of the node.
+        actions: receives the actions for executors.
 
     Attributes:
-        next_retry_ns: when `tick` is next to be called; None if no engine waits for it.
+        next_retry_ns: when to call `tick` next; None if no engine waits for a restart.
     """
 
     def __init__(self, calls: Calls, actions: Callable[[Action], None]) -> None:
@@ -33,17 +33,17 @@ class Fleet:
         self.next_retry_ns: int | None = None
 
     def added(self, engine: EngineState) -> None:
-        """There is a further engine; it is to be started."""
+        """Add an engine and start it."""
         self._engines.all[engine.id] = engine
         self._act(Start(engine))
 
     def up(self, engine: EngineState, name: str, capacity: Capacity, now_ns: int) -> None:
-        """An engine takes calls.
+        """An engine is ready for calls.
 
         Args:
-            engine: it was added.
-            name: for people.
-            capacity: what it has for one call, and for constants that stay.
+            engine: the engine, which was added before.
+            name: for errors, metrics and traces.
+            capacity: for one call, and for constants that stay.
             now_ns: now.
         """
         engine.name = name
@@ -52,7 +52,7 @@ class Fleet:
         engine.error = None
         engine.failed_starts = engine.retry_ns = 0
         if capacity.constants_bytes:
-            self._residency.devices[engine] = Place(capacity.constants_bytes)
+            self._residency.devices[engine] = FunctionMemory(capacity.constants_bytes)
         self._calls.engines_changed(now_ns)
 
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
@@ -76,13 +76,13 @@ class Fleet:
         begun: Mapping[int, DandelionError],
         now_ns: int,
     ) -> None:
-        """An engine that was up is gone, with all calls that it had.
+        """A running engine was lost, with all its calls.
 
         Args:
-            engine: which one.
-            error: how it ended.
-            begun: calls that it may have begun, by id, with the error of each; the others did
-                nothing.
+            engine: the engine.
+            error: the cause.
+            begun: calls that it may have started, by id, with the error of each; the others were
+                not started.
             now_ns: now.
         """
         if engine.phase is not EnginePhase.READY:
@@ -104,7 +104,7 @@ class Fleet:
             self._calls.failed(call, own or replace(error), now_ns, begun=own is not None)
 
     def closed(self, engine: EngineState, now_ns: int) -> None:
-        """An engine was stopped for good; it has no calls."""
+        """An engine was stopped permanently; it has no calls."""
         assert not engine.sent, "its calls ended before"
         engine.phase = EnginePhase.CLOSED
         self._residency.devices.pop(engine, None)
@@ -112,7 +112,7 @@ class Fleet:
         self._calls.engines_changed(now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Start engines whose pause is over."""
+        """Start engines whose pause has ended."""
         if self.next_retry_ns is None or self.next_retry_ns > now_ns:
             return
         waiting = []

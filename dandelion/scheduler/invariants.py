@@ -1,4 +1,4 @@
-"""What holds after every event. Used by tests and simulations; it costs too much for a node."""
+"""The invariants after every event, for tests and simulations; too expensive for a node."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dandelion.scheduler.scheduler import Scheduler
 
 
 def check_invariants(scheduler: Scheduler) -> None:
-    """Hold the scheduler's records against each other.
+    """Check the consistency of the scheduler's records.
 
     Raises:
-        AssertionError: with what does not hold.
+        AssertionError: names the violated invariant.
     """
     calls = _check_calls(scheduler)
     _check_engines(scheduler)
@@ -22,13 +22,13 @@ def check_invariants(scheduler: Scheduler) -> None:
 
 
 def _check_calls(scheduler: Scheduler) -> list[CallState]:
-    """Every call of an invocation under way is in exactly one place, which its phase names."""
+    """Every call of a running invocation is in exactly one place, that of its phase."""
     wanted = [c for i in scheduler.invocations.values() for c in i.calls.values()]
     sent = {c.id for e in scheduler.calls.engines.all.values() for c in e.sent.values()}
     for call in wanted:
         name = f"call {call.id} of {call.invocation.id}"
-        assert not call.cancelled, f"{name} is cancelled and still wanted"
-        assert call.phase is not Phase.ENDED, f"{name} has ended and is still wanted"
+        assert not call.cancelled, f"{name} is cancelled and still listed"
+        assert call.phase is not Phase.ENDED, f"{name} has ended and is still listed"
         places = {
             Phase.QUEUED: call.queue is not None and call in call.queue.calls,
             Phase.BLOCKED: call in call.flow.blocked,
@@ -44,11 +44,11 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
 
 
 def _check_engines(scheduler: Scheduler) -> None:
-    """Engines have no more calls than places, and none idles while a call that it suits waits."""
+    """Engines have no more calls than places, and none is idle while a suitable call waits."""
     for engine in scheduler.calls.engines.all.values():
         for call in engine.sent.values():
             assert call.phase is Phase.SENT, f"call {call.id} on {engine.id} is {call.phase}"
-            assert call.engine is engine, f"call {call.id} thinks that it is elsewhere"
+            assert call.engine is engine, f"call {call.id} refers to another engine"
         if engine.places:
             assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
         if engine.phase is not EnginePhase.READY:

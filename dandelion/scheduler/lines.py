@@ -21,7 +21,7 @@ class Lines:
     """All calls that wait for an engine.
 
     Args:
-        policy: orders them.
+        policy: their order.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -30,7 +30,7 @@ class Lines:
         self.waiting = 0
 
     def add(self, call: CallState, lane: Lane, front: bool = False) -> None:
-        """Have a call wait in a lane, behind the others of its flow or before them."""
+        """Queue a call in a lane, behind the others of its flow or before them."""
         flow = call.flow
         queue = lane.queues.get(flow)
         if queue is None:
@@ -67,7 +67,7 @@ class Lines:
         return call
 
     def _top(self, lane: Lane) -> CallQueue | None:
-        """Give the queue whose turn it is in a lane; park those that may not send on the way."""
+        """Return the next queue of a lane; park queues over their quota on the way."""
         heap = lane.heap
         while heap:
             key, entry, queue = heap[0]
@@ -121,7 +121,7 @@ class Lines:
                 self._push(queue)
 
     def unpark(self, tenant: Tenant) -> list[Lane]:
-        """A tenant may send calls again; gives the lanes of those that it has."""
+        """Unpark the queues of a tenant; return their lanes."""
         queues, tenant.parked = tenant.parked, []
         for queue in queues:
             queue.parked = False
@@ -129,7 +129,7 @@ class Lines:
         return [queue.lane for queue in queues]
 
     def drain(self, lanes: Iterable[Lane]) -> list[CallState]:
-        """Take all calls out of lanes that are given up; in the order in which they came."""
+        """Remove all calls from lanes that are no longer used; in order of arrival."""
         calls: list[CallState] = []
         for lane in lanes:
             for queue in list(lane.queues.values()):

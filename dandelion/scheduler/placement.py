@@ -8,15 +8,14 @@ the rules are those of the thesis on GPU engines for Dandelion, section 5.5:
   blocks that no compute unit could hold another one (by threads; local memory is not counted);
 * every other call runs on a worker.
 
-While an engine of the kind that a call should have is not up, the other kind takes it. An idle
-sequential engine does not help out: it would take turns with the workers and slow all of them down
-(measured with MPS: two workers gave 1.14 times the throughput of none, where they give twice as
-much alone). Workers that share their faults are up together: if one was lost to a fault, the others
-are about to notice that they were, too.
+While no engine of the right kind is running, the other kind takes the call. An idle sequential
+engine does not take workers' calls: it would take turns with the workers and slow all of them down
+(measured with MPS: two workers had 1.14 times the throughput of none, and twice the throughput
+alone). Workers in one fault domain fail together: if one was lost to a fault, the others are about
+to report theirs.
 
-Engines that suit a call equally form a **lane**; calls of one lane stand in one line. A function
-may
-have code in several formats: the first one for which an engine is there decides.
+Engines that are equally suitable for a call form a **lane**; calls of one lane share its queues. A
+function may have code in several formats: the first format with an engine is used.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _KNOWN_NEEDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a call needs of an engine.
+    """The requirements of a call.
 
     Attributes:
         formats: formats of its function's code objects, best first.
-        demand: what it needs of a device; None if engines do not differ.
-        alone: it may not run where others share its faults.
+        demand: of a device; None if engines do not differ.
+        alone: it must not run in a shared fault domain.
     """
 
     formats: tuple[str, ...]
@@ -47,10 +46,10 @@ class Needs:
 
 @dataclass(slots=True, eq=False)
 class Engines:
-    """All engines of a node, and the lanes that follow from what they are.
+    """All engines of a node, and the lanes that follow from them.
 
     Attributes:
-        differ: some take only calls whose demand is known.
+        differ: some engines take only calls whose demand is known.
     """
 
     all: dict[int, EngineState] = field(default_factory=dict)
@@ -61,7 +60,7 @@ class Engines:
     _planners: dict[tuple[str, ...], tuple[EngineState, ...]] = field(default_factory=dict)
 
     def changed(self) -> list[Lane]:
-        """Engines came, went, or changed; gives the lanes that were, whose calls need new ones."""
+        """Rebuild the lanes after a change of engines; return the old ones, with their calls."""
         old = list(self.lanes.values())
         self.lanes = {}
         self._of_needs.clear()
@@ -74,7 +73,7 @@ class Engines:
         return old
 
     def lane(self, formats: tuple[str, ...], demand: Demand | None, alone: bool) -> Lane:
-        """Give the lane of calls with these needs. It has no engines if none is up that suits."""
+        """Return the lane of calls with these needs. It is empty if no suitable engine is up."""
         if demand is None and not alone:
             found = self._of_formats.get(formats)
             if found is None:
@@ -115,7 +114,7 @@ class Engines:
         return [e for e in self.all.values() if format_name in e.formats]
 
     def planner(self, formats: tuple[str, ...]) -> EngineState | None:
-        """Give an engine that tells what a call needs, if engines for these formats differ."""
+        """Return an engine that computes demands, if engines for these formats differ."""
         planners = self._planners.get(formats)
         if planners is None:
             planners = self._planners[formats] = self._find_planners(formats)
@@ -131,12 +130,12 @@ class Engines:
         return ()
 
     def possible(self, needs: Needs) -> bool:
-        """Tell whether any engine runs such a call now, or may once it is up."""
+        """Tell whether any engine can run such a call, now or after its start."""
         there = [e for name in needs.formats for e in self.running(name)]
         return any(_may_run(engine, needs) for engine in there)
 
     def siblings(self, engine: EngineState) -> list[EngineState]:
-        """Other engines that a fault of this one ends, too."""
+        """Return the other engines in its fault domain."""
         return [
             other
             for other in self.all.values()
@@ -152,7 +151,7 @@ def _may_run(engine: EngineState, needs: Needs) -> bool:
 
 
 def admits(engine: EngineState, needs: Needs) -> bool:
-    """Tell whether an engine is able to run a call at all."""
+    """Tell whether an engine is able to run a call."""
     if needs.alone and engine.shared_fault_domain:
         return False
     room = engine.capacity.device_bytes
@@ -160,7 +159,7 @@ def admits(engine: EngineState, needs: Needs) -> bool:
 
 
 def _prefers(engine: EngineState, needs: Needs) -> bool:
-    """Tell whether an engine is of the kind, worker or sequential, that a call should have."""
+    """Tell whether an engine is of the right kind for a call: worker or sequential."""
     if needs.demand is None:
         return True
     return engine.worker != engine.capacity.saturated_by(needs.demand)
@@ -169,7 +168,7 @@ def _prefers(engine: EngineState, needs: Needs) -> bool:
 def _without_suspects(
     engines: list[EngineState], among: Iterable[EngineState]
 ) -> list[EngineState]:
-    """Leave out engines that share their faults with one that is not up."""
+    """Omit engines that share a fault domain with one that is not up."""
     lost = {e.device for e in among if e.shared_fault_domain and e.phase is EnginePhase.STARTING}
     if not lost:
         return engines

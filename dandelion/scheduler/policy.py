@@ -1,18 +1,18 @@
-"""In which order calls that wait are sent: policies, each a small pure class.
+"""The order of waiting calls: policies, each a small pure class.
 
-A policy orders **flows** (the calls of one function of one tenant). Within a flow, calls go in the
-order of their arrival. A policy is asked for the key of a flow's queue; the smallest key is next.
-Third parties add one by an entry point of the group ``dandelion.policies``.
+A policy orders **flows** (the calls of one function of one tenant). Within a flow, calls are sent
+in order of arrival. A policy computes a key of a flow's queue; the smallest key is next. Third
+parties add one by an entry point of the group ``dandelion.policies``.
 
 ``fifo``
     By arrival of the call at the head.
 ``fair``
     Start-time fair queueing over engine time: each flow has a virtual time, its tag, which grows by
-    what its calls take on engines divided by its weight; the flow with the smallest tag is next. A
-    flow that was idle begins at the virtual time of the scheduler, so idleness earns no credit. An
-    engine stays with the flow whose code and constants it used last as long as that flow is at most
-    `STICKY_NS` of virtual time ahead of the others: so over any interval in which two flows of
-    the same weight always wait, their shares differ by `STICKY_NS` and a call an engine at most.
+    the engine time of its calls divided by its weight; the flow with the smallest tag is next. A
+    flow that was idle starts at the virtual time of the scheduler, so idle time is not credited. An
+    engine stays with the flow whose code and constants it used last while that flow is at most
+    `STICKY_NS` of virtual time ahead of the others. So over any interval in which two flows of the
+    same weight always wait, their shares differ by at most `STICKY_NS` and a call an engine.
 
 Source: start-time fair queueing, Goyal, Vin, Cheng (1996); MQFQ-Sticky, arXiv 2507.08954.
 """
@@ -27,17 +27,17 @@ from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow
 
 STICKY_NS = 20_000_000.0
 FIRST_CALL_NS = 1_000_000.0
-"""What a call is assumed to take before one of its flow has been measured."""
+"""Assumed duration of a call before one of its flow has been measured."""
 
 
 class Policy(abc.ABC):
-    """The order of flows. It keeps numbers in `Flow.tag` and nothing about calls."""
+    """The order of flows. Its state is in `Flow.tag`; it has no state of calls."""
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def key(self, queue: CallQueue) -> float:
-        """Give the key of a queue that has calls."""
+        """Return the key of a queue that has calls."""
 
     def waits(self, flow: Flow) -> None:
         """A flow that had no call waiting has one now."""
@@ -46,7 +46,7 @@ class Policy(abc.ABC):
         """A call was given to its engine; `expected_ns` may be set."""
 
     def ended(self, call: CallState, duration_ns: int) -> None:
-        """A call is off its engine, where it was for so long."""
+        """A call has ended after this time on its engine."""
 
     def stays(self, queue: CallQueue, best_key: float) -> bool:
         """Tell whether an engine takes from the queue of its last flow, not from the best."""
@@ -101,8 +101,8 @@ def policy_of(name: str) -> Policy:
     found = POLICIES.get(name)
     if found is None:
         close = nearest(name, POLICIES)
-        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(POLICIES)}"
-        raise InvalidInput("policy", f"no policy '{name}'", hint)
+        hint = f"did you mean '{close}'?" if close else f"use one of {', '.join(POLICIES)}"
+        raise InvalidInput("policy", f"unknown policy '{name}'", hint)
     return found()
 
 

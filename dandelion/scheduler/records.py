@@ -1,8 +1,8 @@
-"""What the scheduler knows: tenants, flows, calls, invocations, engines.
+"""The scheduler's state: tenants, flows, calls, invocations, engines.
 
-There is one record for a call, from the moment its walk wants it until its trace is written. Wire
-messages, spans and metrics are made from it. Only the scheduler changes these records, except for
-the fields that are marked as written by executors: those describe what happened on the engine.
+A call has one record, from its walk's instruction until its trace is written. Wire messages, spans
+and metrics are made from it. Only the scheduler changes these records, except for the fields marked
+as written by executors, which describe what happened on the engine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MEAN_WEIGHT = 0.2
 
 
 class Quota(NamedTuple):
-    """What one tenant may use at once.
+    """The limits of one tenant.
 
     Attributes:
-        invocations: admitted and not yet ended; more are refused.
+        invocations: admitted at the same time; more are refused.
         calls: on engines at the same time; more wait.
         arena_bytes: inputs and results of its invocations in the arena; calls beyond it wait.
         device_bytes: constants that stay on each device; more are copied with each call.
@@ -48,7 +48,7 @@ UNKNOWN_CAPACITY = Capacity()
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """Whose functions and invocations these are.
+    """The owner of functions and invocations.
 
     Attributes:
         name: of the tenant, the first part of ``tenant/function``.
@@ -56,7 +56,7 @@ class Tenant:
         invocations: admitted and not ended.
         calls: on engines now.
         arena_bytes: in the arena for its invocations now.
-        parked: its queues that have calls, but may send none until others of its calls end.
+        parked: its queues that may send no calls until others of its calls end.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Tenant:
 
 
 class Presence(enum.Enum):
-    """Whether the node has a function's code and constants in memory."""
+    """The state of a function's code and constants in the node's memory."""
 
     ABSENT = "absent"
     WAITING = "waiting"  # for room
@@ -79,11 +79,11 @@ class Presence(enum.Enum):
 
 @dataclass(slots=True)
 class FlowCounts:
-    """What became of the calls of a flow, for metrics.
+    """Counters of the calls of a flow, for metrics.
 
     Attributes:
-        calls: that were on an engine and ended; `failures` of them with an error.
-        busy_ns, queued_ns: on engines, and waiting for one.
+        calls: ended calls that were on an engine; `failures` of them with an error.
+        busy_ns, queued_ns: time on engines, and time waiting for one.
         output_bytes: of all results.
     """
 
@@ -104,20 +104,20 @@ class FlowCounts:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One function of one tenant: what is queued, ordered and accounted for together.
+    """One function of one tenant: the unit of queueing, ordering and accounting.
 
     Attributes:
         spec: the function.
         presence: of its code and constants in the node's memory.
-        size_bytes: what these take there, known when they were fetched.
+        size_bytes: their size there, known once they are fetched.
         constants_bytes: the part that a device would keep.
-        pins: calls that need it to stay; it is not evicted meanwhile.
+        pins: number of calls that use it; a pinned function is not evicted.
         blocked: calls that wait until it is present.
         queues: calls that wait for an engine, by lane.
-        mean_ns: how long a call is on its engine, on average; 0 before the first.
+        mean_ns: mean time of a call on its engine; 0 before the first.
         tag: of the policy, see `Policy`.
         functions: written by executors: its loaded forms, by format.
-        counts: what became of its calls.
+        counts: counters of its calls.
     """
 
     tenant: Tenant
@@ -135,7 +135,7 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """``tenant/function``, for people."""
+        """``tenant/function``, for errors and traces."""
         return f"{self.tenant.name}/{self.spec.name}"
 
     def measured(self, duration_ns: int) -> None:
@@ -149,11 +149,11 @@ class Flow:
 
 
 class Phase(enum.Enum):
-    """Where a call is; see the picture in `dandelion.scheduler`."""
+    """The state of a call; see the diagram in `dandelion.scheduler`."""
 
     BLOCKED = "blocked"  # its function is not in memory
-    LOOKING = "looking"  # for a kept result
-    PLANNING = "planning"  # its demand is asked for
+    LOOKING = "looking"  # for a cached result
+    PLANNING = "planning"  # its demand is being computed
     QUEUED = "queued"
     SENT = "sent"
     ENDED = "ended"
@@ -163,18 +163,18 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     """One call: one instance of one function, from the walk to the trace.
 
     Attributes:
-        id: unique within the node; it grows in the order in which walks want calls.
+        id: unique within the node, in ascending order of creation.
         attempt: 1, and 2 if an engine died under it.
-        alone: it may not run where others share its faults.
-        demand: what it needs of a device, where engines differ.
-        engine: which has it, or had it last.
-        expected_ns: what the policy assumed that it takes.
-        queued_ns, sent_ns: when it last began to wait, and was given to its engine.
+        alone: it must not run in a shared fault domain.
+        demand: of a device, where engines differ.
+        engine: its current or last engine.
+        expected_ns: the policy's estimate of its duration.
+        queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
         placed: written by the executor: its inputs where its engine can read them.
-        content: written by the executor: the digest of its inputs, if results are kept.
+        content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
-        cancelled: its result is not wanted; if it was sent, its executor was told.
+        cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
     """
 
     id: int
@@ -203,9 +203,9 @@ class InvocationState(msgspec.Struct, eq=False):
     """One invocation: its walk, and its calls that have not ended.
 
     Attributes:
-        deadline_ns: on the clock whose readings the scheduler is given.
-        input_bytes: what its inputs take in the arena.
-        arena_bytes: what it is charged for there, inputs included.
+        deadline_ns: on the clock of `now_ns`.
+        input_bytes: size of its inputs in the arena.
+        arena_bytes: bytes charged to its tenant's quota, inputs included.
         calls: by the walk's instance number.
         outputs, error: one of them is set when `ended` is.
         resuming: its walk stopped after a slice and has its next turn in the queue.
@@ -229,7 +229,7 @@ class InvocationState(msgspec.Struct, eq=False):
 
 
 class EnginePhase(enum.Enum):
-    """What an engine is at."""
+    """The state of an engine."""
 
     STARTING = "starting"  # also again, after it was lost
     READY = "ready"
@@ -239,22 +239,22 @@ class EnginePhase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class EngineState:
-    """One engine, wherever it runs.
+    """One engine of any hosting.
 
     Attributes:
         id: unique within the node.
         formats: of code objects that it runs.
         device: backend and resource; engines of one device are its sequential one and its workers.
-        places: how many calls it takes at once; 0 lets that follow from how long calls take.
-        worker: it shares its device with others and runs at the same time as they.
+        places: how many calls it takes at once; with 0 this depends on the duration of calls.
+        worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         capacity: known when it is ready.
         planner: calls must have a demand before they are placed, since engines differ.
-        sent: the calls that it has, in the order in which they were sent.
-        lanes: whose calls it may take.
+        sent: its calls, in the order in which they were sent.
+        lanes: the lanes that it takes calls from.
         last: the flow that was sent last.
-        failed_starts, retry_ns: how often in a row it did not start, and when it is tried again.
-        calls, failures, busy_ns: what it has done since it was added.
+        failed_starts, retry_ns: number of failed starts in a row, and time of the next attempt.
+        calls, failures, busy_ns: counters since it was added.
     """
 
     id: int
@@ -310,10 +310,10 @@ class CallQueue:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Calls that the same engines suit, so that they stand in one line, whatever they are.
+    """Calls for which the same engines are suitable.
 
     Attributes:
-        engines: that may take them. Empty while those that could are starting.
+        engines: the suitable engines; empty while they are starting.
         heap: of (key of the policy, entry number, queue); entries may be outdated.
     """
 

@@ -1,16 +1,16 @@
 """Which functions' code and constants are in the node's memory, and which stay on devices.
 
-There is one owner of this knowledge: what is here decides, executors carry out. Both places count
-bytes, never entries, for the place as a whole and for each tenant.
+Only this module decides this; executors carry it out. Both memories are limited in bytes, in total
+and for each tenant.
 
 When memory is full, the entries with the least use for their reload cost are evicted (greedy-dual
 with frequency: an evicted entry sets the level from which the others must fall). An entry that
 calls need is pinned and stays.
 
-A function that finds no room waits in line. Those in line come before calls of functions that are
-present: from then on a present function that has to make room for them takes no new calls: its
-pins end, it is evicted, and its own new calls wait at the end of the line. Otherwise functions
-that are called all the time would keep all others out.
+A function for which there is no room waits in a queue. Queued functions have priority over calls of
+present functions: a present function that must make room takes no new calls. When its pins have
+ended it is evicted, and its new calls wait at the end of the queue. Otherwise functions with
+constant load would starve all others.
 
 Source: greedy-dual-size with frequency, Cherkasova, HPL-98-69R1.
 """
@@ -37,7 +37,7 @@ class _Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class FunctionMemory:
     """Memory for functions in one place: the node's, or one device's.
 
     Args:
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """What is here."""
+        """Return the present flows."""
         return tuple(self._entries)
 
     def touch(self, flow: Flow) -> None:
@@ -92,16 +92,16 @@ class Place:
     def victims(
         self, flow: Flow, size_bytes: int, tenant_bytes: int, pinned: bool = False
     ) -> list[Flow] | None:
-        """Choose what must go for an entry, cheapest first.
+        """Choose the entries to evict for a new one, cheapest first.
 
         Args:
-            flow: whose entry is to come.
-            size_bytes: of it.
-            tenant_bytes: what its tenant may have here.
-            pinned: entries that calls need may be chosen, too.
+            flow: of the new entry.
+            size_bytes: of the new entry.
+            tenant_bytes: its tenant's limit here.
+            pinned: also choose pinned entries.
 
         Returns:
-            Flows to be evicted, perhaps none; None if there is no room even so.
+            Flows to evict, perhaps none; None if evictions cannot make enough room.
         """
         size = max(1, size_bytes)
         over_tenant = self.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
@@ -126,9 +126,9 @@ class Place:
 
 
 def _needed(
-    chosen: list[Flow], place: Place, flow: Flow, size: int, tenant_bytes: int
+    chosen: list[Flow], place: FunctionMemory, flow: Flow, size: int, tenant_bytes: int
 ) -> list[Flow]:
-    """Leave out what need not go, since something larger was chosen after it."""
+    """Omit entries that need not be evicted because a larger one was chosen later."""
     over = place.used_bytes + size - place.capacity_bytes
     over_tenant = place.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
     total = sum(place.size_of(c) for c in chosen)
@@ -150,22 +150,22 @@ def _cost_us(size_bytes: int) -> float:
 
 
 class Residency:
-    """What is where, and who waits for room.
+    """The functions in memory and on devices, and the functions that wait for room.
 
     Args:
         memory_bytes: the node's memory for code and constants.
-        actions: where it leaves what executors are to do.
+        actions: receives the actions for executors.
 
     Attributes:
         node: the node's memory.
-        devices: memory for constants, by engine; engines without one are left out.
+        devices: memory for constants, by engine; engines without it are omitted.
         line: flows that wait for room in the node's memory, in order.
-        leaving: present flows that take no new calls, since those in line need their room.
+        leaving: present flows that take no new calls, since waiting flows need their room.
     """
 
     def __init__(self, memory_bytes: int, actions: Callable[[Action], None]) -> None:
-        self.node = Place(memory_bytes)
-        self.devices: dict[EngineState, Place] = {}
+        self.node = FunctionMemory(memory_bytes)
+        self.devices: dict[EngineState, FunctionMemory] = {}
         self.line: OrderedDict[Flow, None] = OrderedDict()
         self.leaving: set[Flow] = set()
         self._act = actions
@@ -174,7 +174,7 @@ class Residency:
     # calls
 
     def pin(self, call: CallState) -> bool:
-        """Have a call's function stay in memory. False if the call is blocked until it is there."""
+        """Pin a call's function in memory. False if the call is blocked until it is present."""
         flow = call.flow
         if flow.presence is Presence.PRESENT and flow not in self.leaving:
             flow.pins += 1
@@ -190,16 +190,16 @@ class Residency:
         return False
 
     def unpin(self, call: CallState) -> None:
-        """A call has no use for its function any more."""
+        """Unpin a call's function."""
         if call.pinned:
             call.pinned = False
             call.flow.pins -= 1
 
     def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[tuple[Flow, ...], bool]:
-        """Have a device keep a flow's constants if that makes sense; a call is sent there now.
+        """Decide whether a device keeps a flow's constants, when a call is sent there.
 
         Returns:
-            What the device drops for them, and whether it keeps them.
+            The flows that the device drops for them, and whether it keeps them.
         """
         place = self.devices.get(engine)
         if place is None:
@@ -222,28 +222,28 @@ class Residency:
     # functions
 
     def fetched(self, flow: Flow) -> None:
-        """Code and constants are there."""
+        """Code and constants are in memory."""
         flow.presence = Presence.PRESENT
         flow.pins -= 1
         self._stayed.append(flow)
 
     def fetch_failed(self, flow: Flow) -> list[CallState]:
-        """They are not; gives the calls that waited for them."""
+        """They could not be loaded; return the calls that waited for them."""
         flow.presence = Presence.ABSENT
         flow.pins -= 1
         self.node.remove(flow)
         return _taken(flow.blocked)
 
     def forget(self, flow: Flow) -> None:
-        """A function is no longer registered: drop it if no call needs it."""
+        """Drop an unregistered function, unless a call needs it."""
         if flow.presence is Presence.PRESENT and not flow.pins and flow.size_bytes:
             self._evict(flow)
 
     def step(self) -> tuple[list[CallState], ContextFull | None] | None:
-        """Make room for what waits.
+        """Make room for waiting functions.
 
         Returns:
-            Calls that go on, or that fail with the error; None if there is nothing to do.
+            Calls that continue, or that fail with the error; None if there is nothing to do.
         """
         if self._stayed:
             flow = self._stayed.popleft()

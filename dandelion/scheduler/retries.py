@@ -1,4 +1,4 @@
-"""What is run again after a failure, and how soon a lost engine is started again."""
+"""Which calls are retried after a failure, and when a lost engine is restarted."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dandelion.errors import DandelionError, EngineDied, Faulted, SandboxLost
 from dandelion.scheduler.records import CallState, EngineState
 
 ATTEMPTS = 2
-"""How often a call is begun in all, if engines die under it."""
+"""How often a call is started in total, if engines die under it."""
 RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Pauses before attempts to start an engine that worked before."""
 UNAVAILABLE_RESTART_S = 5.0
-"""The pause after these; the engine counts as unavailable meanwhile."""
+"""The pause after these; meanwhile the engine is unavailable."""
 
 
 def may_run_again(call: CallState, engine: EngineState, error: DandelionError, begun: bool) -> bool:
-    """Tell whether a failed call is run once more. I/O never is.
+    """Tell whether a failed call is retried. I/O never is.
 
-    Compute functions are pure. They are run again if their engine died, and if their engine shares
-    its faults with others: then the fault may be another call's, and running alone tells.
+    Compute functions are pure. They are retried if their engine died, or if it is in a shared fault
+    domain: then another call may be the cause, which a run alone decides.
     """
     if call.run.function.kind != "compute":
         return False
@@ -39,7 +39,7 @@ def blamed(call: CallState, error: DandelionError) -> DandelionError:
 
 
 def restart_delay_ns(failed_starts: int) -> tuple[int, bool]:
-    """Give the pause before the next start, and whether the engine is unavailable meanwhile."""
+    """Return the pause before the next start, and whether the engine is unavailable meanwhile."""
     if failed_starts < len(RESTART_S):
         return int(RESTART_S[failed_starts] * 1e9), False
     return int(UNAVAILABLE_RESTART_S * 1e9), True

@@ -1,8 +1,8 @@
 """The scheduler: events in, actions out. See the package's text for the life of a call.
 
-Every public method but `take` is an event. It may be called by one thread only, carries `now_ns`
-where time matters, and leaves actions, which the caller takes with `take` and carries out in order.
-Carrying out an action may cause the next event at once; no event is raised from inside another.
+Every public method but `take` is an event. Only one thread may call them. An event has `now_ns`
+where time matters, and adds actions, which the caller takes with `take` and carries out in order.
+Carrying out an action may cause the next event at once; events are not nested.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
 
 _KEPT_DEADLINES = 64
-"""Invocations that ended may be kept in the heap of deadlines, so many beside one for each."""
+"""The heap of deadlines may have this many ended invocations, and one for each running one."""
 
 
 class Scheduler:
     """Decides what runs where and when.
 
     Args:
-        policy: orders calls that wait.
+        policy: orders waiting calls.
         memory_bytes: the node's memory for code and constants of functions.
         sizes: of functions.
-        invocations: admitted at once, of all tenants.
+        invocations: limit on admitted invocations of all tenants.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class Scheduler:
         self._actions.append(action)
 
     def take(self) -> list[Action]:
-        """Take what is to be carried out, in order."""
+        """Take the actions to carry out, in order."""
         actions = self._actions
         self._actions = []
         return actions
 
     @property
     def has_actions(self) -> bool:
-        """Whether there is something to `take`."""
+        """Whether there are actions to `take`."""
         return bool(self._actions)
 
     # --- invocations --------------------------------------------------------------------------
 
     def submitted(self, invocation: InvocationState, now_ns: int) -> None:
-        """Begin an invocation.
+        """Start an invocation.
 
         Raises:
             Overloaded, ContextFull: it is not admitted; nothing changed.
@@ -104,15 +104,15 @@ class Scheduler:
             instructions = invocation.walk.start(inputs)
         except Exception as error:
             instructions = _ended_by(invocation, error)
-        self._obey(invocation, instructions, now_ns)
+        self._apply(invocation, instructions, now_ns)
 
     def cancelled(self, invocation: InvocationState, error: DandelionError, now_ns: int) -> None:
-        """End an invocation before its time: its caller left."""
+        """Cancel an invocation, for example because its caller has closed the connection."""
         if not invocation.ended:
-            self._obey(invocation, invocation.walk.cancel(error), now_ns)
+            self._apply(invocation, invocation.walk.cancel(error), now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Time has passed: end what is past its deadline, start engines whose pause is over."""
+        """End invocations past their deadline, and start engines whose pause has ended."""
         heap = self._deadlines
         while heap and (heap[0][0] <= now_ns or heap[0][2].ended):
             invocation = heapq.heappop(heap)[2]
@@ -122,7 +122,7 @@ class Scheduler:
 
     @property
     def next_tick_ns(self) -> int | None:
-        """When `tick` is next to be called; None if nothing waits for time."""
+        """When to call `tick` next; None if nothing waits for time."""
         heap = self._deadlines
         while heap and heap[0][2].ended:
             heapq.heappop(heap)
@@ -133,11 +133,11 @@ class Scheduler:
 
     @property
     def has_turns(self) -> bool:
-        """Walks stopped after a slice: call `turn` when other events had theirs."""
+        """Whether walks have stopped after a slice; then call `turn` after other events."""
         return bool(self._turns)
 
     def turn(self, now_ns: int) -> None:
-        """Let the next walk that stopped after a slice go on."""
+        """Resume the next walk that stopped after a slice."""
         if self._turns:
             invocation = self._turns.popleft()
             invocation.resuming = False
@@ -147,7 +147,7 @@ class Scheduler:
                 instructions = invocation.walk.resume()
             except Exception as error:
                 instructions = _ended_by(invocation, error)
-            self._obey(invocation, instructions, now_ns)
+            self._apply(invocation, instructions, now_ns)
 
     def close(self, now_ns: int) -> None:
         """End all invocations, and admit no more."""
@@ -160,7 +160,7 @@ class Scheduler:
         self.tenants[tenant.name] = tenant
         self.calls.unpark(tenant, now_ns)
 
-    # --- inside: nothing below is an event ------------------------------------------------------
+    # --- private: nothing below is an event -----------------------------------------------------
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         invocation = call.invocation
@@ -172,7 +172,7 @@ class Scheduler:
             instructions = invocation.walk.finished(call.run.instance, outputs)
         except Exception as error:
             instructions = _ended_by(invocation, error)
-        self._obey(invocation, instructions, now_ns)
+        self._apply(invocation, instructions, now_ns)
 
     def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
         invocation = call.invocation
@@ -180,12 +180,12 @@ class Scheduler:
             self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
         else:
             instructions = invocation.walk.failed(call.run.instance, error)
-            self._obey(invocation, instructions, now_ns)
+            self._apply(invocation, instructions, now_ns)
 
-    def _obey(
+    def _apply(
         self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
     ) -> None:
-        """Carry out what a walk says."""
+        """Carry out a walk's instructions."""
         for instruction in instructions:
             if isinstance(instruction, Run):
                 if not invocation.ended:  # by another instance of this step
@@ -196,7 +196,7 @@ class Scheduler:
                 self._end(invocation, None, instruction.error, now_ns)
             elif (call := invocation.calls.get(instruction.instance)) is not None:
                 self.calls.cancel(call, now_ns)
-        if invocation.walk.unsettled and not invocation.resuming and not invocation.ended:
+        if invocation.walk.has_pending_sets and not invocation.resuming and not invocation.ended:
             invocation.resuming = True
             self._turns.append(invocation)
 
@@ -226,7 +226,7 @@ class Scheduler:
 
 
 def _ended_by(invocation: InvocationState, error: Exception) -> list[Instruction]:
-    """A bug in a walk ends its invocation and nothing else."""
+    """End an invocation whose walk has a bug; others are not affected."""
     if not isinstance(error, DandelionError):
         error = InternalError(f"{type(error).__name__}: {error}")
     return invocation.walk.cancel(error.with_traceback(None))

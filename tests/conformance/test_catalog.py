@@ -80,7 +80,7 @@ def only(batch: Batch) -> Digest:
     return digest
 
 
-# --- what every store does ------------------------------------------------------------------
+# --- every store ------------------------------------------------------------------
 
 
 def test_what_is_registered_is_found(catalog: Catalog) -> None:
@@ -236,7 +236,7 @@ def test_each_version_keeps_its_own_blob(catalog: Catalog) -> None:
     assert bytes(catalog.blob(digest_of(b"2"))) == b"2"
 
 
-def test_blobs_that_no_record_wants_are_not_kept(catalog: Catalog) -> None:
+def test_blobs_without_a_record_are_not_stored(catalog: Catalog) -> None:
     batch = a_function("F")
     batch.blobs[digest_of(b"stray")] = b"stray"
     catalog.register(batch)
@@ -345,7 +345,7 @@ def test_a_name_is_won_once_among_threads(catalog: Catalog) -> None:
     assert len(won) == len(lost) == 20
 
 
-# --- what durable stores do -----------------------------------------------------------------
+# --- durable stores -----------------------------------------------------------------
 
 
 def test_everything_is_there_after_reopening(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One suite for every device; those that this machine has not got are skipped with the reason."""
+"""One suite for every device; missing devices are skipped with the reason."""
 
 from __future__ import annotations
 

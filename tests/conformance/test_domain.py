@@ -139,9 +139,9 @@ def test_a_full_domain_refuses_and_stays_as_it_was(domain: MemoryDomain) -> None
     assert domain.acquire(CAPACITY // 2).size_bytes == CAPACITY // 2
 
 
-def test_room_comes_back_without_being_asked_for(domain: MemoryDomain) -> None:
+def test_memory_is_recycled_on_demand(domain: MemoryDomain) -> None:
     for size in (CAPACITY, CAPACITY // 2, CAPACITY // 3, CAPACITY):
-        assert domain.acquire(size).size_bytes == size  # nobody calls recycle
+        assert domain.acquire(size).size_bytes == size  # without a call of recycle
 
 
 def test_the_collector_may_return_memory(domain: MemoryDomain) -> None:

@@ -1,4 +1,4 @@
-"""Search for texts that make the reader of the language do something new, and keep the best.
+"""Search for texts that cover new branches of the parser, and store the shortest.
 
 ``python -m tests.corpus.grow --seconds 1200`` throws texts at the parser: what the strategies of
 the round-trip properties make, and what comes of damaging texts that were interesting. Interesting
@@ -36,7 +36,7 @@ from tests.properties.test_roundtrip import TOKENS, modules, mutations, reads_or
 
 FOLDER = Path(__file__).parent / "language"
 FILES = 200
-LONGEST = 600  # characters of a text that is kept
+LONGEST = 600  # characters of a stored text
 WATCHED = re.compile(r"dataflow/(syntax|syntax_advice|syntax_words|rules\w*|validate|excerpt)\.py$")
 Features = frozenset[str]
 
@@ -49,7 +49,7 @@ texts = st.one_of(
 
 
 class Arcs:
-    """Notes which lines of the reader follow each other, while it is entered."""
+    """Records which lines of the parser follow each other, as a context manager."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -80,7 +80,7 @@ class Arcs:
 
 
 def problems_of(text: str) -> list[Problem]:
-    """Everything that is said about a text."""
+    """All problems of a text."""
     try:
         module = parse(text, "f.dc")
     except InvalidComposition as error:
@@ -89,7 +89,7 @@ def problems_of(text: str) -> list[Problem]:
 
 
 def features_of(text: str) -> Features:
-    """What is special about a text."""
+    """The features of a text."""
     with Arcs() as arcs:
         problems = problems_of(text)
     kinds = []
@@ -109,7 +109,7 @@ class Search:
         self.tried = 0
 
     def try_text(self, text: str) -> None:
-        """Hold a text to the properties, and keep it if it is interesting."""
+        """Check the properties on a text, and store it if it has new features."""
         if len(text) > LONGEST:
             return
         self.tried += 1
@@ -127,7 +127,7 @@ class Search:
                 self.shortest[feature] = text
 
     def generate(self, number: int) -> None:
-        """Try what the strategies make."""
+        """Try texts of the strategies."""
 
         @seed(number)
         @settings(
@@ -141,7 +141,7 @@ class Search:
         one()
 
     def damage(self, source: random.Random, count: int) -> None:
-        """Try what comes of damaging interesting texts, and of putting two together."""
+        """Try damaged texts, and combinations of two texts."""
         pool = sorted(set(self.shortest.values()))
         for _ in range(count):
             text = source.choice(pool)
@@ -155,7 +155,7 @@ class Search:
             self.try_text(text)
 
     def smallest(self) -> dict[str, Features]:
-        """Give few small texts that have all features."""
+        """Return a small number of short texts that have all features."""
         known = {text: features_of(text) for text in set(self.shortest.values())}
         chosen: dict[str, Features] = {}
         left = set(self.shortest)
@@ -169,7 +169,7 @@ class Search:
 
 
 def shrunk(text: str, features: Features | set[str]) -> str:
-    """Take words and letters away while the features stay."""
+    """Remove words and letters while the features remain."""
     width = max(1, len(text) // 2)
     while width:
         start = 0
@@ -184,7 +184,7 @@ def shrunk(text: str, features: Features | set[str]) -> str:
 
 
 def main() -> None:
-    """Search, then write the corpus anew; the old one is where the search begins."""
+    """Search, starting from the old corpus, then write the new one."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60, help="CPU time of the search")
     parser.add_argument("--seed", type=int, default=0)

@@ -25,18 +25,18 @@ _NAMES = {
 
 
 def missing() -> str:
-    """Tell what this machine lacks, or nothing."""
+    """Return what this machine lacks, or an empty text."""
     return ", ".join(name for name in ("cc", "g++") if shutil.which(name) is None)
 
 
 def build(kind: str, folder: Path) -> list[Path]:
-    """Build the libraries of a kind into a folder; give them in the order of loading."""
+    """Build the libraries of a kind into a folder; return them in the order of loading."""
     name, others = _NAMES[kind]
     sources = [HERE / f"{kind}.c", *([] if kind == "hip_on_cuda" else [HERE / "core.c"])]
     first = folder / name
     _cc("-o", first, f"-Wl,-soname,{name}", *sources, "-ldl")
     made = [first]
-    for other in others:  # these have nothing of their own: what they need has it
+    for other in others:  # these link to the first library
         _cc("-o", folder / other, f"-Wl,-soname,{other}", "-xc", os.devnull, "-xnone",
             "-Wl,--no-as-needed", first)  # fmt: skip
         made.append(folder / other)
@@ -48,7 +48,7 @@ def _cc(*arguments: object) -> None:
 
 
 def load(kind: str, folder: Path) -> ctypes.CDLL:
-    """Build and load a kind into this process; give the library with the test's own functions."""
+    """Build and load a kind into this process; return the library with the test's own functions."""
     os.environ["FAKE_COMPILER"] = f"{sys.executable} {HERE / 'compile.py'}"
     if kind == "hip_on_cuda":
         pathfinder = importlib.import_module("cuda.pathfinder")

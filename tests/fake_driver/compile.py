@@ -25,7 +25,7 @@ _FLAGS = ["-std=c++17", "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-ffp-c
 
 
 def compiled(source: str) -> tuple[bytes, dict[str, int]]:
-    """Compile to a shared library; give it and the number of parameters of each kernel."""
+    """Compile to a shared library; return it and the number of parameters of each kernel."""
     own = source.partition("#line")[2] or source  # not the definitions of dandelion.h
     kernels = {
         name: 0 if parameters.strip() in ("", "void") else parameters.count(",") + 1

@@ -63,15 +63,15 @@ class Fake:
 
     @property
     def arch(self) -> str:
-        """The architecture that the device says it is."""
+        """The architecture of the device."""
         return "sm_90" if self.kind == "cuda" else "gfx90a"
 
     def reset(self) -> None:
-        """Begin anew, as a new process would."""
+        """Reset to the state of a new process."""
         self.library.fake_reset()
         self.library.fake_set_arch(self.arch.encode())
         if self.kind == "hip":
-            self.library.fake_retain()  # HIP takes its device once for the life of a process
+            self.library.fake_retain()  # HIP retains its device once in a process
 
     def device(self, cache: CodeCache | None = None) -> CudaLikeDevice:
         """Make the backend's device."""
@@ -83,7 +83,7 @@ class Fake:
         return int(self.library.fake_calls())
 
     def fail(self, after: int, code: int) -> None:
-        """Let the call after so many fail with a code; -1 lets none fail."""
+        """Make the call after this many fail with a code; -1 for none."""
         self.library.fake_fail(after, code)
 
     def failed(self) -> str:
@@ -91,14 +91,14 @@ class Fake:
         return str(self.library.fake_failed().decode())
 
     def live(self) -> dict[str, int]:
-        """What is alive, by kind."""
+        """The number of live objects, by kind."""
         counts = {name: self.library.fake_live(i) for i, name in enumerate(KINDS)}
         if self.kind == "hip":
             counts["context"] = 0
         return {name: count for name, count in counts.items() if count}
 
     def nothing_left(self) -> None:
-        """Assert that everything was given back, and before the context was.
+        """Assert that everything was released, and before the context was.
 
         A device that broke gives nothing back, as a real one does not; that goes with the process.
         """
@@ -109,7 +109,7 @@ class Fake:
 
 
 class Real(Fake):
-    """A real device, on which scenarios run that ask for no counts and no failures.
+    """A real device, for scenarios without counts and failures.
 
     Args:
         kind: ``cuda`` or ``hip``; HIP over NVIDIA's driver, see ``hip_on_cuda.c``.
@@ -138,11 +138,11 @@ class Real(Fake):
         return {}
 
     def nothing_left(self) -> None:
-        """Nothing is known of a real device."""
+        """A real device has no counts."""
 
 
 class Runner:
-    """An engine on a device whose calls' data lies in an arena."""
+    """An engine on a device; the data of its calls is in an arena."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Runner:
         return ItemSet(name, (Item("item", 0, view),))
 
     def run(self, function: Function, *inputs: ItemSet | None, keep: bool = True) -> InstanceSets:
-        """Run a call, and settle."""
+        """Run a call, and clean up."""
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
         call = Call(self.number, function, inputs, self.domain, deadline, keep_constants=keep)
@@ -176,7 +176,7 @@ class Runner:
         return outputs
 
     def run_stopped(self, function: Function, looks: int, *values: npt.NDArray[Any]) -> None:
-        """Run a call that is not wanted any more after so many looks."""
+        """Run a call that is cancelled after this many checks."""
         inputs = [self.one(s.name, v) for s, v in zip(function.spec.inputs, values, strict=True)]
         deadline = time.monotonic_ns() + 60 * 10**9
         call = Call(0, function, tuple(inputs), self.domain, deadline)

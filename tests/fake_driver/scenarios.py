@@ -1,4 +1,4 @@
-"""FIXTURE. What must hold of the CUDA and HIP backends, played on a fake device.
+"""FIXTURE. Scenarios of the CUDA and HIP backends on a fake device.
 
 Each function here is one test, named by the tests and run in a process of its own; see `worker`.
 """
@@ -113,7 +113,7 @@ def run_weighed(
 
 
 def expect(error: type[DandelionError], action: Any) -> DandelionError:
-    """Give the error that an action raises."""
+    """Return the error that an action raises."""
     try:
         action()
     except error as caught:
@@ -155,7 +155,7 @@ def hot_calls_ask_for_little(fake: Fake) -> None:
 
 
 def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
-    """From opening to closing, with graphs, constants, two tenants and a function that goes."""
+    """From opening to closing, with graphs, constants, two tenants and a removed function."""
     runner = Runner(fake, part_ns=part_ns)
     made.append(runner)
     try:
@@ -213,7 +213,7 @@ def every_call_breaks_the_device_once(fake: Fake) -> None:
 
 
 def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
-    """Nothing is compiled beforehand; a program of the compiler is never left either."""
+    """Nothing is compiled in advance; no program of the compiler is left behind."""
     folder = fake.cache.folder.parent / "cold"
     names = set()
     for number in range(200):

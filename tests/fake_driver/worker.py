@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run(fake: Fake, name: str) -> str:
-    """Run one thing; give ``ok`` or what went wrong."""
+    """Run one scenario; return ``ok`` or the error."""
     from tests.fake_driver import scenarios
 
     fake.reset()
@@ -35,13 +35,13 @@ def run(fake: Fake, name: str) -> str:
             fake.nothing_left()
         else:
             getattr(scenarios, name)(fake)
-    except BaseException:  # an assertion, an error: all is for the test to show
+    except BaseException:  # an assertion or an error: the test reports it
         return traceback.format_exc()
     return "ok"
 
 
 def device(kind: str, folder: Path) -> Fake:
-    """Give the device of a kind: fake, or real where the kind says so."""
+    """Return the device of a kind: fake, or real where the kind says so."""
     if kind == "real_cuda":
         return Real("cuda", folder / "cache")
     library = build.load(kind, folder)
@@ -70,7 +70,7 @@ class Worker:
         )
 
     def run(self, name: str) -> str:
-        """Run a scenario; give ``ok`` or what went wrong."""
+        """Run a scenario; return ``ok`` or the error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{name}\n")
@@ -89,7 +89,7 @@ class Worker:
 
 @contextlib.contextmanager
 def working(kind: str, folder: Path) -> Iterator[Worker]:
-    """Give a process with a fake device for the time of a block."""
+    """Yield a process with a fake device for the time of a block."""
     worker = Worker(kind, folder)
     try:
         yield worker

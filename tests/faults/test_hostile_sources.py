@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from dandelion.backends.process import check, examiner
 from dandelion.backends.process.cores import ProcessDriver
-from dandelion.backends.process.programs import Programs
+from dandelion.backends.process.programs import PythonPrograms
 
 from dandelion.data import Item, ItemSet
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
@@ -224,7 +224,7 @@ def test_programs_are_kept_up_to_a_bound() -> None:
         compiled.append(fn.spec.name)
         return bytes(10_000)
 
-    programs = Programs(compile_source, kept_bytes=35_000)
+    programs = PythonPrograms(compile_source, cache_bytes=35_000)
     fns = [function(f"def f(x): return {i}") for i in range(5)]
     for fn in fns:
         programs.encoded(fn, 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.backends.native.engine import NativeEngine
-from dandelion.backends.native.nursery import Sandbox
+from dandelion.backends.native.sandbox_pool import NativeSandbox
 
 from dandelion.driver import Call
 from dandelion.errors import (
@@ -98,7 +98,7 @@ class Background:
             self.error = error
         engine.clean_up()
 
-    def _wait_for_sandbox(self, engine: NativeEngine) -> Sandbox:
+    def _wait_for_sandbox(self, engine: NativeEngine) -> NativeSandbox:
         while self._thread.is_alive():
             running = engine._running
             if running is not None and running.sandbox is not None:
@@ -128,7 +128,7 @@ def test_other_signals_from_outside(engine: NativeEngine, number: signal.Signals
 def test_sandboxes_killed_while_they_wait(engine: NativeEngine) -> None:
     assert works(engine)
     for _ in range(3):
-        waiting = [os.pidfd_open(pid) for pid in children(engine._nursery.pid())]
+        waiting = [os.pidfd_open(pid) for pid in children(engine._pool.pid())]
         for pidfd in waiting:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert gone(waiting)
@@ -137,17 +137,17 @@ def test_sandboxes_killed_while_they_wait(engine: NativeEngine) -> None:
 
 def test_a_zygote_killed_during_a_call(engine: NativeEngine) -> None:
     call = Background(engine, call_of(attempt(), b"loop"))
-    zygote = engine._nursery.pid()
+    zygote = engine._pool.pid()
     os.kill(zygote, signal.SIGKILL)
     assert isinstance(call.join(), SandboxLost)
     assert works(engine)
-    assert engine._nursery.pid() != zygote
+    assert engine._pool.pid() != zygote
 
 
 def test_a_zygote_killed_between_calls(engine: NativeEngine) -> None:
     for _ in range(3):
         assert works(engine)
-        zygote = engine._nursery.pid()
+        zygote = engine._pool.pid()
         waiting = [os.pidfd_open(pid) for pid in children(zygote)]
         os.kill(zygote, signal.SIGKILL)
         assert gone(waiting)
@@ -156,7 +156,7 @@ def test_a_zygote_killed_between_calls(engine: NativeEngine) -> None:
 
 def test_a_stopped_zygote_costs_no_more_than_the_deadline(engine: NativeEngine) -> None:
     assert works(engine)
-    zygote = engine._nursery.pid()
+    zygote = engine._pool.pid()
     os.kill(zygote, signal.SIGSTOP)
     try:
         with pytest.raises(TimedOut):
@@ -179,7 +179,7 @@ def test_cancelling_ends_a_call(engine: NativeEngine) -> None:
 
 def test_closing_during_a_call_ends_it(engine: NativeEngine) -> None:
     call = Background(engine, call_of(attempt(), b"loop"))
-    pidfds = [os.pidfd_open(call.sandbox.pid), os.pidfd_open(engine._nursery.pid())]
+    pidfds = [os.pidfd_open(call.sandbox.pid), os.pidfd_open(engine._pool.pid())]
     engine.close()
     assert isinstance(call.join(), DandelionError)
     assert gone(pidfds)

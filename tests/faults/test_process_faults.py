@@ -16,12 +16,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from dandelion.backends.process import nursery
+from dandelion.backends.process import sandbox_pool
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
-from dandelion.backends.process.nursery import Nursery
-from dandelion.backends.process.turnover import PAUSE_MS, QUIET_MS, Turnover
+from dandelion.backends.process.replacement import PAUSE_MS, QUIET_MS, SandboxReplacement
+from dandelion.backends.process.sandbox_pool import SandboxPool
 
 from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
@@ -60,9 +60,9 @@ def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
             os.close(pidfd)
 
 
-def nursery_of(engine: ProcessEngine) -> Nursery:
-    with engine._nurseries.use(()) as nursery:
-        return nursery
+def pool_of(engine: ProcessEngine) -> SandboxPool:
+    with engine._pools.use(()) as pool:
+        return pool
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_sandbox_killed_during_its_call(engine: ProcessEngine) -> None:
 def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
     run(engine, ECHO, b"")
     for _ in range(3):
-        waiting = [os.pidfd_open(pid) for pid in children(nursery_of(engine).pid())]
+        waiting = [os.pidfd_open(pid) for pid in children(pool_of(engine).pid())]
         for pidfd in waiting:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert gone(waiting)
@@ -123,15 +123,16 @@ from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import native
 
 node, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-births = mmap.mmap(-1, mmap.PAGESIZE)
-birth = sandbox.Birth(os.getpid(), control, seccomp.Filter(native(), policy.POLICY), 0, births)
+started = mmap.mmap(-1, mmap.PAGESIZE)
+filters = seccomp.Filter(native(), policy.POLICY)
+context = sandbox.ForkContext(os.getpid(), control, filters, 0, started)
 
-def end(birth):
-    birth.births[birth.place] = announced
+def end(context):
+    context.started[context.place] = announced
     os.kill(os.getpid(), 9)
 
-sandbox._be_born = end
-made = zygote.Zygote(birth, 1)
+sandbox._start = end
+made = zygote.Zygote(context, 1)
 for announced in (1, 0):
     made.fork()
     assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -173,36 +174,37 @@ def test_a_sandbox_that_goes_on_after_its_reply_is_ended(ahead: int) -> None:
         assert first(run(engine, ECHO, b"2")).bytes() == b"2"
 
 
-def test_births_wait_for_a_pause_until_calls_wait_for_them() -> None:
-    turnover = Turnover(2)
-    assert turnover.wait_ms() is None
-    turnover.ask(7)
-    assert turnover.wait_ms() == QUIET_MS
-    assert turnover.due() == 7
-    assert turnover.wait_ms() is None
+def test_replacement_waits_for_a_pause_until_calls_wait_for_it() -> None:
+    replacement = SandboxReplacement(2)
+    assert replacement.wait_ms() is None
+    replacement.request(7)
+    assert replacement.wait_ms() == QUIET_MS
+    assert replacement.due() == 7
+    assert replacement.wait_ms() is None
     for pid in (8, 9):
-        turnover.ask(pid)
-    assert turnover.hurries
+        replacement.request(pid)
+    assert replacement.urgent
     for pid in (8, 9):
-        assert turnover.wait_ms() == 0
-        assert turnover.due() == pid
-    assert turnover.wait_ms() == PAUSE_MS
-    turnover.ask(10)
-    assert turnover.wait_ms() == 0
-    assert turnover.due() == 10
-    assert turnover.due() is None
-    assert not turnover.hurries
-    turnover.ask(11)
-    assert turnover.wait_ms() == QUIET_MS
-    turnover.hurry()
-    assert turnover.wait_ms() == 0
+        assert replacement.wait_ms() == 0
+        assert replacement.due() == pid
+    assert replacement.wait_ms() == PAUSE_MS
+    replacement.request(10)
+    assert replacement.wait_ms() == 0
+    assert replacement.due() == 10
+    assert replacement.due() is None
+    assert not replacement.urgent
+    replacement.request(11)
+    assert replacement.wait_ms() == QUIET_MS
+    replacement.mark_urgent()
+    assert replacement.wait_ms() == 0
 
 
 def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    quiet = "from dandelion.backends.process import turnover; turnover.QUIET_MS = 60_000;"
-    monkeypatch.setattr(nursery, "_BOOT", nursery._BOOT.replace("run(sys", quiet + "run(sys"))
+    quiet = "from dandelion.backends.process import replacement; replacement.QUIET_MS = 60_000;"
+    boot = sandbox_pool._BOOT.replace("run(sys", quiet + "run(sys")
+    monkeypatch.setattr(sandbox_pool, "_BOOT", boot)
     driver = ProcessDriver(ahead=2)
     with (
         closing(driver.factory().engine("0")) as idle,
@@ -218,27 +220,27 @@ def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
         [sys.executable, "-c", _BIRTHS], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert done.stderr == ""
-    assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "Stillborn"]
+    assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "ForkFailed"]
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2])
-def test_where_all_are_stillborn_no_call_waits(
+def test_no_call_waits_where_all_forks_fail(
     after_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = (
         "from dandelion.backends.process import sandbox;"
-        f"import time; sandbox._be_born = lambda birth: time.sleep({after_s}) or 1 / 0;"
+        f"import time; sandbox._start = lambda context: time.sleep({after_s}) or 1 / 0;"
     )
     monkeypatch.setattr(
-        nursery, "_BOOT", nursery._BOOT.replace("run(control", ending + "run(control")
+        sandbox_pool, "_BOOT", sandbox_pool._BOOT.replace("run(control", ending + "run(control")
     )
     with process_engine(ahead=1) as engine, pytest.raises(EngineDied):
         run(engine, ECHO, b"", left_s=50)
 
 
-def calls_after_births_that_failed(engine: ProcessEngine) -> int:
+def calls_after_failed_forks(engine: ProcessEngine) -> int:
     """Kill sandboxes as early as we can see them; tell how many calls died of it."""
-    home = nursery_of(engine)
+    home = pool_of(engine)
     zygote = home.pid()
     asked = home.ahead + 1
     os.kill(zygote, signal.SIGSTOP)
@@ -261,26 +263,26 @@ def calls_after_births_that_failed(engine: ProcessEngine) -> int:
     return died
 
 
-def test_a_call_that_finds_the_stillborn_gets_another(engine: ProcessEngine) -> None:
+def test_a_call_that_finds_a_failed_fork_gets_another(engine: ProcessEngine) -> None:
     run(engine, ECHO, b"")
     # On a busy machine we may be late, but not always.
-    assert any(calls_after_births_that_failed(engine) == 0 for _ in range(10))
+    assert any(calls_after_failed_forks(engine) == 0 for _ in range(10))
 
 
 def test_a_zygote_killed_during_a_call(engine: ProcessEngine) -> None:
     call = Background(engine, call_of(SLEEP, b""))
-    zygote = nursery_of(engine).pid()
+    zygote = pool_of(engine).pid()
     os.kill(zygote, signal.SIGKILL)
     assert isinstance(call.join(), EngineDied)
     assert first(run(engine, ECHO, b"1")).bytes() == b"1"
-    assert nursery_of(engine).pid() != zygote
+    assert pool_of(engine).pid() != zygote
 
 
 def test_a_zygote_killed_between_calls(engine: ProcessEngine) -> None:
     for _ in range(3):
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
-        nursery = nursery_of(engine)
-        zygote = nursery.pid()
+        pool = pool_of(engine)
+        zygote = pool.pid()
         waiting = [os.pidfd_open(pid) for pid in children(zygote)]
         os.kill(zygote, signal.SIGKILL)
         assert gone(waiting)
@@ -289,7 +291,7 @@ def test_a_zygote_killed_between_calls(engine: ProcessEngine) -> None:
 
 def test_a_stopped_zygote_costs_no_more_than_the_deadline(engine: ProcessEngine) -> None:
     run(engine, ECHO, b"")
-    zygote = nursery_of(engine).pid()
+    zygote = pool_of(engine).pid()
     os.kill(zygote, signal.SIGSTOP)
     try:
         with pytest.raises(TimedOut):
@@ -380,8 +382,8 @@ with process_engine() as engine:
 
 _STARTING = """
 import os, signal, sys
-from dandelion.backends.native import nursery as native
-from dandelion.backends.process import nursery as process
+from dandelion.backends.native import sandbox_pool as native
+from dandelion.backends.process import sandbox_pool as process
 if sys.argv[1] == "native":
     zygote = native._Zygote(-1).process.pid
 else:
@@ -454,13 +456,13 @@ def test_parallel_engines_with_kills_all_recover() -> None:
                 errors.append(error)
 
     with process_engine() as one:
-        two = ProcessEngine("two", one._nurseries, one._programs, one._architecture)
+        two = ProcessEngine("two", one._pools, one._programs, one._architecture)
         with closing(two):
             threads = [threading.Thread(target=work, args=(e,)) for e in (one, two)]
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
-                nursery_of(one)._running().process.kill()  # safe though it may be reaped any time
+                pool_of(one)._running().process.kill()  # safe though it may be reaped any time
                 threads[0].join(0.3)
             assert errors == []
             for engine in (one, two):

@@ -361,7 +361,7 @@ def test_a_statement_that_fails_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", failing)
-        patch.setattr(disk_errors, "_ask_the_file_system", asked)
+        patch.setattr(disk_errors, "_probe_file_system", asked)
         with opened(folder) as catalog:
             generation, blobs = catalog.generation, blobs_in(folder)
             for step in range(1, 6):  # begin, record, version, generation, commit

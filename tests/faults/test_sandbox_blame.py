@@ -98,8 +98,8 @@ def test_signals_that_only_others_can_send(engine: ProcessEngine, number: signal
 
 def test_a_zygote_that_is_killed(engine: ProcessEngine) -> None:
     call = Background(engine, call_of(function(WAIT), b""))
-    with engine._nurseries.use(()) as nursery:
-        os.kill(nursery.pid(), signal.SIGKILL)
+    with engine._pools.use(()) as pool:
+        os.kill(pool.pid(), signal.SIGKILL)
     assert isinstance(call.join(), SandboxLost)
 
 

@@ -1,4 +1,4 @@
-/* What hostile code tries. The first input says what, as decimal text: `WORD [number ...]`. */
+/* Attacks of hostile code. The first input selects one, as text: `WORD [number ...]`. */
 #include "dandelion_sets.h"
 
 static long call(long number, long a, long b, long c, long d, long e, long f)
@@ -60,7 +60,7 @@ static void on_stack(uint64_t stack)
 
 static void clobber(void)
 {
-    /* Direction flag set, stack pointer wild: what a handler must not depend on. */
+    /* Direction flag set, stack pointer invalid: a handler must not depend on them. */
     __asm__ volatile("std\n\tmov $1, %%rsp\n\tmov $39, %%eax\n\tsyscall" : : : "memory");
 }
 
@@ -142,10 +142,10 @@ static int32_t dandelion_main(void)
         __asm__ volatile("ud2");
     } else if (is("silent")) { /* ends without a code */
         call(231, 0, 0, 0, 0, 0, 0);
-    } else if (is("handler")) { /* as if the kernel had called it, with nothing behind it */
+    } else if (is("handler")) { /* calls the handler directly, without a signal */
         __asm__ volatile("mov %0, %%rax\n\txor %%edi, %%edi\n\txor %%esi, %%esi\n\txor %%edx, %%edx\n"
                          "\tjmp *%%rax" : : "r"(n[0]) : "memory");
-    } else if (is("outputs")) { /* system data as it stands in the second input */
+    } else if (is("outputs")) { /* system data from the second input */
         const struct dandelion_buffer *forged = dandelion_input(1, 0);
         memcpy(system, forged->data, forged->data_len);
         call(231, 0, 0, 0, 0, 0, 0);

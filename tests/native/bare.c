@@ -1,7 +1,7 @@
 /* The binary interface, word by word, without any header: doubles the bytes of its input.
  *
- * It has no segment of constants beside its code, writes its name to the heap, and looks at what a
- * function may count on at its start: clear registers, an aligned stack at the end of its memory. */
+ * It has no segment of constants beside its code, writes its name to the heap, and checks the
+ * guaranteed state at its start: clear registers, an aligned stack at the end of its memory. */
 typedef unsigned long word;
 
 struct set {

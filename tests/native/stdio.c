@@ -1,5 +1,5 @@
 /* The conventions of the original's C library: set `stdio` with stdin, argv and environ in, stdout
- * and stderr out. Exits with the code that argv says. */
+ * and stderr out. Exits with the code in argv. */
 #include "dandelion_sets.h"
 
 static const struct dandelion_buffer *named(const char *name, size_t length)

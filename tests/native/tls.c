@@ -1,5 +1,5 @@
 /* Thread-local storage as the original's runtime sets it up: a static block, and one arch_prctl, or
- * with WRFSBASE what executables for its KVM backend have in its place. */
+ * with WRFSBASE its replacement in executables for the KVM backend. */
 #include "dandelion_sets.h"
 
 static __thread int counter;

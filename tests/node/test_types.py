@@ -219,7 +219,7 @@ def test_an_output_of_another_type_is_an_error_of_the_function(
 ) -> None:
     with pytest.raises(BadOutput) as caught:
         caller.invoke(function, x=b"")
-    assert f"sets.y: item 'y' is {found}, declared is {declared};" in caught.value.message
+    assert f"sets.y: item 'y' is {found}, expected {declared};" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_type_of_another_function_is_held_against_the_declaration(node: Node) 
     error = caught.value.root
     assert isinstance(error, InvalidInput)
     assert (error.where, error.status) == ("sets.x", 400)
-    assert "item 'y' is float64[2, 3], declared is float32[?, 2]" in error.message
+    assert "item 'y' is float64[2, 3], expected float32[?, 2]" in error.message
 
 
 def test_static_arrays_keep_their_type(node: Node) -> None:
@@ -339,11 +339,11 @@ def test_a_device_gives_and_takes_what_is_declared() -> None:
         assert types(Sets({"y": result})) == [("float32", (2, 2))]
         assert result.numpy().tolist() == (2 * array).tolist()
         assert types(node.invoke("plain", a=array), "b") == [(None, None)]
-        with pytest.raises(InvalidInput, match=r"'a' is float64\[2, 2\], declared is float32"):
+        with pytest.raises(InvalidInput, match=r"'a' is float64\[2, 2\], expected float32"):
             node.invoke("twice", a=array.astype(float))
         with pytest.raises(ApplicationFailed) as caught:
             node.invoke("chain", which="not finite")
-        assert "'y' is float32[2], declared is float32[2, 2]" in str(caught.value.root)
+        assert "'y' is float32[2], expected float32[2, 2]" in str(caught.value.root)
 
 
 def test_a_document_without_types_registers_as_before() -> None:

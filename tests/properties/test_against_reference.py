@@ -16,16 +16,16 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Feed,
     Join,
-    Module,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
     Strategy,
 )
 from dandelion.dataflow.sharding import Partitioning, joined_rows
-from dandelion.dataflow.validate import Signature, validate
+from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
 from dandelion.function import FunctionSpec
 from tests.reference import Interpreter, Partitions, Set, TooBig
@@ -65,7 +65,7 @@ def compute(name: str, sets: list[Set]) -> list[Set]:
 def application(
     source: random.Random, available: list[str], callables: Callables, at: int
 ) -> tuple[Application, list[str]]:
-    """Apply something to sets that are there; give the names of what it makes."""
+    """Apply a function to existing sets; return the names of its results."""
     name = source.choice(sorted(callables))
     inputs, outputs = callables[name]
     join_all = len(inputs) > 1 and source.random() < 0.5
@@ -89,16 +89,16 @@ def application(
     return Application(name, tuple(bindings), returns, join, repeat), targets
 
 
-def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> Repeat:
+def loop(source: random.Random, bound: list[str], outputs: tuple[str, ...]) -> RepeatClause:
     """Repeat an application a few times, fed with some of its outputs."""
     fed = source.sample(bound, source.randint(1, len(bound)))
     feeds = tuple(Feed(parameter, source.choice(outputs)) for parameter in fed)
     until = source.choice(outputs) if source.random() < 0.5 else None
-    return Repeat(source.choice((1, 2, 3, 3, 5)), until, feeds)
+    return RepeatClause(source.choice((1, 2, 3, 3, 5)), until, feeds)
 
 
 def composition(source: random.Random, name: str, callables: Callables) -> Composition:
-    """Make a valid composition that returns most of what happens in it."""
+    """Make a valid composition that returns most of its sets."""
     inputs = [f"i{n}" for n in range(source.randint(0, 3))]
     available = list(inputs)
     found = []
@@ -138,12 +138,12 @@ def walk(
     state = Walk(plan, policy, source.choice((1, 3, 64)), source.choice((0, 0, 1, 4)))
     out = list(state.start(inputs))
     while True:
-        while state.unsettled and (not out or source.random() < 0.5):
+        while state.has_pending_sets and (not out or source.random() < 0.5):
             out += state.resume()
         instruction = out.pop(source.randrange(len(out)))
         if isinstance(instruction, Complete):
             assert not out
-            assert not state.unsettled
+            assert not state.has_pending_sets
             return [triples(s) for s in instruction.outputs]
         assert isinstance(instruction, Run)
         results = compute(instruction.function.name, [triples(s) for s in instruction.inputs])
@@ -158,9 +158,9 @@ def check(seed: int) -> bool:
     inner = composition(source, "Inner", FUNCTIONS)
     callables = {**FUNCTIONS, "Inner": (inner.inputs, inner.outputs)}
     outer = composition(source, "Outer", callables)
-    known = {n: Signature(n, i, o) for n, (i, o) in callables.items()}
+    known = {n: FunctionSignature(n, i, o) for n, (i, o) in callables.items()}
     for one in (inner, outer):
-        assert not validate(Module((), (one,)), known.get), one
+        assert not validate(CompositionModule((), (one,)), known.get), one
     given = {name: items(source) for name in outer.inputs}
     mode, number = source.choice(("max", "fixed", "auto")), source.randint(1, 7)
     partitions = Partitions(mode, number, MINIMA)
@@ -198,7 +198,7 @@ Table = list[list[Set]]
 
 
 def relation(strategies: tuple[Strategy, ...], sets: list[set[int]]) -> set[Keys]:
-    """Which rows a chain of joins has, by what is asked of a row, without an order."""
+    """The rows of a chain of joins, by the definition of each join, unordered."""
     if not strategies:
         return {(key,) for key in sets[0]}
     *before, strategy = strategies

@@ -177,7 +177,7 @@ def run_kernel(name: str, views: list[Memory], salt: bytes) -> int:
 
 
 def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[int]]:
-    """Give the outputs and what each launch read."""
+    """Return the outputs and what each launch read."""
     seen = []
     pool = np.zeros(made.used_bytes, dtype=np.uint8)
 
@@ -205,7 +205,7 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
 def run_apart(
     config: bp.GpuConfig, inputs: Mapping[str, bytes]
 ) -> tuple[dict[str, bytes], list[int]]:
-    """Do the same with memory of its own for each buffer."""
+    """Do the same with separate memory for each buffer."""
     seen = []
     memory = {n: np.frombuffer(d, dtype=np.uint8).copy() for n, d in inputs.items()}
     for name, size in config.blueprint.buffers.items():

@@ -1,4 +1,4 @@
-"""Properties of the language: what is printed is read back; whatever is read ends well."""
+"""Properties of the language: printed text is parsed back; any text parses or is refused."""
 
 import re
 
@@ -13,11 +13,11 @@ from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
+    CompositionModule,
     Declaration,
     Feed,
     Join,
-    Module,
-    Repeat,
+    RepeatClause,
     Return,
     Sharding,
     Strategy,
@@ -68,12 +68,12 @@ def applications(
 
 
 @st.composite
-def repeats(draw: st.DrawFn, bound: list[str], outputs: tuple[str, ...]) -> Repeat:
+def repeats(draw: st.DrawFn, bound: list[str], outputs: tuple[str, ...]) -> RepeatClause:
     """A valid loop."""
     fed = draw(st.lists(st.sampled_from(bound), unique=True, min_size=1))
     feeds = tuple(Feed(parameter, draw(st.sampled_from(outputs))) for parameter in fed)
     until = draw(st.none() | st.sampled_from(outputs))
-    return Repeat(draw(st.integers(1, TIMES_LIMIT)), until, feeds)
+    return RepeatClause(draw(st.integers(1, TIMES_LIMIT)), until, feeds)
 
 
 @st.composite
@@ -91,7 +91,7 @@ def compositions(draw: st.DrawFn, name: str, declarations: list[Declaration]) ->
 
 
 @st.composite
-def modules(draw: st.DrawFn) -> Module:
+def modules(draw: st.DrawFn) -> CompositionModule:
     """A valid module; compositions may apply those that were made before them."""
     callable_names = draw(distinct(most=7))
     split = draw(st.integers(0, len(callable_names)))
@@ -104,12 +104,12 @@ def modules(draw: st.DrawFn) -> Module:
     for name in callable_names[split:]:
         made.append(draw(compositions(name, known)))
         known.append(Declaration(name, made[-1].inputs, made[-1].outputs))
-    return Module(tuple(declarations), tuple(draw(st.permutations(made))))
+    return CompositionModule(tuple(declarations), tuple(draw(st.permutations(made))))
 
 
 @KEEP
 @given(modules())
-def test_valid_modules_are_valid_and_survive_text_and_json(module: Module) -> None:
+def test_valid_modules_are_valid_and_survive_text_and_json(module: CompositionModule) -> None:
     assert check_module(module) == []
     text = print_module(module)
     assert parse(text) == module
@@ -119,20 +119,20 @@ def test_valid_modules_are_valid_and_survive_text_and_json(module: Module) -> No
 
 @KEEP
 @given(modules(), st.sampled_from(["", " ", "\n", "\t# a comment, with (signs);\n", "\u3000"]))
-def test_blanks_mean_nothing(module: Module, blank: str) -> None:
+def test_blanks_mean_nothing(module: CompositionModule, blank: str) -> None:
     text = re.sub(r"=>|[(){},;=]", lambda m: f"{blank}{m[0]}{blank}", print_module(module))
     assert parse(text) == module
 
 
 @settings(KEEP, max_examples=25)
 @given(modules())
-def test_every_valid_composition_can_be_drawn(module: Module) -> None:
+def test_every_valid_composition_can_be_drawn(module: CompositionModule) -> None:
     for composition in module.compositions:
         for draw in (to_svg, to_mermaid, draw_json):
             assert draw(composition) == draw(composition)
 
 
-# --- whatever is written ----------------------------------------------------------------------
+# --- arbitrary text ----------------------------------------------------------------------
 
 WORDS = (
     "function composition by optional all each keyed anyEach anyKeyed cross inner left "
@@ -149,7 +149,7 @@ composition C(a, b) => (c) {
 """
 
 
-def read(text: str) -> tuple[Module | None, tuple[Problem, ...]]:
+def read(text: str) -> tuple[CompositionModule | None, tuple[Problem, ...]]:
     try:
         return parse(text, "f.dc"), ()
     except InvalidComposition as error:
@@ -208,9 +208,7 @@ def test_damaged_texts_are_read_or_refused_with_a_place(text: str) -> None:
 @settings(KEEP, max_examples=100)
 @given(mutations())
 def test_damage_in_one_composition_leaves_the_next_one_alone(text: str) -> None:
-    assume(
-        not set(text) & set("#\"'/")
-    )  # those can take the closing brace into a comment or string
+    assume(not set(text) & set("#\"'/"))  # those can put the closing brace into a comment or string
     _, before = read(text)
     assume(before)
     assume(text.endswith("}\n") and text.count("{") == text.count("}") == 1)
@@ -242,7 +240,7 @@ def test_large_nonsense_is_refused_soon(text: str) -> None:
 def test_records_with_any_names_can_be_checked_and_drawn(name: str, other: str) -> None:
     application = Application(name, (Binding(name, name),), (Return(other, name),), Join((), ()))
     composition = Composition(name, (name,), (other,), (application,))
-    codes = {problem.code for problem in check_module(Module((), (composition,)))}
+    codes = {problem.code for problem in check_module(CompositionModule((), (composition,)))}
     assert "join-shape" in codes
     assert ("bad-name" in codes) == any(not is_name(n) for n in (name, other))
     assert to_svg(composition).startswith("<svg")

@@ -72,7 +72,7 @@ def sets(count: int) -> tuple[ItemSet | None, ...]:
 
 @dataclass
 class Faults:
-    """How often things go wrong; each a probability."""
+    """Probabilities of faults."""
 
     call: float = 0.02
     engine: float = 0.005
@@ -196,7 +196,7 @@ class Simulation:
         heapq.heappush(self._events, (self.now_ns + delay_ns, self._order, event))
 
     def event(self, event: Callable[..., None], *arguments: object) -> None:
-        """Raise an event of the scheduler, check, and carry out what it wants."""
+        """Raise an event of the scheduler, check the invariants, and carry out its actions."""
         event(*arguments)
         self.steps += 1
         self.check(self.scheduler)
@@ -204,14 +204,14 @@ class Simulation:
             self._carry_out(action)
 
     def run(self, steps: int) -> None:
-        """Go on for so many events, then let everything come to an end."""
+        """Run this many events, then let everything finish."""
         end = self.steps + steps
         while self.steps < end:
             self._one(arrivals=True)
         self.drain()
 
     def drain(self) -> None:
-        """No more arrivals and no more faults, until nothing is under way."""
+        """Run without arrivals and faults until nothing is running."""
         self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
         for _ in range(20_000):
             if not self.alive:

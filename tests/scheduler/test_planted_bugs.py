@@ -1,4 +1,4 @@
-"""Bugs of every kind, planted on purpose: the simulation finds each of them."""
+"""Deliberate bugs of every kind: the simulation finds each of them."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policy import Fifo
 from dandelion.scheduler.records import CallQueue, EngineState
-from dandelion.scheduler.residency import Place, Residency
+from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
 from tests.scheduler.simulation import Simulation
 
@@ -16,7 +16,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing(*_: object, **__: object) -> None:
-    """Forget to do something."""
+    """Make a method do nothing."""
 
 
 def call_is_lost_with_its_engine(patch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def quota_of_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_is_overcommitted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Place, "victims", lambda self, *_, **__: [])
+    patch.setattr(FunctionMemory, "victims", lambda self, *_, **__: [])
 
 
 def pins_are_never_given_back(patch: pytest.MonkeyPatch) -> None:

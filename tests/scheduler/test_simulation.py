@@ -1,4 +1,4 @@
-"""Random nodes with random faults: nothing is lost or over-committed, and everything ends once."""
+"""Random nodes with random faults: no call is lost, no memory over-committed, and all end once."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build matmul.elf beside this file, or in the folder that is named. Needs a C compiler for x86-64.
+# Build matmul.elf beside this file, or in the given folder. Needs a C compiler for x86-64.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here}

@@ -1,5 +1,5 @@
 /* B = A x transpose(A) for a square, row-major matrix of 64-bit integers: a native function beside
- * the blueprint, with the same sets. `cfg` says how a GPU's grid is laid out and is not used here. */
+ * the blueprint, with the same sets. `cfg` is the size of a GPU's grid and is not used here. */
 #include "dandelion_sets.h"
 
 enum { NOT_ONE_MATRIX = 2, NOT_SQUARE = 3, TILE = 32 };

@@ -1,4 +1,4 @@
-"""Imports run one way: down the floors of ARCHITECTURE.md, and never to a backend or a store."""
+"""Imports go down the layers of ARCHITECTURE.md, and never to a backend or a store."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = [
+LAYERS = [
     ["errors"],
     ["search_path"],
     ["confinement"],
@@ -34,7 +34,7 @@ FLOORS = [
     ["cli"],
     ["__main__"],
 ]
-LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -46,7 +46,7 @@ def imports(path: Path) -> Iterator[str]:
             yield "." * node.level + (node.module or "")
 
 
-def floor_of(path: Path) -> str:
+def layer_of(path: Path) -> str:
     parts = path.relative_to(ROOT / "dandelion").parts
     return parts[0] if len(parts) > 1 else path.stem
 
@@ -55,23 +55,23 @@ def engine_files() -> list[Path]:
     return [p for p in sorted((ROOT / "dandelion").rglob("*.py")) if p.parent.name != "__pycache__"]
 
 
-def test_every_engine_file_has_a_floor() -> None:
-    unknown = {floor_of(p) for p in engine_files()} - LEVEL.keys() - {"__init__"}
+def test_every_engine_file_is_in_a_layer() -> None:
+    unknown = {layer_of(p) for p in engine_files()} - LEVEL.keys() - {"__init__"}
     assert not unknown
 
 
 @pytest.mark.parametrize("path", engine_files(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_run_downwards(path: Path) -> None:
-    floor = floor_of(path)
+    layer = layer_of(path)
     for name in imports(path):
         parts = name.split(".")
-        if parts[0] != "dandelion" or len(parts) < 2 or floor == "__init__":
+        if parts[0] != "dandelion" or len(parts) < 2 or layer == "__init__":
             continue
         target = parts[1]
         assert target not in ("backends", "registry", "compositions", "bench"), (
             f"{path} imports {name}"
         )
-        assert LEVEL[target] <= LEVEL[floor], f"{path} ({floor}) imports {name}, a floor above"
+        assert LEVEL[target] <= LEVEL[layer], f"{path} ({layer}) imports {name}, a layer above it"
 
 
 @pytest.mark.parametrize("folder", ["backends", "registry", "compositions", "bench"])

@@ -1,12 +1,12 @@
-"""The node's side of a zygote: sandboxes, ready to be taken.
+"""The node's side of a zygote: a pool of ready sandboxes.
 
-A `Nursery` belongs to one set of declared imports. Its zygote keeps `ahead` sandboxes waiting; they
-queue in the control socket, from which any engine's thread may take one, without a lock. Whoever
-takes one asks for the next. If the zygote is gone, the next `take` starts another.
+A `SandboxPool` has one set of declared imports. Its zygote keeps `ahead` sandboxes ready, queued in
+the control socket. Any engine's thread may take one without a lock, and then requests the next. If
+the zygote is gone, the next `take` starts another.
 
-One nursery serves a group of engines (see `dandelion.backends.process.cores`): a zygote of its own
-for each engine would cost an interpreter per core and import set, a single one for all cores would
-fork for all of them, and a fork takes about half a millisecond.
+One pool serves a group of engines (see `dandelion.backends.process.cores`). A zygote for each
+engine would cost an interpreter per core and import set. One zygote for all cores would make all
+forks, and a fork takes about half a millisecond.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dandelion.errors import EngineDied, SandboxLost
 
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
-from .life import tie
-from .zygote import HURRY, QUERY, REPLACE, REQUEST
+from .lifetime import bind_lifetime
+from .zygote import QUERY, REPLACE, REQUEST, URGENT
 
 _BOOT = (
     "import json, os, sys; control = int(sys.argv[1]);"
-    "said = json.loads(os.read(control, 1 << 20)); sys.path[:] = said.pop('path');"
+    "settings = json.loads(os.read(control, 1 << 20)); sys.path[:] = settings.pop('path');"
     "from dandelion.backends.process.zygote import run;"
-    "run(control, said)"
+    "run(control, settings)"
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a pure function gives the same outputs when it is run again
+    "PYTHONHASHSEED": "0",  # a retried pure function returns the same outputs
     "TZ": "UTC0",
-    # A process with threads cannot be forked safely, and a sandbox may not start any.
+    # A process with threads cannot be forked safely, and a sandbox may not start threads.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -47,23 +47,23 @@ _ENVIRONMENT = {
 }
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
-_MOMENT_NS = 2_000_000
+_READY_SOON_NS = 2_000_000
 _from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
-_ended = msgspec.msgpack.Decoder(wire.Ended)
+_ended = msgspec.msgpack.Decoder(wire.SandboxExit)
 
 
 class ImportFailed(Exception):
-    """A declared import cannot be had in a sandbox. The text says why."""
+    """A declared import failed in a sandbox. The text says why."""
 
 
-class Nursery:
+class SandboxPool:
     """Sandboxes with one set of imports. Safe to use from any thread.
 
     Args:
         name: for errors.
         imports: modules that are loaded before a sandbox is locked.
-        ahead: how many sandboxes wait.
-        niceness: how far they give way to the node, see ``nice(2)``.
+        ahead: how many sandboxes are kept ready.
+        niceness: of the sandboxes, see ``nice(2)``.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Nursery:
         self._closed = False
 
     def start(self) -> None:
-        """Start the zygote, if there is none, and do not wait for it."""
+        """Start the zygote, if there is none, without waiting for it."""
         self._running()
 
     def facts(self, timeout_s: float = 30.0) -> dict[str, str]:
-        """Tell what is enforced, from a sandbox that is made for the purpose.
+        """Report what is enforced in a sandbox that is taken for this.
 
         Raises:
-            EngineDied: there cannot be one.
+            EngineDied: no sandbox started.
         """
         try:
             sandbox = self.take(time.monotonic_ns() + int(timeout_s * 1e9))
@@ -103,12 +103,12 @@ class Nursery:
         return self._running().process.pid
 
     def take(self, deadline_ns: int) -> Sandbox:
-        """Take a sandbox that is ready. Call `replace` soon after.
+        """Take a ready sandbox. Call `replace` soon after.
 
         Raises:
             NoSandbox: none was ready before `deadline_ns`.
             ImportFailed: a declared import cannot be loaded.
-            SandboxLost: zygotes start and die.
+            SandboxLost: zygotes or sandboxes die repeatedly.
             EngineDied: it was closed.
         """
         lost = dead = 0
@@ -126,31 +126,31 @@ class Nursery:
             zygote.ask(REQUEST.pack(REPLACE, 0))
         raise SandboxLost(self.name, "its sandboxes die before they have a call")
 
-    def spare(self) -> Sandbox | None:
-        """Take a sandbox if one is ready, or will be in a moment. `replace` it once it is used."""
+    def take_if_ready(self) -> Sandbox | None:
+        """Take a sandbox if one is ready within 2 ms. Call `replace` once it is used."""
         try:
-            return self.take(time.monotonic_ns() + _MOMENT_NS)
+            return self.take(time.monotonic_ns() + _READY_SOON_NS)
         except (NoSandbox, ImportFailed, EngineDied):
             return None
 
     def replace(self, pid: int = 0) -> None:
-        """Have a sandbox that was taken ended, and another one made in its place."""
+        """Have a used sandbox killed and another one made; 0 stands for one that is gone."""
         zygote = self._zygote
         if zygote is not None:
             zygote.ask(REQUEST.pack(REPLACE, pid))
 
-    def ended(self, sandbox: Sandbox) -> wire.Ended | None:
-        """Tell how a sandbox ended, after its pidfd says that it has; None if nobody knows."""
+    def ended(self, sandbox: Sandbox) -> wire.SandboxExit | None:
+        """Return how a sandbox ended, once its pidfd is readable; None if that is unknown."""
         zygote = self._zygote
         if zygote is None:
             return None
         ended = zygote.ended(sandbox.pid)
         if ended is None:
-            self._lost(zygote)  # those that wait are about to be killed, too
+            self._lost(zygote)  # its ready sandboxes are killed with it
         return ended
 
     def close(self) -> None:
-        """End the zygote and with it all its sandboxes. May be called twice."""
+        """Kill the zygote and with it all its sandboxes. May be called twice."""
         with self._lock:
             self._closed = True
             zygote, self._zygote = self._zygote, None
@@ -175,8 +175,8 @@ class Nursery:
 class _Zygote:
     """One zygote process and the connection to it.
 
-    Several threads use the connection at once, so it is shut down first and closed by the last of
-    them: a descriptor that is closed in the midst of a call may be another file by then.
+    Several threads use the connection at once. So it is shut down first, and closed by the last of
+    them: the number of a closed descriptor may be reused while another thread still uses it.
     """
 
     def __init__(self, imports: tuple[str, ...], ahead: int, niceness: int = 0) -> None:
@@ -187,8 +187,8 @@ class _Zygote:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         try:
-            # Not on its command line, which all users of the machine and its sandboxes can read.
-            self._control.send(_greeting(wire.Settings(life, imports, ahead, niceness)))
+            # Not on the command line, which all users of the machine and the sandboxes can read.
+            self._control.send(_start_message(wire.ZygoteSettings(life, imports, ahead, niceness)))
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -199,7 +199,7 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,
             )
-            tie(life, self.process.pid)
+            bind_lifetime(life, self.process.pid)
         finally:
             theirs.close()
             os.close(life)
@@ -208,24 +208,24 @@ class _Zygote:
         """Take a sandbox; None if the next one is dead.
 
         Raises:
-            NoSandbox, ImportFailed: see `Nursery.take`.
+            NoSandbox, ImportFailed: see `SandboxPool.take`.
             EOFError, OSError: the zygote is gone.
         """
         with self._connection() as control:
             while True:
-                message, files = _next(control, deadline_ns)
-                said = _from_zygote.decode(message)
-                if isinstance(said, wire.Ready):
-                    self.facts.update(said.facts)
-                elif isinstance(said, wire.Born):
-                    return _sandbox(said.pid, files)
-                elif isinstance(said, wire.Stillborn):
+                data, files = _next(control, deadline_ns)
+                message = _from_zygote.decode(data)
+                if isinstance(message, wire.ZygoteReady):
+                    self.facts.update(message.facts)
+                elif isinstance(message, wire.Forked):
+                    return _sandbox(message.pid, files)
+                elif isinstance(message, wire.ForkFailed):
                     return None
-                elif said.user:
-                    raise ImportFailed(said.message)
+                elif message.user:
+                    raise ImportFailed(message.message)
                 else:
                     self.ask(REQUEST.pack(REPLACE, 0))
-                    raise SandboxLost(f"zygote {self.process.pid}", said.message)
+                    raise SandboxLost(f"zygote {self.process.pid}", message.message)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -243,11 +243,11 @@ class _Zygote:
                 self._control.close()
 
     def ask(self, message: bytes) -> None:
-        """Send a request; if the zygote is gone, the next `take` finds out."""
+        """Send a request; if the zygote is gone, the next `take` detects it."""
         with suppress(EOFError, OSError), self._connection() as control:
             control.send(message)
 
-    def ended(self, pid: int) -> wire.Ended | None:
+    def ended(self, pid: int) -> wire.SandboxExit | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             try:
@@ -259,7 +259,7 @@ class _Zygote:
         return _ended.decode(message) if message else None
 
     def close(self) -> None:
-        """End it and reap it. May be called twice, and by several threads."""
+        """Kill and reap it. May be called twice, and by several threads."""
         with self._lock:
             if self._closing:
                 return
@@ -274,7 +274,7 @@ class _Zygote:
 
 
 def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
-    """Take a sandbox over; None if it has died since."""
+    """Make the handle of a sandbox; None if it has died meanwhile."""
     channel_fd, pidfd, output, log, *listener = files
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel_fd)
     sandbox = Sandbox(pid, channel, pidfd, output, log, listener[0] if listener else None)
@@ -285,22 +285,22 @@ def _sandbox(pid: int, files: list[int]) -> Sandbox | None:
 
 
 def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
-    """Wait for what a zygote says. What it said last can still be read when it has ended."""
+    """Wait for the next message of a zygote. Its last messages can be read after it has ended."""
     while True:
         try:
             message, files = wire.receive(control, _MESSAGE_BYTES, 5, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            with suppress(OSError):  # it reads nothing while it imports, and never if that fails
-                control.send(REQUEST.pack(HURRY, 0), socket.MSG_DONTWAIT)
+            with suppress(OSError):  # it reads no requests until its imports have succeeded
+                control.send(REQUEST.pack(URGENT, 0), socket.MSG_DONTWAIT)
             wait_readable(control, deadline_ns)
             continue
-        except ConnectionResetError:  # told once if it left requests unread, before all it said
+        except ConnectionResetError:  # comes once, before its messages, if it left requests unread
             continue
         if not message:
             raise EOFError
         return message, files
 
 
-def _greeting(settings: wire.Settings) -> bytes:
+def _start_message(settings: wire.ZygoteSettings) -> bytes:
     path = [os.path.abspath(entry) for entry in sys.path]
     return msgspec.json.encode({"path": path} | msgspec.to_builtins(settings))

@@ -1,16 +1,16 @@
-"""The engine's side of a zygote: it asks for sandboxes ahead, so that a call finds one waiting.
+"""The engine's side of a zygote: it requests sandboxes ahead of calls.
 
 A request names a sandbox that has been killed, to be reaped, and brings one end of a socket pair
 for a new one, which the zygote forks; either may be missing. The control socket carries, in order::
 
-    from it    `Facts` as JSON; an answer: whether it could clear its address space
+    from it    `ZygoteFacts` as JSON; an answer: whether it could clear its address space
     to it      requests: 8 bytes, a process id or 0, and a descriptor or none
     from it    an answer to each: process id of the new sandbox, 0, or minus an error number;
                wait status of the old one, -1 if there was none
 
 A sandbox waits for one message on its channel and never sends one: the channel closes when the
-process has ended and its memory is still. Its process id is nobody else's until it is reaped, and
-only this side says when.
+process has ended and no longer writes to its memory. Its process id is not reused before it is
+reaped, which happens only at this side's request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import msgspec
 
 from dandelion.errors import EngineDied, SandboxLost
 
-from ..process.life import tie
-from .zygote import Facts, Settings
+from ..process.lifetime import bind_lifetime
+from .zygote import NativeZygoteSettings, ZygoteFacts
 
 _BOOT = "import sys; from dandelion.backends.native.zygote import run; run(sys.argv[1])"
 _REQUEST = struct.Struct("<q")
@@ -45,18 +45,18 @@ _CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process: linux/posix-timers.h
 _START_LIMIT_S = 30.0
 
 
-class NoSandbox(OSError):
-    """None became ready in time."""
+class SandboxNotReady(OSError):
+    """No sandbox was ready in time."""
 
 
 @dataclass(slots=True)
-class Sandbox:
+class NativeSandbox:
     """A process that waits for its one call, or runs it. Owns its descriptors.
 
     Attributes:
-        pid: process id, its own until it is reaped.
+        pid: process id; not reused before it is reaped.
         channel: connection to it.
-        pidfd: names the process, whatever becomes of its id.
+        pidfd: identifies the process even when its id is reused.
     """
 
     pid: int
@@ -72,20 +72,20 @@ class Sandbox:
             return 0.0
 
     def ended(self) -> bool:
-        """Tell whether it has ended: it never sends anything, so its channel is closed then."""
+        """Tell whether it has ended: it sends nothing, so a readable channel is a closed one."""
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         return bool(poll.poll(0))
 
     def kill(self) -> None:
-        """End it, from any thread."""
+        """Kill it. Safe from any thread."""
         with self._lock:
             if self.pidfd >= 0:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it and close its descriptors. May be called twice."""
+        """Kill it and close its descriptors. May be called twice."""
         self.kill()
         with self._lock:
             if self.pidfd >= 0:
@@ -94,13 +94,13 @@ class Sandbox:
         self.channel.close()
 
 
-class Nursery:
+class NativeSandboxPool:
     """Sandboxes of one engine. Used by one thread.
 
     Args:
         name: for errors.
-        core: where they run; -1 for anywhere.
-        ahead: how many wait.
+        core: the core that they run on; -1 for any.
+        ahead: how many are kept ready.
     """
 
     def __init__(self, name: str, core: int = -1, ahead: int = 3) -> None:
@@ -110,14 +110,14 @@ class Nursery:
         self._zygote: _Zygote | None = None
 
     def facts(self) -> dict[str, str]:
-        """Tell what is enforced.
+        """Report what is enforced.
 
         Raises:
-            EngineDied: no zygote comes up.
+            EngineDied: no zygote starts.
         """
         try:
             zygote = self._running(time.monotonic_ns() + int(_START_LIMIT_S * 1e9))
-        except NoSandbox as error:
+        except SandboxNotReady as error:
             raise EngineDied(self.name, str(error)) from None
         return dict(zygote.facts)
 
@@ -126,20 +126,20 @@ class Nursery:
         assert self._zygote is not None
         return self._zygote.process.pid
 
-    def take(self, deadline_ns: int) -> Sandbox:
-        """Take a sandbox that waits. Give it back with `replace` when it is used.
+    def take(self, deadline_ns: int) -> NativeSandbox:
+        """Take a ready sandbox. Return it with `replace` once it is used.
 
         Raises:
-            NoSandbox: none was ready before `deadline_ns`.
-            SandboxLost: zygotes start and die, or sandboxes do.
-            EngineDied: this machine has no sandboxes for it.
+            SandboxNotReady: none was ready before `deadline_ns`.
+            SandboxLost: zygotes or sandboxes die repeatedly.
+            EngineDied: a zygote cannot be confined on this machine.
         """
         failure = "its sandboxes die before they have a call"
         for _ in range(_ATTEMPTS * (self._ahead + 1)):
             zygote = self._running(deadline_ns)
             try:
                 sandbox = zygote.take(deadline_ns)
-            except NoSandbox:
+            except SandboxNotReady:
                 raise
             except OSError as error:
                 failure = f"its zygote is gone: {error}"
@@ -149,20 +149,20 @@ class Nursery:
                 return sandbox
         raise SandboxLost(self.name, failure)
 
-    def replace(self, sandbox: Sandbox) -> None:
-        """End a sandbox, and have another made in its place."""
+    def replace(self, sandbox: NativeSandbox) -> None:
+        """Kill a sandbox, and request another."""
         sandbox.close()
         if self._zygote is not None:
-            self._zygote.bury(sandbox.pid)
+            self._zygote.reap(sandbox.pid)
             self.fill()
 
     def fill(self) -> None:
-        """Have as many made as are to wait."""
+        """Request sandboxes until `ahead` are ready."""
         if self._zygote is not None:
-            with suppress(OSError):  # the next `take` finds out
+            with suppress(OSError):  # the next `take` detects it
                 self._zygote.fill(self._ahead)
 
-    def killed(self, sandbox: Sandbox, deadline_ns: int) -> bool:
+    def killed(self, sandbox: NativeSandbox, deadline_ns: int) -> bool:
         """Tell whether a sandbox that has ended was killed by a signal, or its zygote is gone."""
         if self._zygote is None:
             return True
@@ -173,7 +173,7 @@ class Nursery:
         return status < 0 or os.WIFSIGNALED(status)
 
     def close(self) -> None:
-        """End the zygote and with it all its sandboxes. May be called twice."""
+        """Kill the zygote and with it all its sandboxes. May be called twice."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
@@ -183,31 +183,31 @@ class Nursery:
             if self._zygote is None:
                 self._zygote = _Zygote(self._core)
             try:
-                self._zygote.greet(deadline_ns)
+                self._zygote.wait_ready(deadline_ns)
                 return self._zygote
-            except NoSandbox:
+            except SandboxNotReady:
                 raise
             except OSError as error:
                 self.close()
                 if attempt == _ATTEMPTS - 1:
                     raise SandboxLost(self.name, f"no zygote: {error}") from None
-            except _Unfit as error:
+            except _NotConfined as error:
                 self.close()
                 raise EngineDied(self.name, str(error)) from None
         raise AssertionError("the loop returns or raises")
 
 
-class _Unfit(Exception):
+class _NotConfined(Exception):
     """A zygote cannot lock itself down."""
 
 
 class _Zygote:
-    """One zygote process, the connection to it, and the sandboxes that were asked for."""
+    """One zygote process, the connection to it, and the requested sandboxes."""
 
     def __init__(self, core: int) -> None:
         self.facts: dict[str, str] = {}
         self._ready = False
-        self._asked: deque[socket.socket | None] = deque()
+        self._requested: deque[socket.socket | None] = deque()
         self._waiting: deque[tuple[socket.socket, int]] = deque()
         self._dead: deque[int] = deque()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -223,32 +223,32 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,
             )
-            tie(life, self.process.pid)
+            bind_lifetime(life, self.process.pid)
         finally:
             theirs.close()
             os.close(life)
 
-    def greet(self, deadline_ns: int) -> None:
-        """Wait until it is the launcher.
+    def wait_ready(self, deadline_ns: int) -> None:
+        """Wait until it runs the launcher.
 
         Raises:
-            OSError: it is gone, or not ready in time (`NoSandbox`).
+            OSError: it is gone, or not ready in time (`SandboxNotReady`).
         """
         while not self._ready:
             message = self._receive(deadline_ns)
             if len(message) == _ANSWER.size:
-                kept, _ = _ANSWER.unpack(message)
-                self.facts["vdso"] = "kept, the kernel seals it" if kept else "unmapped"
+                sealed, _ = _ANSWER.unpack(message)
+                self.facts["vdso"] = "kept, the kernel seals it" if sealed else "unmapped"
                 self._ready = True
                 continue
-            said = msgspec.json.decode(message, type=Facts)
-            if said.failure:
-                raise _Unfit(said.failure)
-            self.facts.update(said.facts)
+            report = msgspec.json.decode(message, type=ZygoteFacts)
+            if report.failure:
+                raise _NotConfined(report.failure)
+            self.facts.update(report.facts)
 
     def fill(self, ahead: int) -> None:
-        """Ask for sandboxes until so many wait."""
-        while len(self._waiting) + len(self._asked) < ahead:
+        """Request sandboxes until `ahead` are ready or requested."""
+        while len(self._waiting) + len(self._requested) < ahead:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 rights = array.array("i", [theirs.fileno()])
@@ -257,57 +257,57 @@ class _Zygote:
                 except OSError:
                     ours.close()
                     raise
-            self._asked.append(ours)
+            self._requested.append(ours)
 
     def _ask(self, rights: list[tuple[int, int, array.array[int]]]) -> None:
         dead = self._dead.popleft() if self._dead else 0
         self._control.sendmsg([_REQUEST.pack(dead)], rights)
 
-    def bury(self, pid: int) -> None:
-        """Have a sandbox that was killed reaped with the next request."""
+    def reap(self, pid: int) -> None:
+        """Reap a killed sandbox with the next request."""
         self._dead.append(pid)
 
     def status(self, pid: int, deadline_ns: int) -> int:
-        """Reap a sandbox that has ended; give its wait status, -1 if nobody knows it.
+        """Reap a sandbox that has ended; return its wait status, -1 if unknown.
 
         Raises:
             OSError: the zygote is gone, or does not answer in time.
         """
         self._control.sendmsg([_REQUEST.pack(pid)])
-        self._asked.append(None)
+        self._requested.append(None)
         while True:
-            channel, born, status = self._answer(deadline_ns)
+            channel, new_pid, status = self._answer(deadline_ns)
             if channel is None:
                 return status
-            self._waiting.append((channel, born))
+            self._waiting.append((channel, new_pid))
 
-    def take(self, deadline_ns: int) -> Sandbox | None:
-        """Take the sandbox that was asked for first; None if it is dead.
+    def take(self, deadline_ns: int) -> NativeSandbox | None:
+        """Take the sandbox that was requested first; None if it is dead.
 
         Raises:
-            NoSandbox: it is not ready in time.
+            SandboxNotReady: it is not ready in time.
             OSError: the zygote is gone.
         """
         self.fill(1)
         if self._waiting:
             channel, pid = self._waiting.popleft()
         else:
-            asked, pid, _ = self._answer(deadline_ns)
-            assert asked is not None, "a status is waited for at once"
-            channel = asked
+            requested, pid, _ = self._answer(deadline_ns)
+            assert requested is not None, "`status` receives its answer itself"
+            channel = requested
         if pid < 0:
             channel.close()
             raise OSError(-pid, os.strerror(-pid))
-        sandbox = Sandbox(pid, channel, os.pidfd_open(pid))
+        sandbox = NativeSandbox(pid, channel, os.pidfd_open(pid))
         if sandbox.ended():
             sandbox.close()
-            self.bury(pid)
+            self.reap(pid)
             return None
         return sandbox
 
     def _answer(self, deadline_ns: int) -> tuple[socket.socket | None, int, int]:
         pid, status = _ANSWER.unpack(self._receive(deadline_ns))
-        return self._asked.popleft(), pid, status
+        return self._requested.popleft(), pid, status
 
     def _receive(self, deadline_ns: int) -> bytes:
         try:
@@ -317,17 +317,17 @@ class _Zygote:
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             if left_ns <= 0 or not poll.poll(left_ns / 1e6):
-                raise NoSandbox("none was ready in time") from None
+                raise SandboxNotReady("no sandbox was ready in time") from None
             message = self._control.recv(_MESSAGE_BYTES)
         if not message:
             raise ConnectionResetError("it closed its control socket")
         return message
 
     def close(self) -> None:
-        """End it and reap it."""
+        """Kill and reap it."""
         os.close(self._life)
         self._control.close()
-        for channel in (*self._asked, *(channel for channel, _ in self._waiting)):
+        for channel in (*self._requested, *(channel for channel, _ in self._waiting)):
             if channel is not None:
                 channel.close()
         self.process.kill()
@@ -335,4 +335,4 @@ class _Zygote:
 
 
 def _json(core: int) -> str:
-    return msgspec.json.encode(Settings(core)).decode()
+    return msgspec.json.encode(NativeZygoteSettings(core)).decode()
