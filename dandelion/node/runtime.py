@@ -249,7 +249,8 @@ class Runtime:
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
             if events or begun:
-                event = events.popleft() if events else begun.popleft()
+                turn = not events or not count % LOOK_EVERY  # of others than who runs already
+                event = begun.popleft() if begun and turn else events.popleft()
                 try:
                     event()
                 except Exception:  # a bug; everything else goes on
