@@ -266,7 +266,8 @@ class Runtime:
             if scheduler.has_actions:
                 continue
             if events or begun:
-                event = events.popleft() if events else begun.popleft()
+                turn = not events or not count % LOOK_EVERY  # of others than who runs already
+                event = begun.popleft() if begun and turn else events.popleft()
                 try:
                     event()
                 except Exception:  # a bug; everything else goes on
