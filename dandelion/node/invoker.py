@@ -197,7 +197,7 @@ class Invoker:
             now_ns + int(deadline_s * 1e9),
             deadline_s,
             sum([s.size_bytes for s in inputs if s is not None]),
-            trace=Trace(number, plan.name, now_ns),
+            trace=Trace(number, plan.name, now_ns, tenant),
         )
 
     def _begin(self, invocation: Invocation) -> None:

@@ -67,12 +67,14 @@ class Trace(msgspec.Struct, eq=False):
         id: of the invocation.
         name: what was invoked.
         start_ns, end_ns: on `time.monotonic_ns`; the end is 0 while it runs.
+        tenant: whose invocation it is.
         outcome: ``ok``, or the name of the error's class.
     """
 
     id: str
     name: str
     start_ns: int
+    tenant: str = ""
     end_ns: int = 0
     outcome: str = ""
     left_out: int = 0
@@ -119,7 +121,12 @@ class Trace(msgspec.Struct, eq=False):
             }
             for span in spans
         ]
-        other = {"invocation": self.id, "outcome": self.outcome, "left_out": self.left_out}
+        other = {
+            "invocation": self.id,
+            "tenant": self.tenant,
+            "outcome": self.outcome,
+            "left_out": self.left_out,
+        }
         return msgspec.json.encode({"traceEvents": events, "otherData": other})
 
 

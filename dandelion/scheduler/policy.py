@@ -20,6 +20,7 @@ Source: start-time fair queueing, Goyal, Vin, Cheng (1996); MQFQ-Sticky, arXiv 2
 from __future__ import annotations
 
 import abc
+import importlib.metadata
 from typing import ClassVar
 
 from dandelion.errors import InvalidInput, nearest
@@ -89,19 +90,25 @@ class Fair(Policy):
         return queue.flow.tag <= best_key + STICKY_NS
 
 
+GROUP = "dandelion.policies"
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Fifo, Fair)}
 
 
 def policy_of(name: str) -> Policy:
-    """Make the policy of a name.
+    """Make the policy of a name: one of ours, or of an entry point that names a class.
 
     Raises:
         InvalidInput: there is none; the nearest name is in the hint.
     """
     found = POLICIES.get(name)
     if found is None:
-        close = nearest(name, POLICIES)
-        hint = f"did you mean '{close}'?" if close else f"use one of {', '.join(POLICIES)}"
+        points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+        if name in points:
+            found = points[name].load()
+    if found is None:
+        known = [*POLICIES, *points]
+        close = nearest(name, known)
+        hint = f"did you mean '{close}'?" if close else f"use one of {', '.join(known)}"
         raise InvalidInput("policy", f"unknown policy '{name}'", hint)
     return found()
 
