@@ -263,11 +263,17 @@ class Runtime:
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
             self._carrying = False
-            if scheduler.has_actions:
-                continue
+            count += 1
+            look = not count % LOOK_EVERY
+            if look:
+                if time.monotonic_ns() > end_ns:
+                    return False
+                if self._posted:
+                    self._take_posted()
+            if scheduler.has_actions and not (look and begun):
+                continue  # but calls that answer at once do not keep others from beginning
             if events or begun:
-                turn = not events or not count % LOOK_EVERY  # of others than who runs already
-                event = begun.popleft() if begun and turn else events.popleft()
+                event = begun.popleft() if begun and (look or not events) else events.popleft()
                 try:
                     event()
                 except Exception:  # a bug; everything else goes on
@@ -278,9 +284,6 @@ class Runtime:
                 scheduler.turn(time.monotonic_ns())
             else:
                 return True
-            count += 1
-            if not count % LOOK_EVERY and time.monotonic_ns() > end_ns:
-                return False
 
     def _repair(self, action: Action, error: DandelionError) -> None:
         """An action could not be carried out: end what waits for its answer."""
