@@ -115,7 +115,7 @@ def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
 
 
-_BIRTHS = """
+_FORKS = """
 import mmap, os, socket, sys
 import msgspec
 from dandelion.backends.process import policy, sandbox, wire, zygote
@@ -203,21 +203,21 @@ def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quiet = "from dandelion.backends.process import replacement; replacement.QUIET_MS = 60_000;"
-    boot = sandbox_pool._BOOT.replace("run(sys", quiet + "run(sys")
+    boot = sandbox_pool._BOOT.replace("run(control", quiet + "run(control")
     monkeypatch.setattr(sandbox_pool, "_BOOT", boot)
     driver = ProcessDriver(ahead=2)
     with (
         closing(driver.factory().engine("0")) as idle,
         closing(driver.factory().engine("0")) as busy,
     ):
-        run(idle, ECHO, b"1", left_s=20)  # and it has one of the two at hand now
+        run(idle, ECHO, b"1", left_s=20)  # it now has one of the two ready
         for _ in range(3):
             assert first(run(busy, ECHO, b"2", left_s=20)).bytes() == b"2"
 
 
-def test_a_sandbox_that_ends_before_it_can_wait_is_told_of() -> None:
+def test_a_sandbox_that_ends_before_it_is_ready_is_reported() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _BIRTHS], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert done.stderr == ""
     assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "ForkFailed"]
