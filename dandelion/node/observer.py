@@ -32,6 +32,9 @@ class Observer(Protocol):
     def found(self, call: CallState, now_ns: int) -> None:
         """The result of a call was kept from an earlier one."""
 
+    def refused(self, invocation: InvocationState, error: DandelionError) -> None:
+        """An invocation was not admitted."""
+
     def invocation_ended(self, invocation: InvocationState) -> None:
         """An invocation has its outputs or its error."""
 
@@ -94,14 +97,23 @@ class Recorder:
         if isinstance(invocation, Invocation):
             invocation.trace.add(Span(run.application.id, "cache", now_ns, now_ns, run.number))
 
+    def refused(self, invocation: InvocationState, error: DandelionError) -> None:
+        """Count it; a refusal has no duration."""
+        counts = self._counts_of(invocation.tenant.name).by_outcome
+        counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+
+    def _counts_of(self, tenant: str) -> InvocationCounts:
+        counts = self.counts.get(tenant)
+        if counts is None:
+            counts = self.counts[tenant] = InvocationCounts()
+        return counts
+
     def invocation_ended(self, invocation: InvocationState) -> None:
         """Count it, keep its trace, and log it if it failed."""
         error, tenant = invocation.error, invocation.tenant.name
         outcome = "ok" if error is None else type(error).__name__
-        counts = self.counts.get(tenant)
-        if counts is None:
-            counts = self.counts[tenant] = InvocationCounts()
-        counts.add(outcome, (invocation.ended_ns - invocation.started_ns) / 1e9)
+        duration_s = (invocation.ended_ns - invocation.started_ns) / 1e9
+        self._counts_of(tenant).add(outcome, duration_s)
         if isinstance(invocation, Invocation):
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
@@ -109,7 +121,5 @@ class Recorder:
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
-            text = str(
-                error
-            )  # a record may be kept, and with the error what its traceback refers to
+            text = str(error)  # log records may be kept, and with an error the data of its call
             log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)

@@ -337,7 +337,11 @@ class Runtime:
 
     def submit(self, invocation: InvocationState) -> None:
         """Begin an invocation; raises as `Scheduler.submitted`."""
-        self.scheduler.submitted(invocation, time.monotonic_ns())
+        try:
+            self.scheduler.submitted(invocation, time.monotonic_ns())
+        except DandelionError as error:
+            self._observer.refused(invocation, error)
+            raise
         self.work()
 
     def cancel(self, invocation: InvocationState, error: DandelionError) -> None:

@@ -32,7 +32,8 @@ class Quota(NamedTuple):
     Attributes:
         invocations: admitted at the same time; more are refused.
         calls: on engines at the same time; more wait.
-        arena_bytes: inputs and results of its invocations in the arena; calls beyond it wait.
+        arena_bytes: inputs and results of its invocations in the arena; more are refused. Code and
+            constants of its functions have the same limit.
         device_bytes: constants that stay on each device; more are copied with each call.
     """
 
@@ -290,7 +291,10 @@ class EngineState:
         """Count a call that ended."""
         self.calls += 1
         self.busy_ns += duration_ns
-        self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
+        if self.mean_ns:
+            self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
+        else:
+            self.mean_ns = float(duration_ns)
 
 
 @dataclass(slots=True, eq=False)

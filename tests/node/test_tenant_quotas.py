@@ -386,3 +386,14 @@ def test_such_a_name_is_given_no_quota(name: str) -> None:
         Node(Settings(backends=(), tenants={name: TenantSettings()}))
     with Node(Settings(backends=(), arena_bytes=1 << 20)) as node, pytest.raises(InvalidInput):
         node.set_tenant(name, TenantSettings())
+
+
+def test_refusals_are_counted() -> None:
+    quota = TenantSettings(arena_bytes=1)
+    with Node(Settings(backends=("null",), tenants={"small": quota})) as node:
+        document = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
+        node.register(document, tenant="small")
+        with pytest.raises(ContextFull):
+            node.invoke("F", tenant="small", a=b"too much")
+        counted = node.info().invocations["small"].by_outcome
+        assert counted == {"ContextFull": 1}
