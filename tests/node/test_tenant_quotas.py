@@ -211,7 +211,7 @@ def test_constants_beyond_a_tenants_part_of_a_device_are_copied_with_each_call()
     scheduler = Scheduler(policy_of("fifo"), 1 << 30, lambda flow: (100, 100))
     engine = EngineState(1, frozenset({"x"}), places=1)
     scheduler.fleet.added(engine)
-    scheduler.fleet.up(engine, "x:0", Capacity(), 0, constants_bytes=250)
+    scheduler.fleet.up(engine, "x:0", Capacity(constants_bytes=250), 0)
     kept: list[tuple[str, bool, list[str]]] = []
     small = Tenant("small", Quota(device_bytes=99))
     one = Tenant("one", Quota(device_bytes=100))
