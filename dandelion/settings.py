@@ -140,9 +140,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def spins_us(self) -> tuple[int, int]:
         """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
-        spare = len(os.sched_getaffinity(0)) >= _SPIN_CORES
-        caller = _SPIN_US if spare else 0
-        engine = _ENGINE_SPIN_US if spare else 0
+        many_cores = len(os.sched_getaffinity(0)) >= _SPIN_CORES
+        caller = _SPIN_US if many_cores else 0
+        engine = _ENGINE_SPIN_US if many_cores else 0
         return (
             self.spin_us if self.spin_us >= 0 else caller,
             self.engine_spin_us if self.engine_spin_us >= 0 else engine,

@@ -490,7 +490,7 @@ def test_a_blueprint_that_was_read_on_a_deep_stack_is_none_the_worse() -> None:
     expected = found(nested)
     failed = 0
     for levels in range(0, sys.getrecursionlimit(), 10):
-        text = b" " * levels + nested  # nobody has read it before
+        text = b" " * levels + nested  # it was not read before
         with contextlib.suppress(RecursionError):
             failed += "recursion" in "".join(found(text, levels))
         assert found(text) == expected

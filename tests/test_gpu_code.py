@@ -74,7 +74,7 @@ def test_info_of_fat_binaries() -> None:
     clean, stateful = (image("cuda", "sm_90", b"", variables=v) for v in (False, True))
     assert not info_of(fatbin((2, clean), (2, clean))).variables
     assert info_of(fatbin((2, clean), (2, stateful))).variables
-    assert info_of(fatbin((2, clean), (1, b"compressed"))).variables, "nobody knows"
+    assert info_of(fatbin((2, clean), (1, b"compressed"))).variables, "unknown"
     assert info_of(fatbin((2, b"compressed"))).variables
 
 

@@ -177,7 +177,7 @@ def test_what_cannot_be_loaded_makes_the_backend_unavailable() -> None:
         pass
 
 
-# --- started beside loading what tells whether it is needed -------------------------------------
+# --- started before it is known whether it is needed ---------------------------------------
 
 
 @pytest.fixture

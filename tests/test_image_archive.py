@@ -330,7 +330,7 @@ def test_a_file_that_is_no_picture_fails_the_call(node: Node) -> None:
 def test_an_archive_that_is_down_fails_the_call(node: Node, value: int, application: str) -> None:
     with serve_archive(Archive()) as url:
         node.register(bundle.document(url))
-    with pytest.raises(ApplicationFailed) as caught:  # also if nobody reads the answer
+    with pytest.raises(ApplicationFailed) as caught:  # also if the answer is not read
         node.invoke(bundle.NAME, pictures=[Item("a.pgm", 7, grey(value))])
     assert (caught.value.application, caught.value.key) == (application, 7)
     assert isinstance(caught.value.root, RequestFailed)

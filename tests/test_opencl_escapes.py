@@ -115,7 +115,7 @@ class FileAttack:
     Attributes:
         script: makes the calls; it gets addresses of the paths of the secret, of a new file, and of
             the folder, and the address of free memory.
-        did: tells from the outside, and from the memory, that it was done.
+        did: checks from outside, and in the memory, whether it was done.
     """
 
     script: Callable[[At, At, At, At], Script]

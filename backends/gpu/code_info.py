@@ -4,7 +4,7 @@ A module's **variables** would keep their values from one call to the next, also
 to another's, so the engine loads such a module afresh for each call (see `.modules`). Where the
 bytes do not tell, variables are assumed.
 
-Memory that kernels **allocate** lies in a heap that nobody zeroes, and outlives them. CUDA's cannot
+Memory that kernels **allocate** lies in a heap that is not zeroed, and outlives them. CUDA's cannot
 be made smaller than 4 MiB, so modules that refer to it are refused.
 
 **Kernels** and the sizes of their parameters are held against the blueprint (see `.launch_sizes`).

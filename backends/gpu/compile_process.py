@@ -10,9 +10,9 @@ What it keeps of the file system is found out, not configured: the folders of th
 loading the compiler brought, with the toolkit around each, and the folders of headers that the
 compiler is told of. A folder in memory is its place for temporary files.
 
-It may die of a source, or not come to an end: both are that source's fault (`InvalidFunction`). A
-compiler that is missing or fails by itself is nobody's; then there are no binaries, and the first
-call compiles as it does on a node whose engines came up later.
+It may die of a source, or not end in time: both are that source's fault (`InvalidFunction`). A
+compiler that is missing or fails by itself is not the function's fault: there are no binaries, and
+the first call compiles, as on a node whose engines came up later.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .device import Abilities, Device, Handle, Properties, Protection
 from .plan import Launch, Zero
 from .source import LoadedCode
 
-_SPARE_BYTES = 256 * 2**20
+_RESERVE_BYTES = 256 * 2**20
 """Left for modules, stacks of kernels and graphs, besides one part in 32."""
 _GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
@@ -207,12 +207,12 @@ class CudaLikeDevice(Device):
         answer = calls.memory_info()
         self._do("properties", answer)
         free, total = int(answer[1]), int(answer[2])
-        spare = total // 32 + _SPARE_BYTES
+        reserve = total // 32 + _RESERVE_BYTES
         archs = self._archs
         return Properties(
             self._do("properties", calls.device_name(self._ordinal)),
-            memory_bytes=max(total - spare, total // 2),
-            pool_bytes=max(free - spare, free // 2) // _GRANULE_BYTES * _GRANULE_BYTES,
+            memory_bytes=max(total - reserve, total // 2),
+            pool_bytes=max(free - reserve, free // 2) // _GRANULE_BYTES * _GRANULE_BYTES,
             compute_units=self._attribute("compute_units"),
             unit_threads=self._attribute("unit_threads"),
             block_threads=self._limits.threads,

@@ -76,7 +76,9 @@ class HostsAhead:
                     return
                 self._wanted = False
                 if self._waiting is None:
-                    with contextlib.suppress(OSError, EngineDied):  # `take` tries again, and tells
+                    with contextlib.suppress(
+                        OSError, EngineDied
+                    ):  # `take` tries again, and raises it
                         self._waiting = self._start()
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     try:
         loaded = load(settings)
     except DandelionError as error:
-        loaded = error  # each host tells it
+        loaded = error  # each host reports it
     serve(settings.control_fd, lambda *given: be_host(loaded, *given))
     return 0
 

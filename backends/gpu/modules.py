@@ -211,8 +211,8 @@ class Modules:
         """Hold the bounds, but keep a plan and its modules: it is about to run."""
         while len(self._ready) > self._plans:
             self._drop(next(p for p in self._ready if p is not kept.plan))
-        spare = [d for d in self._modules if d not in kept.modules]
-        for digest in spare[: max(len(self._modules) - self._capacity, 0)]:
+        unused = [d for d in self._modules if d not in kept.modules]
+        for digest in unused[: max(len(self._modules) - self._capacity, 0)]:
             self._unload(digest)
 
     def _make(

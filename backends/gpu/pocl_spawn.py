@@ -2,7 +2,7 @@
 
 PoCL, through the compiler that is linked into it, calls ``posix_spawn`` with the command line of
 ``ld`` and then ``wait4``. `replace_linker` puts functions of ours into the tables by which the
-loaded libraries find these two: the one links with `.pocl_link`, the other tells the outcome. No
+loaded libraries find these two: the one links with `.pocl_link`, the other reports the result. No
 process is started any more, so a system call filter can deny that for good. It also means that no
 ``ld`` needs to be installed; but the compiler looks whether there is a file of that name.
 

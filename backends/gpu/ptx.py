@@ -1,4 +1,4 @@
-"""What the text of a PTX module tells: its kernels, the sizes of their parameters, its variables.
+"""Read the text of a PTX module: its kernels, the sizes of their parameters, its variables.
 
 Nothing here takes longer than the text is: statements are taken apart once, at their ends.
 

@@ -82,7 +82,7 @@ class Sizes:
         raise self.error(where, size, message)
 
     def error(self, where: str, size: Size, message: str) -> DandelionError:
-        """Make the error that tells whose fault an impossible size is."""
+        """Make the error of an impossible size, with the side at fault."""
         if constant(size) is None:
             return InvalidInput(where, message)
         return InvalidBlueprint((Problem("out-of-range", message, where),))

@@ -162,7 +162,7 @@ def sources(config: GpuConfig, files: Mapping[str, Bytes]) -> list[LoadedCode]:
 
 
 def with_access(config: GpuConfig, files: Mapping[str, Bytes]) -> GpuConfig:
-    """Fill in what kernels do with their parameters where a source shows it and nobody declared.
+    """Fill in what kernels do with their parameters where a source shows it and it is not declared.
 
     A pointer to const is only read; of any other pointer nothing is known.
     """

@@ -43,7 +43,7 @@ _OWN_PEAK = (
 )
 _PATIENCE = (
     "What exclusive processes did not answer in time counts as if it had been answered when "
-    "patience ended; their true latencies are longer."
+    "time limit ended; their true latencies are longer."
 )
 
 

@@ -3,7 +3,7 @@
 Run by the node as ``python -m dandelion.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
 RESOURCE SPIN_US OPTIONS BACKEND...``. It opens the first backend of the list that works, says
 `Ready`, then serves calls until the socket ends. After a call it looks for the next one for SPIN_US
-microseconds before it sleeps: where there are cores to spare that saves the time of waking up.
+microseconds before it sleeps: where cores are free this saves the time of waking up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         except DandelionError as error:
             node.send(Failed(-1, error.record()))
             return 1
-        except (Ended, OSError):  # the node is gone, or does not want a spare any more
+        except (Ended, OSError):  # the node is gone, or does not want a standby any more
             return 0
         try:
             process.serve(engine)

@@ -70,11 +70,11 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """Make the engine. Until this comes, a process prepares what takes nothing from others.
 
     Attributes:
-        hurry: it replaces one that was lost.
+        failover: it replaces one that was lost.
         device_bytes: device memory that the lost one had for a call; 0 if that is not known.
     """
 
-    hurry: bool = False
+    failover: bool = False
     device_bytes: int = 0
 
 
@@ -218,7 +218,7 @@ _Message = TypeVar("_Message")
 
 
 class Ended(Exception):
-    """The other side is gone, or says what nobody understands."""
+    """The other side is gone, or sent an invalid message."""
 
 
 class Channel(Generic[_Message]):

@@ -123,7 +123,7 @@ class EngineProcess:
                 chosen = resource or resources[0].name
                 factory.warm(chosen)
                 order = order or self.node.receive()
-                if isinstance(order, Open) and order.hurry:
+                if isinstance(order, Open) and order.failover:
                     factory.prepare_failover(order.device_bytes)
                 engine = factory.engine(chosen)
             except BackendUnavailable as error:

@@ -86,7 +86,7 @@ INLINE_COPY_BYTES = 256 * 1024
 
 
 class Watcher(Protocol):
-    """Tells when descriptors are ready; see `dandelion.node.runtime`."""
+    """Reports when descriptors are ready; see `dandelion.node.runtime`."""
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` on the loop whenever there is something to read."""
@@ -151,7 +151,7 @@ class ProcessExecutor(Executor):
 
     Args:
         processes: of the engine; not started yet.
-        watcher: tells when answers come.
+        watcher: reports when answers come.
         demands: what calls need, for all engines of the node.
     """
 

@@ -52,7 +52,7 @@ class Processes:
 
     Attributes:
         current: the one in use.
-        spare: the one that waits.
+        standby: the one that waits.
         starts: how many were in use.
     """
 
@@ -80,7 +80,7 @@ class Processes:
         self.starts = 0
 
     def start(self, device_bytes: int = 0) -> Reply | None:
-        """Have the spare process take over, or else a new one, and start the next spare.
+        """Have the standby process take over, or else a new one, and start the next standby.
 
         Args:
             device_bytes: of the engine that is to be replaced.
@@ -159,7 +159,7 @@ class Processes:
         """Let a process leave, kill it after a while, and reap it, if need be in the background.
 
         Args:
-            process: nobody uses it any more.
+            process: it is not used any more.
             limit_s: how long it may take to leave by itself.
             keep: memory that its device may use as long as it is there.
 
@@ -192,7 +192,7 @@ class Processes:
             pass
 
     def close(self) -> None:
-        """End the spare, and wait for all that were ended, as long as makes sense."""
+        """End the standby, and wait a limited time for all that were ended."""
         standby, self.standby = self.standby, None
         if standby is not None:
             self.end(standby)

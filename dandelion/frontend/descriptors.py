@@ -29,11 +29,11 @@ def connection_limit(wanted: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    spare = min(max(_LEAST, soft // _SHARE), soft // 2)
-    if wanted <= soft - spare:
+    reserved = min(max(_LEAST, soft // _SHARE), soft // 2)
+    if wanted <= soft - reserved:
         return wanted
     log.warning(
         "fewer connections than set: raise the limit of open files",
-        extra={"max_connections": wanted, "possible": soft - spare, "open_files": soft},
+        extra={"max_connections": wanted, "possible": soft - reserved, "open_files": soft},
     )
-    return soft - spare
+    return soft - reserved

@@ -20,7 +20,7 @@ from dandelion.driver import InstanceSets
 from dandelion.function import FunctionSpec
 
 _PAGE_BYTES = 4096
-_encoder = msgspec.msgpack.Encoder()  # tells itself where a value ends, so no two calls look alike
+_encoder = msgspec.msgpack.Encoder()  # values delimit themselves, so no two calls look alike
 
 
 @dataclass(slots=True)

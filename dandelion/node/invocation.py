@@ -27,7 +27,7 @@ class InvocationResult(msgspec.Struct, frozen=True, eq=False):
 
 
 def _nothing() -> None:
-    """Nobody waits for the end."""
+    """No caller waits for the end."""
 
 
 class Invocation(InvocationState, eq=False, kw_only=True):

@@ -66,7 +66,7 @@ class Runtime:
     """Drives one scheduler. Unless said otherwise, for the loop's thread only.
 
     Args:
-        scheduler: nobody else uses it.
+        scheduler: used by this runtime only.
         jobs: carries out what the scheduler wants done outside of engines.
         observer: sees what happens.
         spin_us: how long the loop looks for answers of engine processes before it sleeps.

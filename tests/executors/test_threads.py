@@ -154,7 +154,7 @@ def test_an_engine_that_does_not_recover_is_tried_again(
     driver.script.recover = Failures(BackendUnavailable("scripted", "not yet"), id)
     executor.start()
     loop.until(lambda: loop.refused)
-    executor.send(call())  # nobody should; it is not run on a broken engine
+    executor.send(call())  # the scheduler does not; it is not run on a broken engine
     executor.start()
     loop.until(lambda: len(loop.infos) == 2)
     assert loop.log == ["up", "lost", "start_failed", "up"]

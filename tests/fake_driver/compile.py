@@ -1,7 +1,7 @@
 """FIXTURE. Compile a CUDA or HIP source for the fake device: ``compile.py KIND ARCH SOURCE OUT``.
 
 The binary looks like the vendor's ELF file, as far as anybody reads it: machine, architecture, the
-section that tells of variables, AMD's metadata. Inside is a shared library of the host.
+section that lists variables, AMD's metadata. Inside is a shared library of the host.
 """
 
 from __future__ import annotations

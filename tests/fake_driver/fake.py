@@ -45,7 +45,7 @@ class Fake:
         cache: folder for compiled sources.
 
     Attributes:
-        counts: the device tells what is alive, and fails on demand.
+        counts: the device reports what is alive, and fails on demand.
     """
 
     counts = True

@@ -78,7 +78,7 @@ def serving(**settings: object) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Served]:
-    """A server that is soon out of patience."""
+    """A server with short time limits."""
     with serving(**QUICK) as served:
         yield served
 
@@ -291,7 +291,7 @@ def test_what_follows_a_refused_body_is_no_request(patient: Served) -> None:
     connection = patient.connect()
     expect = b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
     connection.sendall(HEAD % b"ecko" + expect)
-    assert problem_on(connection) == (404, "Unknown")  # nobody knows whether the body comes
+    assert problem_on(connection) == (404, "Unknown")  # it is not known whether the body comes
 
 
 @pytest.mark.parametrize("size", [200_000, 2_000_000])

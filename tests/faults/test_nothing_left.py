@@ -55,7 +55,7 @@ def children(process: int) -> Iterator[int]:
 
 
 def private_bytes(process: int) -> int:
-    """Memory that a process has written to and shares with nobody; the arena is counted apart.
+    """Memory that a process has written to and does not share; the arena is counted apart.
 
     Pages that were only read come and go with neighbours that map the same files.
     """

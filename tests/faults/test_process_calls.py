@@ -1,7 +1,7 @@
 """Calls to engine processes among deaths, deadlines and leaving callers: each gets its own answer.
 
 The program of the process gives back what it was given, after what the first letter says. Whatever
-happened, afterwards nobody is busy, nothing runs and nothing lies in the arena.
+happened, afterwards no engine is busy, nothing runs and nothing lies in the arena.
 """
 
 import asyncio
@@ -311,7 +311,7 @@ def test_a_removal_finds_the_process_dead_before_who_waits_for_it(node: Node) ->
     echoed(node, b"q", "G")
     executor = executor_of(node)
 
-    def remove() -> None:  # in one turn of the loop, so nobody reads meanwhile
+    def remove() -> None:  # in one turn of the loop, so nothing is read meanwhile
         kill(child_of(node))
         node.remove(FunctionSpec, "G")
 
@@ -329,7 +329,7 @@ def test_a_process_that_dies_as_it_starts_is_started_once_more(
     start = engine._spawned
     spawned: list[int] = []
 
-    def stillborn() -> processes.Process:
+    def failed_start() -> processes.Process:
         process = start()
         spawned.append(process.child.pid)
         if len(spawned) == 1:
@@ -338,7 +338,7 @@ def test_a_process_that_dies_as_it_starts_is_started_once_more(
 
     echoed(node, b"q")
     kill(wait_until(lambda: standby(node)))
-    monkeypatch.setattr(engine, "_spawned", stillborn)
+    monkeypatch.setattr(engine, "_spawned", failed_start)
     kill(child_of(node))
     assert echoed(node, b"q2") == b"q2"
     assert len(spawned) > 1

@@ -2,7 +2,7 @@
 
 A child runs operation after operation and acknowledges each over a pipe; it is killed with SIGKILL.
 What is found afterwards must be what a catalogue in memory holds after the acknowledged operations,
-or after one more, which was under way. Children are forked by a **nursery**, a process that has
+or after one more, which was under way. Children are forked by a **fork server**, a process that has
 imported everything already, so that a round costs milliseconds.
 """
 
@@ -95,10 +95,10 @@ def assert_whole(catalog: Catalog, folder: Path) -> None:
     assert files_below(folder) == {folder / "blobs" / d[:2] / d[2:] for d in used}
 
 
-# --- in the nursery -------------------------------------------------------------------------
+# --- in the fork server -------------------------------------------------------------------------
 
 
-def nursery() -> None:
+def fork_server() -> None:
     """Fork a child for each order on standard input, and say how it ended."""
     for line in sys.stdin:
         order = json.loads(line)
@@ -143,7 +143,7 @@ class KillAt:
 # --- in the test ----------------------------------------------------------------------------
 
 
-class Nursery:
+class ForkServer:
     """The parent's end of the pipes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -157,7 +157,7 @@ class Nursery:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         while (message := self.next())[0] != "born":
-            self._early.append(message)  # the child was faster than the nursery
+            self._early.append(message)  # the child was faster than the fork server
         return message[1]
 
     def next(self) -> tuple[str, int]:
@@ -177,10 +177,9 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[Nursery]:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_registry_kill as t; t.nursery()"
-    )
+def children() -> Iterator[ForkServer]:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_registry_kill as t; "
+    code += "t.fork_server()"
     root = Path(dandelion.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(Path(__file__).parent)],
@@ -190,13 +189,13 @@ def children() -> Iterator[Nursery]:
         env=dict(os.environ, PYTHONPATH=str(root)),
     )
     with process:
-        yield Nursery(process)
+        yield ForkServer(process)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(10) == 0
 
 
-def test_killed_at_random_moments(children: Nursery, tmp_path: Path) -> None:
+def test_killed_at_random_moments(children: ForkServer, tmp_path: Path) -> None:
     folder = tmp_path / "catalog"
     dice = random.Random(20250)
     done = killed = 0
@@ -221,7 +220,7 @@ def test_killed_at_random_moments(children: Nursery, tmp_path: Path) -> None:
     assert done > ROUNDS
 
 
-def test_killed_at_every_step(children: Nursery, tmp_path: Path) -> None:
+def test_killed_at_every_step(children: ForkServer, tmp_path: Path) -> None:
     states = [everything(after(n)) for n in range(STEPS_OPERATIONS + 1)]
     one_more = 0
     for step in range(1, 1000):

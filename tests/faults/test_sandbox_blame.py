@@ -1,5 +1,4 @@
-"""Who is at fault when a sandbox ends before its reply: the function, or whoever killed it; and how
-often a node runs such a call."""
+"""Which side is at fault when a sandbox ends before its reply, and how often the call is run."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_short_call_is_waited_for_awake(script: Script) -> None:
 
 
 def test_the_first_calls_say_nothing(script: Script) -> None:
-    """They load code and record graphs; whoever slept as long would be late."""
+    """They load code and record graphs; a waiter that slept as long would be late."""
     waiting = AdaptiveWait()
     script.call(waiting, 100 * LONG)
     script.call(waiting, 10 * LONG)

@@ -1,4 +1,4 @@
-"""Large inputs of engines in processes: who copies them to the arena, and when nobody does yet."""
+"""Large inputs of engines in processes: which thread copies them to the arena, and when."""
 
 import os
 from collections.abc import Iterator

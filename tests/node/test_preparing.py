@@ -1,4 +1,4 @@
-"""Registration has code compiled for the devices that are up, and keeps nobody else meanwhile."""
+"""Registration has code compiled for the devices that are up, and delays nothing else meanwhile."""
 
 from __future__ import annotations
 
