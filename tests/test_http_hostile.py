@@ -125,8 +125,11 @@ def test_framing_without_end_is_cut_off(what: str) -> None:
 
 
 def test_an_unrequested_response_is_not_the_next_answer() -> None:
+    """It comes with the answer; one that comes after the next request looks like its answer."""
+    unrequested = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+
     async def scenario() -> None:
-        with flood(EMPTY, b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n") as url:
+        with flood(EMPTY + unrequested, unrequested) as url:
             async with engine() as e:
                 for _ in range(3):
                     (done,) = await results(e, [a_call(get(url))])

@@ -74,7 +74,7 @@ def node(gate: GateDriver) -> Iterator[Node]:
         node.register(DOCUMENT)
         assert node.wait_ready()
         yield node
-        gate.gate.release(100)
+        gate.gate.open(100)
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +153,14 @@ def test_an_invocation_is_not_repeated(make: Any) -> None:
 def test_the_number_of_connections_is_limited(url: str, gate: GateDriver, make: Any) -> None:
     with make(url, timeout_s=20, connections=2) as client, ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(client.invoke, "wait", a=b"") for _ in range(2)]
-        assert gate.started.acquire(timeout=10)
+        assert gate.gate.entered()
         third = threads.submit(client.invoke, "echo", a=b"third")
         with pytest.raises(TimeoutError):
             third.result(timeout=0.2)
-        gate.gate.release()
+        gate.gate.open()
         assert third.result(timeout=10).b.bytes() == b"third"
-        assert gate.started.acquire(timeout=10)
-        gate.gate.release()
+        assert gate.gate.entered()
+        gate.gate.open()
         for call in waiting:
             call.result(timeout=10)
 
@@ -332,19 +332,19 @@ def test_a_reply_that_stops(make: Any) -> None:
 def test_deadline(url: str, gate: GateDriver, make: Any) -> None:
     with make(url, timeout_s=20) as client, pytest.raises(DeadlineExceeded):
         client.invoke("wait", a=b"", deadline_s=0.05)
-    assert gate.cancelled.acquire(timeout=10)
-    assert gate.started.acquire(timeout=10)
+    assert gate.gate.was_cancelled()
+    assert gate.gate.entered()
 
 
 def test_cancelling_a_call_cancels_the_invocation(url: str, gate: GateDriver) -> None:
     async def main() -> None:
         async with AsyncClient(url) as client:
             call = asyncio.create_task(client.invoke("wait", a=b""))
-            assert await asyncio.to_thread(gate.started.acquire, timeout=10)
+            assert await asyncio.to_thread(gate.gate.entered)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            assert await asyncio.to_thread(gate.cancelled.acquire, timeout=10)
+            assert await asyncio.to_thread(gate.gate.was_cancelled)
             assert (await client.invoke("echo", a=b"next")).b.bytes() == b"next"
 
     asyncio.run(main())
@@ -359,7 +359,7 @@ def test_interrupting_a_call_cancels_the_invocation(url: str, gate: GateDriver) 
         raise Interrupted
 
     def interrupt_when_started() -> None:
-        assert gate.started.acquire(timeout=10)
+        assert gate.gate.entered()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -369,7 +369,7 @@ def test_interrupting_a_call_cancels_the_invocation(url: str, gate: GateDriver) 
             thread.start()
             with pytest.raises(Interrupted):
                 client.invoke("wait", a=b"")
-            assert gate.cancelled.acquire(timeout=10)
+            assert gate.gate.was_cancelled()
             assert client.invoke("echo", a=b"next").b.bytes() == b"next"
     finally:
         thread.join()
