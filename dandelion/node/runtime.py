@@ -56,6 +56,8 @@ LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
 LOOKS = 16
 """How often the loop looks for answers, without sleeping, before its other work has its turn."""
+LOOK_NS = 500_000
+"""How old the last look for answers may be when an invocation begins."""
 LATE_S = 0.1
 """How often engines are asked for calls that are late."""
 
@@ -98,6 +100,7 @@ class Runtime:
         self._meanwhile = meanwhile
         self._spin_ns = 1000 * spin_us
         self._spin_until_ns = 0
+        self._looked_ns = 0
         self._posted: deque[Callable[[], None]] = deque()
         self._begun: deque[Callable[[], None]] = deque()  # posted by other threads
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
@@ -192,6 +195,7 @@ class Runtime:
 
     def _look_for_answers(self, limit_s: float | None) -> bool:
         found = self._epoll.poll(limit_s)
+        self._looked_ns = time.monotonic_ns()
         self._gathering = True
         try:
             for fd, _ in found:
@@ -336,11 +340,20 @@ class Runtime:
     # --- callers --------------------------------------------------------------------------------
 
     def submit(self, invocation: InvocationState) -> None:
-        """Begin an invocation; raises as `Scheduler.submitted`."""
+        """Begin an invocation; raises as `Scheduler.submitted`.
+
+        Under load one iteration of the loop takes long. So answers are taken here too, or engines
+        would wait for their next calls.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > LOOK_NS and not self._working:
+            self._look_for_answers(0)
         try:
-            self.scheduler.submitted(invocation, time.monotonic_ns())
+            self.scheduler.submitted(invocation, now_ns)
         except DandelionError as error:
             self._observer.refused(invocation, error)
+            if self._events or self._begun:
+                self.work()
             raise
         self.work()
 

@@ -44,6 +44,9 @@ from dandelion.scheduler import EngineState
 from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings
 
+SHORT_THREAD_CALL_NS = 25_000_000
+"""Under load a call's thread waits for the interpreter several times, 5 ms each. If calls then
+counted as long, the thread would also wait for the loop after each call."""
 ANY_NUMBER = 1 << 30
 """Places of an engine whose calls end where they begin."""
 
@@ -204,6 +207,7 @@ class EngineStarter:
             )
         if driver.hosting is Hosting.THREAD:
             state = self._state(driver, info, 0)
+            state.short_call_ns = SHORT_THREAD_CALL_NS
             return ThreadExecutor(
                 state, info, around, lambda: _synchronous(factory.engine(resource), driver)
             )

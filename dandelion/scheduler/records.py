@@ -247,6 +247,7 @@ class EngineState:
         formats: of code objects that it runs.
         device: backend and resource; engines of one device are its sequential one and its workers.
         places: how many calls it takes at once; with 0 this depends on the duration of calls.
+        short_call_ns: below which mean it takes its next call while one runs.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         capacity: known when it is ready.
@@ -262,6 +263,7 @@ class EngineState:
     formats: frozenset[str]
     device: tuple[str, str] = ("", "")
     places: int = 0
+    short_call_ns: int = SHORT_CALL_NS
     worker: bool = False
     shared_fault_domain: bool = False
     planner: bool = False
@@ -284,7 +286,7 @@ class EngineState:
         """How many more calls it takes now."""
         if self.phase is not EnginePhase.READY:
             return 0
-        places = self.places or (2 if 0 < self.mean_ns < SHORT_CALL_NS else 1)
+        places = self.places or (2 if 0 < self.mean_ns < self.short_call_ns else 1)
         return places - len(self.sent)
 
     def measured(self, duration_ns: int) -> None:
