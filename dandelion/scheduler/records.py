@@ -263,7 +263,6 @@ class EngineState:
     formats: frozenset[str]
     device: tuple[str, str] = ("", "")
     places: int = 0
-    short_call_ns: int = SHORT_CALL_NS
     worker: bool = False
     shared_fault_domain: bool = False
     planner: bool = False
@@ -274,6 +273,7 @@ class EngineState:
     sent: dict[int, CallState] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     last: Flow | None = None
+    short_call_ns: int = SHORT_CALL_NS
     mean_ns: float = 0.0
     failed_starts: int = 0
     retry_ns: int = 0
