@@ -9,6 +9,7 @@ file              what it has
 `coroutines`      an asynchronous engine on the node's loop
 `process`         an engine in a process of its own
 `worker`          a thread that does the jobs of one executor
+`staging`         preparing calls for a process
 `processes`       starting, replacing and ending such processes
 `demands`         what calls need of a device
 `failures`        exceptions to typed errors

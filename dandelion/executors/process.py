@@ -30,7 +30,6 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from dandelion.data import Item, ItemSet
-from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import (
     Begun,
     Ended,
@@ -46,13 +45,11 @@ from dandelion.engine_process.messages import (
     StopCall,
     WireItem,
     WireSet,
-    WireSets,
     wire_item,
     wire_set,
 )
 from dandelion.errors import (
     Cancelled,
-    ContextFull,
     DandelionError,
     EngineDied,
     InternalError,
@@ -69,9 +66,10 @@ from dandelion.executors.contract import (
 from dandelion.executors.demands import Demands
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Process, Processes
+from dandelion.executors.staging import Order, Stager
 from dandelion.executors.worker import Worker
 from dandelion.function import Function
-from dandelion.memory import ArenaMap, Context
+from dandelion.memory import Context
 from dandelion.scheduler import CallState, EngineState, Flow
 
 GRACE_NS = 250_000_000
@@ -79,10 +77,6 @@ GRACE_NS = 250_000_000
 CODE_LIMIT_S = 0.05
 """How long to wait for the exit code of a process that ended by itself."""
 LEAVE_LIMIT_S = 2.0
-LIGHT_BYTES = 64 * 1024 * 1024
-"""How much device memory there is beside a process that ends, for sure."""
-INLINE_COPY_BYTES = 256 * 1024
-"""How much the loop itself copies into the arena for a call."""
 
 
 class Watcher(Protocol):
@@ -93,29 +87,6 @@ class Watcher(Protocol):
 
     def unwatch(self, fd: int) -> None:
         """Stop that."""
-
-
-@dataclass(slots=True, eq=False)
-class _Order:
-    """A call before it is sent.
-
-    Attributes:
-        is_plan: it is to be planned, not run.
-        evict, keep: see `dandelion.scheduler.actions.Send`.
-        wire: its inputs by their place in the arena, once all are there.
-        result: the context for its outputs, once it has one.
-        behind: id of the call that the process comes to before it plans this one; 0 if there is
-            none.
-    """
-
-    call: CallState
-    function: Function
-    is_plan: bool = False
-    evict: tuple[Flow, ...] = ()
-    keep: bool = False
-    wire: WireSets | None = None
-    result: Context | None = None
-    behind: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +124,10 @@ class ProcessExecutor(Executor):
         processes: of the engine; not started yet.
         watcher: reports when answers come.
         demands: what calls need, for all engines of the node.
+
+    Attributes:
+        stager: prepares its calls.
+        answer: the first message of the process that is up.
     """
 
     collects: ClassVar[bool] = True
@@ -168,13 +143,14 @@ class ProcessExecutor(Executor):
     ) -> None:
         super().__init__(engine, info, around)
         self._processes = processes
+        self.stager = Stager(info, around, processes)
         self._watcher = watcher
         self._demands = demands
         self._process: Process | None = None
         self._messages: list[msgspec.Struct] = []
-        self._waiting: deque[_Order] = deque()
+        self._waiting: deque[Order] = deque()
         self._out: deque[_Sent] = deque()
-        self._plans: dict[int, _Order] = {}
+        self._plans: dict[int, Order] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._preparing = False
         self._pushing = False
@@ -248,7 +224,7 @@ class ProcessExecutor(Executor):
 
         self._worker.submit(end)
 
-    def _comes_later(self, order: _Order) -> bool:
+    def _comes_later(self, order: Order) -> bool:
         """Tell whether the process runs a call before it plans this one."""
         return any(sent.call.id == order.behind for sent in self._out)
 
@@ -256,7 +232,7 @@ class ProcessExecutor(Executor):
         self,
         code: int | None,
         begun: dict[int, DandelionError],
-        planning: list[_Order],
+        planning: list[Order],
         planned: CallState | None,
     ) -> None:
         error = EngineDied(self.info.name, _death(code))
@@ -287,7 +263,7 @@ class ProcessExecutor(Executor):
     # --- calls on their way there -----------------------------------------------------------------
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
-        order = _Order(call, function_of(self, call), False, evict, keep)
+        order = Order(call, function_of(self, call), False, evict, keep)
         self._waiting.append(order)
         self._advance()
 
@@ -297,7 +273,7 @@ class ProcessExecutor(Executor):
         if call.demand is not None:
             self.events.planned(call)
             return
-        self._waiting.append(_Order(call, function, is_plan=True))
+        self._waiting.append(Order(call, function, is_plan=True))
         self._advance()
 
     def _advance(self) -> None:
@@ -309,7 +285,7 @@ class ProcessExecutor(Executor):
                 self._give_up(order, Cancelled("before it began"))
                 continue
             try:
-                prepared = self._prepared(order)
+                prepared = self.stager.prepared(order)
             except Exception as error:
                 self._waiting.popleft()
                 self._give_up(order, to_dandelion_error(error, self.info.name))
@@ -321,76 +297,16 @@ class ProcessExecutor(Executor):
             self._waiting.popleft()
             self._post(order)
 
-    def _give_up(self, order: _Order, error: DandelionError) -> None:
+    def _give_up(self, order: Order, error: DandelionError) -> None:
         self._evict(order)
         self.events.failed(order.call, error, begun=False)
 
-    def _prepared(self, order: _Order) -> bool:
-        """Prepare a call if that takes microseconds. False if it takes longer."""
-        arena = self.around.arena
-        if not order.is_plan and self._processes.ending and self._needs_room(order):
-            return False
-        if order.wire is None:
-            given = _given(order)
-            order.wire, moving, kept = _wired(given, arena.map)
-            if moving > INLINE_COPY_BYTES or 2 * moving > arena.largest_free_bytes:
-                return False
-            if moving:
-                self._place(order)
-            elif order.call.placed is None:
-                order.call.placed = given
-                self.around.transfers.count_references(kept)
-        if not order.is_plan and order.result is None:
-            order.result = arena.acquire_clean(_result_bytes(order))
-        return order.is_plan or order.result is not None
-
-    def _needs_room(self, order: _Order) -> bool:
-        demand = order.call.demand
-        return bool(order.function.static) or (
-            demand is not None and demand.device_bytes > LIGHT_BYTES
-        )
-
-    def _place(self, order: _Order) -> None:
-        """Copy inputs into the arena that are not there."""
-        arena = self.around.arena
-        order.call.placed = placed = self.around.transfers.place(_given(order), arena)
-        order.wire, _, _ = _wired(placed, arena.map)
-
-    def _prepare(self, order: _Order) -> None:
-        """Prepare a call, however long that takes; in a thread."""
-        error: DandelionError | None = None
-        try:
-            if not order.is_plan and self._processes.ending and self._needs_room(order):
-                self._wait_for_ends(order)
-            try:
-                self._place_all(order)
-            except ContextFull:
-                if not self._processes.ending:
-                    raise
-                self._wait_for_ends(order)  # what they keep may be enough
-                self._place_all(order)
-        except BaseException as failure:
-            error = to_dandelion_error(failure, self.info.name)
+    def _prepare(self, order: Order) -> None:
+        """Prepare a call in a thread."""
+        error = self.stager.prepare(order)
         self.events.post(partial(self._went_on, order, error))
 
-    def _place_all(self, order: _Order) -> None:
-        if order.wire is None:
-            self._place(order)
-        if not order.is_plan and order.result is None:
-            order.result = self.around.arena.acquire(_result_bytes(order))
-
-    def _wait_for_ends(self, order: _Order) -> None:
-        """Wait until processes that end have given their memory back.
-
-        Raises:
-            EngineDied: the engine is being closed.
-        """
-        left_s = (order.call.invocation.deadline_ns - time.monotonic_ns()) / 1e9
-        self._processes.wait_for_ends(max(0.0, left_s))
-        if self._processes.leaving:
-            raise EngineDied(self.info.name, "it is being closed")
-
-    def _went_on(self, order: _Order, error: DandelionError | None) -> None:
+    def _went_on(self, order: Order, error: DandelionError | None) -> None:
         """A call was prepared in a thread."""
         self._preparing = False
         if order in self._waiting and error is not None:
@@ -399,7 +315,7 @@ class ProcessExecutor(Executor):
         self._advance()
         self.flush()
 
-    def _post(self, order: _Order) -> None:
+    def _post(self, order: Order) -> None:
         call, function, wire = order.call, order.function, order.wire
         assert wire is not None, "it is prepared"
         try:
@@ -433,7 +349,7 @@ class ProcessExecutor(Executor):
             )
         )
 
-    def _evict(self, order: _Order) -> None:
+    def _evict(self, order: Order) -> None:
         """Have the device drop constants; the scheduler counts on it, even if no call follows."""
         for flow in order.evict:
             for function in flow.functions.values():
@@ -582,50 +498,6 @@ class ProcessExecutor(Executor):
             sent = self._out[0]
             limit_s = sent.limit_ns / 1e9
             self._lose({sent.call.id: timed_out(sent.function, limit_s)}, 0.0)
-
-
-def _given(order: _Order) -> InstanceSets:
-    """Give the inputs that come with a call, in the arena if they were copied there."""
-    call = order.call
-    if call.placed is not None:
-        return call.placed
-    inputs = call.run.inputs
-    return tuple([inputs[position] for position in order.function.given])
-
-
-def _wired(sets: InstanceSets, arena: ArenaMap) -> tuple[WireSets | None, int, int]:
-    """Name sets by their place in the arena.
-
-    Returns:
-        The names, or None; the bytes that have to be copied there; how many items are there.
-    """
-    moving = kept = 0
-    locate = arena.locate
-    wire: list[WireSet | None] = []
-    for item_set in sets:
-        if item_set is None:
-            wire.append(None)
-            continue
-        items: list[WireItem] = []
-        for item in item_set.items:
-            data = item.data
-            offset = locate(data)
-            size = item.size_bytes
-            if offset is None:
-                moving += size
-                offset = 0
-            else:
-                kept += 1
-            items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
-        wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
-    return None if moving else tuple(wire), moving, kept
-
-
-def _result_bytes(order: _Order) -> int:
-    demand = order.call.demand
-    if demand is None or demand.output_bytes is None:
-        return max(1, order.function.spec.limits.output_bytes)
-    return max(1, demand.output_bytes)
 
 
 def _read_set(wire: WireSet, result: Context) -> ItemSet:

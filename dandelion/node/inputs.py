@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dandelion.data import ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
-from dandelion.executors.process import INLINE_COPY_BYTES
+from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
 
 PART = 8

@@ -31,7 +31,8 @@ from dandelion.errors import (
     Raised,
     TimedOut,
 )
-from dandelion.executors.process import GRACE_NS, INLINE_COPY_BYTES
+from dandelion.executors.process import GRACE_NS
+from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.scheduler import CallState
 from tests.executors.harness import READY, Bench, call_of, flow_of, names, text_of
 

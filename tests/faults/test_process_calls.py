@@ -21,7 +21,7 @@ import pytest
 
 from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.executors import processes
-from dandelion.executors.process import _Order
+from dandelion.executors.staging import Order
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
 from dandelion.testing import FakeEngineProcess, wait_until
@@ -268,15 +268,15 @@ def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], o
     """Hold the next large call up as it is copied to the arena; gives what waits until it is."""
     copying, go_on = threading.Event(), threading.Event()
     executor = executor_of(node)
-    place_all = executor._place_all
+    place_all = executor.stager.place_all
 
-    def wait(order: _Order) -> None:
+    def wait(order: Order) -> None:
         copying.set()
         go_on.wait(10)
         place_all(order)
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_place_all", wait)
+        patch.setattr(executor.stager, "place_all", wait)
         yield lambda: copying.wait(10)
         go_on.set()
 

@@ -9,7 +9,7 @@ from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet
 from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
-from dandelion.executors.process import INLINE_COPY_BYTES
+from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.node.inputs import PART, InputStager
 from dandelion.node.library import Library
