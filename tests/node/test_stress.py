@@ -28,7 +28,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
-from dandelion.testing import Script, ScriptedDriver, echo
+from dandelion.testing import Script, ScriptedDriver, echo, wait_until
 
 ENDLESS = """
 function F(a) => (b);
@@ -92,12 +92,16 @@ def started(*drivers: Driver, deadline_s: float = 30.0) -> Iterator[Node]:
 
 def assert_idle(node: Node) -> None:
     """Engines may be a moment behind the invocations that they worked for."""
-    end = time.monotonic() + 10
-    while any(e.busy for e in node.engines()) and time.monotonic() < end:
-        time.sleep(0.001)
+
+    def used() -> tuple[int, int, int]:
+        info = node.info()
+        return info.running, info.waiting, info.arena.contexts
+
     gc.collect()
-    facts = node.info()
-    assert (facts.running, facts.waiting, facts.arena.contexts) == (0, 0, 0)
+    with suppress(TimeoutError):
+        wait_until(lambda: not any(e.busy for e in node.engines()) and used() == (0, 0, 0))
+    gc.collect()
+    assert used() == (0, 0, 0)
     assert [e.busy for e in node.engines()] == [0] * len(node.engines())
 
 
@@ -169,7 +173,7 @@ def test_an_error_keeps_no_memory_of_its_call() -> None:
                 with suppress(DandelionError):
                     node.invoke_sets(name, {given: item_set(given, data)})
                 del data
-                assert node.info().arena.contexts == 0
+                assert wait_until(lambda: node.info().arena.contexts == 0)
         finally:
             gc.enable()
 
