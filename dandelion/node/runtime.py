@@ -56,6 +56,9 @@ LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
 LOOKS = 16
 """How often the loop looks for answers, without sleeping, before its other work has its turn."""
+YIELD_S = 50e-6
+"""A thread asks for the interpreter only after it has waited 5 ms without any release of it. A loop
+that releases it more often, for microseconds each time, would starve all other threads."""
 LOOK_NS = 500_000
 """How old the last look for answers may be when an invocation begins."""
 LATE_S = 0.1
@@ -246,6 +249,7 @@ class Runtime:
         if turn_ns > self.longest_turn_ns:
             self.longest_turn_ns = turn_ns
         if not finished:
+            time.sleep(YIELD_S)
             self._continue_soon()
         self._set_timer()
         return finished
