@@ -111,9 +111,11 @@ class Executor(abc.ABC):
         info: what is known of it; backend and resource before it is up.
         ready: called on the loop when it is up, before `Events.up`.
         collects: what is sent leaves with `flush`.
+        in_thread: its calls run in a thread of this process.
     """
 
     collects: ClassVar[bool] = False
+    in_thread: ClassVar[bool] = False
 
     def __init__(self, engine: EngineState, info: StartedEngine, around: Surroundings) -> None:
         self.engine = engine

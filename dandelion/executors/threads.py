@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 from dandelion.driver import Engine
 from dandelion.errors import Cancelled, DandelionError, EngineDied
@@ -30,6 +31,8 @@ class ThreadExecutor(Executor):
     Args:
         make: makes the engine; may take seconds.
     """
+
+    in_thread: ClassVar[bool] = True
 
     def __init__(
         self,

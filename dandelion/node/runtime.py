@@ -115,6 +115,7 @@ class Runtime:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._watched: dict[int, Callable[[], None]] = {self._wake: self._take_posted}
+        self._in_threads: list[Executor] = []
         self._sent_to: dict[Executor, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -351,6 +352,8 @@ class Runtime:
         """
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns > LOOK_NS and not self._working:
+            if any(executor.engine.sent for executor in self._in_threads):
+                time.sleep(YIELD_S)
             self._look_for_answers(0)
         try:
             self.scheduler.submitted(invocation, now_ns)
@@ -383,6 +386,8 @@ class Runtime:
     def add(self, executor: Executor) -> None:
         """Add an engine; it is started."""
         self.executors[executor.engine.id] = executor
+        if executor.in_thread:
+            self._in_threads.append(executor)
         self.scheduler.fleet.added(executor.engine)
         self.work()
 
