@@ -263,6 +263,7 @@ class Runtime:
         """Work for a while. False if there is more to do."""
         scheduler, carriers = self.scheduler, self._carriers
         events, begun = self._events, self._begun
+        action: Action | None
         count = 0
         while True:
             self._carrying = True
@@ -271,6 +272,7 @@ class Runtime:
                     carriers[type(action)](action)
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
+            action = None  # the last one may hold the data of an invocation that ended
             self._carrying = False
             count += 1
             look = not count % LOOK_EVERY
@@ -287,6 +289,7 @@ class Runtime:
                     event()
                 except Exception:  # a bug; everything else goes on
                     log.exception("an event of the scheduler failed")
+                del event
             elif self._posted:
                 self._take_posted()
             elif scheduler.has_turns:
