@@ -30,7 +30,7 @@ from dandelion.scheduler.records import (
     Tenant,
 )
 from dandelion.scheduler.residency import Residency
-from dandelion.scheduler.retries import ATTEMPTS, blamed, may_run_again
+from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
 
 Sizes = Callable[[Flow], tuple[int, int]]
 """Returns the bytes of a function's code and constants in the node's memory, and the part of them
@@ -158,6 +158,7 @@ class Calls:
         """The demand of a call is known."""
         if call.phase is Phase.PLANNING:
             call.demand = demand
+            call.attempt = 1  # what died while it was planned says nothing about running it
             self._queue(call, now_ns)
 
     def done(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
@@ -219,7 +220,7 @@ class Calls:
 
     def _unplanned(self, call: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
         """A call could not be planned: have another engine plan it if this one died."""
-        if isinstance(error, EngineDied) and (not begun or call.attempt < ATTEMPTS):
+        if isinstance(error, EngineDied) and (not begun or call.attempt < PLAN_ATTEMPTS):
             call.attempt += begun
             self._plan(call, now_ns)
         else:

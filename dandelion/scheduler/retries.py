@@ -7,6 +7,8 @@ from dataclasses import replace
 from dandelion.errors import DandelionError, EngineDied, Faulted, SandboxLost
 from dandelion.scheduler.records import CallState, EngineState
 
+PLAN_ATTEMPTS = 4
+"""How often a call is planned if engines die meanwhile. Several may be dead before it is known."""
 ATTEMPTS = 2
 """How often a call is started in total, if engines die under it."""
 RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
