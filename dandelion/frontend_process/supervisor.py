@@ -179,12 +179,48 @@ class Supervisor:
 
     def _start(self, place: _Place) -> None:
         place.start = None
-        ours, theirs = socket.socketpair()
-        lifeline, their_lifeline = os.pipe()
-        arena = self._node.arena
-        files = (theirs.fileno(), place.listener.fileno(), their_lifeline, arena.fd)
         try:
-            place.process = subprocess.Popen(
+            place.process, pidfd, ours, lifeline = self._spawned(place.listener)
+        except OSError as error:
+            log.error("a frontend cannot be started", extra={"why": str(error)})
+            place.failures += 1
+            self._changed.set()
+            self._start_later(place)
+            return
+        place.begun = self._loop.time()
+        place.link = link = NodeLink(
+            self._node,
+            self._status,
+            ours,
+            lambda: self._is_up(place),
+            lambda reason: self._lost(place, reason),
+        )
+        self._with_memory.add(link)
+        self._loop.add_reader(pidfd, self._ended, place, pidfd)
+        self._loop.add_reader(lifeline, self._freed, link, lifeline)
+        link.open(self._open)
+
+    def _spawned(
+        self, listener: socket.socket
+    ) -> tuple[subprocess.Popen[bytes], int, socket.socket, int]:
+        """Start a process.
+
+        Returns:
+            The process, its pidfd, and our ends of its link and of its lifeline.
+
+        Raises:
+            OSError: it cannot be started; nothing of it is left.
+        """
+        arena = self._node.arena
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            passed.callback(theirs.close)
+            lifeline, their_lifeline = os.pipe()
+            undo.callback(os.close, lifeline)
+            passed.callback(os.close, their_lifeline)
+            files = (theirs.fileno(), listener.fileno(), their_lifeline, arena.fd)
+            process = subprocess.Popen(
                 [
                     sys.executable,
                     "-P",
@@ -196,28 +232,11 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 env=environment(),
             )
-        except OSError as error:
-            log.error("a frontend cannot be started", extra={"why": str(error)})
-            ours.close()
-            os.close(lifeline)
-            self._start_later(place)
-            return
-        finally:
-            theirs.close()
-            os.close(their_lifeline)
-        place.begun = self._loop.time()
-        place.link = link = NodeLink(
-            self._node,
-            self._status,
-            ours,
-            lambda: self._is_up(place),
-            lambda reason: self._lost(place, reason),
-        )
-        self._with_memory.add(link)
-        pidfd = os.pidfd_open(place.process.pid)
-        self._loop.add_reader(pidfd, self._ended, place, pidfd)
-        self._loop.add_reader(lifeline, self._freed, link, lifeline)
-        link.open(self._open)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            pidfd = os.pidfd_open(process.pid)
+            undo.pop_all()
+        return process, pidfd, ours, lifeline
 
     def _is_up(self, place: _Place) -> None:
         place.is_ready = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -261,10 +262,42 @@ def children_of(process: int) -> set[int]:
     return found
 
 
-def test_processes_that_do_not_start_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "sys", SimpleNamespace(executable="/bin/false"))
+@pytest.mark.parametrize("program", ["/bin/false", "/there is no such program"])
+def test_processes_that_do_not_start_are_said_so(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(supervisor_module, "sys", SimpleNamespace(executable=program))
     with pytest.raises(InternalError, match="3 times"):
         Processes(SETTINGS, [], 2)
+
+
+def test_a_frontend_comes_back_when_the_node_has_descriptors_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, files = served.pids(), open_files()
+    failed: list[str] = []
+
+    def fail(name: str) -> Callable[..., Any]:
+        def refuse(*_: object) -> None:
+            failed.append(name)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        return refuse
+
+    with monkeypatch.context() as patched:
+        patched.setattr(supervisor_module.os, "pidfd_open", fail("pidfd_open"))
+        os.kill(before[0], signal.SIGKILL)
+        wait_for(lambda: failed)
+        patched.setattr(supervisor_module.os, "pipe", fail("pipe"))
+        wait_for(lambda: "pipe" in failed)
+    wait_for(lambda: set(served.pids()) - set(before) and len(served.pids()) == 2)
+    wait_for(lambda: all(p.is_ready for p in served.processes.supervisor._places))
+    assert len(failed) < 10  # it does not try without a pause
+    wait_for(lambda: open_files() == files)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_requests_under_way_end_before_the_frontends_do() -> None:
