@@ -159,10 +159,19 @@ class Catalog(abc.ABC):
         """Release files and connections."""
 
 
+KINDS: dict[str, type[Record]] = {
+    "function": FunctionSpec,
+    "composition": CompositionRecord,
+    "library": LibraryRecord,
+}
+"""The kinds of records, by name."""
+_NAMES = {cls: name for name, cls in KINDS.items()}
+
+
 def kind_of(record: Record | type[Record]) -> str:
     """Return the kind of a record: ``function``, ``composition``, ``library``."""
     cls = record if isinstance(record, type) else type(record)
-    return {FunctionSpec: "function", CompositionRecord: "composition"}.get(cls, "library")
+    return _NAMES.get(cls, "library")
 
 
 def _slot(record: Record) -> Slot:

@@ -37,9 +37,8 @@ from typing import Annotated, ClassVar, TypeAlias
 import msgspec
 
 from dandelion.catalog import (
+    KINDS,
     Batch,
-    CompositionRecord,
-    LibraryRecord,
     MemoryCatalog,
     Record,
     kind_of,
@@ -53,7 +52,7 @@ from dandelion.errors import (
     Conflict,
     InvalidInput,
 )
-from dandelion.function import Digest, FunctionSpec
+from dandelion.function import Digest
 
 from .blob_folder import BlobFolder, blob_files, flush_folder, is_digest
 from .disk_errors import reported
@@ -84,9 +83,6 @@ COMMIT;
 """
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-_KINDS: dict[str, type[Record]] = {
-    kind_of(cls): cls for cls in (FunctionSpec, CompositionRecord, LibraryRecord)
-}
 
 
 def open_catalog(path: str) -> SqliteCatalog:
@@ -219,10 +215,10 @@ def _record(kind: str, name: str, version: int, body: bytes) -> Record:
         msgspec.MsgspecError: it is not a record, or a different one than the row's.
     """
     where = f"{kind} '{name}' version {version}"
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise msgspec.ValidationError(f"{where}: unknown kind")
     try:
-        record = msgspec.msgpack.decode(body, type=_KINDS[kind])
+        record = msgspec.msgpack.decode(body, type=KINDS[kind])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise msgspec.ValidationError(f"{where}: {error}") from None
     if (record.name, record.version) != (name, version):

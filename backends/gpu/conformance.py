@@ -25,7 +25,7 @@ from dandelion.errors import DandelionError, DeviceFault, InternalError, Invalid
 from .device import Device, Handle, Protection
 from .host import HostKernel, Memory
 from .plan import Launch, Pointer, Zero
-from .source import CodeFormat, LoadedCode, choose
+from .source import LoadedCode, choose
 
 POOL_BYTES = 1 << 20
 
@@ -168,11 +168,6 @@ def code_for(device: Device) -> LoadedCode:
     module = Module("suite", (Code("suite.c"), Code("suite.host")))
     archs = device.properties().archs
     return choose(module, files, device.backend, device.formats, archs)
-
-
-def compiles(device: Device) -> bool:
-    """Tell whether a device compiles sources, so that checks of the language apply."""
-    return CodeFormat.PORTABLE in device.formats
 
 
 def _put(device: Device, offset: int, array: npt.NDArray[Any]) -> Pointer:

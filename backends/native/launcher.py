@@ -33,7 +33,6 @@ REPORT = BASE + 0x4000
 REPORT_BYTES = 0x4000
 MAGIC = 0x216E6F6974636E75
 ROW = struct.Struct("<q6Q")
-ROW_LIMIT = 4096 // ROW.size - 1
 
 _BINARY = Path(__file__).with_name("launcher.bin")
 _HANDLER = RESIDENT + 0x80

@@ -21,6 +21,8 @@ INLINE_BYTES = 4096
 """Data up to this size travels in the message."""
 PART_ITEMS = 512
 """So many items of an invocation travel in one message at most."""
+BLOB_BYTES = 64 * 1024
+"""A document or an answer up to this size travels in the message."""
 
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from dandelion.catalog import CompositionRecord, LibraryRecord, Record
+from dandelion.catalog import KINDS, Record
 from dandelion.data import Bytes
 from dandelion.documents import Content
 from dandelion.errors import DandelionError, InternalError
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import read_document
 from dandelion.frontend_process.messages import (
+    BLOB_BYTES,
     Blob,
     Describe,
     GetEngines,
@@ -30,17 +31,8 @@ from dandelion.frontend_process.messages import (
     WireRecord,
     WireSignature,
 )
-from dandelion.function import FunctionSpec
 from dandelion.memory import Context
 from dandelion.node import Node
-
-ANSWER_BYTES = 64 * 1024
-"""A longer answer lies in the arena."""
-_KINDS: dict[str, type[Record]] = {
-    "function": FunctionSpec,
-    "composition": CompositionRecord,
-    "library": LibraryRecord,
-}
 
 View = Callable[[int, int, int], memoryview]
 """Views a part of a lease: number, offset and size in bytes."""
@@ -54,10 +46,10 @@ class Queries:
         self._answers: dict[type, Callable[[Any], object]] = {
             GetSignature: self._signature,
             GetRecords: lambda _: _wrapped(node.records()),
-            GetVersions: lambda query: node.versions(_KINDS[query.kind], query.name),
+            GetVersions: lambda query: node.versions(KINDS[query.kind], query.name),
             Describe: lambda query: WireRecord.of(node.describe(query.name, query.version)),
             Remove: lambda query: _wrapped(
-                node.remove(_KINDS[query.kind], query.name, query.version)
+                node.remove(KINDS[query.kind], query.name, query.version)
             ),
             GetEngines: lambda _: node.engines(),
             GetTrace: lambda query: node.trace(query.invocation),
@@ -83,7 +75,7 @@ class Queries:
             raise
         except Exception as error:
             raise InternalError(f"{type(error).__name__}: {error}") from error
-        if len(answer) <= ANSWER_BYTES:
+        if len(answer) <= BLOB_BYTES:
             return Blob(answer), None
         context = self._node.acquire(len(answer))
         context.write(0, answer)

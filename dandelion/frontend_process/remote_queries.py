@@ -13,6 +13,7 @@ from dandelion.documents import Content, Registered, RegistrationDocument
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
 from dandelion.frontend_process.messages import (
+    BLOB_BYTES,
     Blob,
     Describe,
     GetEngines,
@@ -29,9 +30,6 @@ from dandelion.frontend_process.messages import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context
-
-_INLINE_BYTES = 64 * 1024
-"""A longer document lies in the arena."""
 
 _T = TypeVar("_T")
 _signature = msgspec.msgpack.Decoder(WireSignature)
@@ -109,7 +107,7 @@ class RemoteQueries(abc.ABC):
     def _blob(self, pieces: list[bytes], kept: list[Context]) -> Blob:
         """Name bytes for a message; if they are large, in a context that is added to `kept`."""
         size = sum(map(len, pieces))
-        if size <= _INLINE_BYTES:
+        if size <= BLOB_BYTES:
             return Blob(b"".join(pieces))
         number, context = self._lease_now(size)
         kept.append(context)

@@ -68,8 +68,6 @@ from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, polic
 from dandelion.scheduler.records import EnginePhase, FlowCounts
 from dandelion.settings import Settings, TenantSettings
 
-SLICE = 1024
-"""How many sets a walk settles before others have their turn."""
 _JOB_THREADS = 8
 
 

@@ -26,8 +26,8 @@ log = logging.getLogger("dandelion.invocations")
 class Observer(Protocol):
     """Sees what happens; must not raise and must not take long."""
 
-    def call_ended(self, call: CallState, error: DandelionError | None) -> None:
-        """A call is off its engine; with the error it failed with."""
+    def call_ended(self, call: CallState) -> None:
+        """A call is off its engine, with outputs or an error."""
 
     def found(self, call: CallState, now_ns: int) -> None:
         """The result of a call was kept from an earlier one."""
@@ -72,7 +72,7 @@ class Recorder:
         self._traces = traces
         self.counts: dict[str, InvocationCounts] = {}
 
-    def call_ended(self, call: CallState, error: DandelionError | None) -> None:
+    def call_ended(self, call: CallState) -> None:
         """Add the call to its invocation's trace."""
         engine, invocation = call.engine, call.invocation
         if engine is None or not isinstance(invocation, Invocation):

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeVar
 
 from dandelion.driver import InstanceSets
 from dandelion.errors import DandelionError, DeadlineExceeded, EngineDied
@@ -49,7 +48,6 @@ from dandelion.scheduler.actions import (
     Stop,
 )
 
-T = TypeVar("T")
 TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
@@ -80,6 +78,7 @@ class Runtime:
     Attributes:
         executors: by id of the engine.
         ended: called with each invocation that ended.
+        changed: called when an engine is up, lost, or could not be started.
         starting: preparations for further engines that are under way.
         longest_turn_ns: of all turns.
     """
@@ -439,18 +438,15 @@ class Runtime:
     ) -> None:
         for call in engine.sent.values():
             if call.id in begun:
-                self._observer.call_ended(call, begun[call.id])
+                self._observer.call_ended(call)
         self.scheduler.fleet.lost(engine, error, begun, time.monotonic_ns())
         self.changed()
 
     def done(self, call: CallState, outputs: InstanceSets) -> None:
-        if self._carrying:
-            self._done(call, outputs)
-        else:
-            self._raise(partial(self._done, call, outputs))
+        self._raise(partial(self._done, call, outputs))
 
     def _done(self, call: CallState, outputs: InstanceSets) -> None:
-        self._observer.call_ended(call, None)
+        self._observer.call_ended(call)
         if call.content:
             self._jobs.keep(call, outputs)
         self.scheduler.calls.done(call, outputs, call.ended_ns)
@@ -460,7 +456,7 @@ class Runtime:
 
     def _failed(self, call: CallState, error: DandelionError, begun: bool) -> None:
         if call.engine is not None:
-            self._observer.call_ended(call, error)
+            self._observer.call_ended(call)
         self.scheduler.calls.failed(call, error, time.monotonic_ns(), begun)
 
     def planned(self, call: CallState) -> None:
@@ -472,25 +468,29 @@ class Runtime:
 
     # --- actions ----------------------------------------------------------------------------------
 
+    def _flush_later(self, executor: Executor) -> None:
+        """Have what an executor collects leave at the end of the turn."""
+        if executor.collects:
+            self._sent_to[executor] = None
+
     def _send(self, action: Send) -> None:
         call = action.call
         assert call.engine is not None, "the scheduler chose one"
         executor = self.executors[call.engine.id]
         executor.send(call, action.evict, action.keep)
-        if executor.collects:
-            self._sent_to[executor] = None
+        self._flush_later(executor)
 
     def _plan(self, action: Plan) -> None:
         executor = self.executors[action.engine.id]
         executor.plan(action.call)
-        self._sent_to[executor] = None
+        self._flush_later(executor)
 
     def _stop(self, action: Stop) -> None:
         call = action.call
         assert call.engine is not None, "it was sent"
         executor = self.executors[call.engine.id]
         executor.stop(call)
-        self._sent_to[executor] = None
+        self._flush_later(executor)
 
     def _fetch(self, action: Fetch) -> None:
         self._jobs.fetch(action.flow, self._fetched)
@@ -505,7 +505,7 @@ class Runtime:
     def _discard(self, action: Discard) -> None:
         for executor in self.executors.values():
             executor.forget(action.flow)
-            self._sent_to[executor] = None
+            self._flush_later(executor)
         action.flow.functions.clear()
 
     def _look(self, action: Look) -> None:

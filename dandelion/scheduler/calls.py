@@ -91,10 +91,8 @@ class Calls:
         if function.cache:
             call.phase = Phase.LOOKING
             self._act(Look(call))
-        elif self.residency.pin(call):
-            self._plan(call, now_ns)
-        elif not self._making_room:
-            self._room(now_ns)
+        else:
+            self._need(call, now_ns)
 
     def cancel(self, call: CallState, now_ns: int) -> None:
         """Cancel a call; its result is no longer needed."""
@@ -205,7 +203,7 @@ class Calls:
         """Continue a call when its function is in memory."""
         if self.residency.pin(call):
             self._plan(call, now_ns)
-        elif not self._making_room:
+        else:
             self._room(now_ns)
 
     def _plan(self, call: CallState, now_ns: int) -> None:
