@@ -4,8 +4,6 @@ Engine processes are replaced by a program that plays one. What differs from tes
 does as it opens its engine and when it runs a call; files in a folder tell it when to go on.
 """
 
-import os
-import signal
 import subprocess
 import textwrap
 import threading
@@ -37,6 +35,7 @@ from tests.played_nodes import (
     children,
     executor_of,
     executors_of,
+    kill,
     outcome,
     played_node,
     ready,
@@ -433,8 +432,7 @@ def test_a_call_is_not_blamed_for_processes_that_it_never_came_to(
     )
     wait_ready(node, 2)
     for pid in children(node):
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        kill(pid)
     assert outcome(node, "Good") == "answered"  # a function that none of them had
     wait_ready(node, 2)
 
