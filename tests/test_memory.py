@@ -249,6 +249,39 @@ def test_placing_copies_what_lies_elsewhere_and_counts() -> None:
         assert transfers.counts() == TransferCounts(copies=3, copied_bytes=304, references=5)
 
 
+@pytest.mark.parametrize("size", [1, 255, 256, 257, PAGE - 1, PAGE])
+def test_a_slice_that_is_filled_is_not_zeroed_and_shows_nothing_of_its_last_user(size: int) -> None:
+    transfers = Transfers()
+    with arena(8 * PAGE) as domain:
+        used = domain.acquire(size)
+        start = used.offset_bytes
+        used.view[:] = b"s" * size
+        del used
+        (placed,) = transfers.place((a_set("a", b"n" * size),), domain)
+        assert placed is not None
+        assert domain.locate(placed[0].data) == start  # the same memory
+        assert not domain.dirty  # without a way through the free ranges
+        assert domain.stats().contexts == 1
+        whole = bytes(domain.map.view[start : start + Transfers.aligned(size)])
+        assert whole == b"n" * size + bytes(len(whole) - size)
+        del placed
+        assert domain.recycle() == PAGE
+        assert domain.stats().used_bytes == domain.stats().contexts == 0
+        assert not bytes(domain.acquire(8 * PAGE).view).strip(b"\0")
+
+
+def test_a_slice_is_filled_only_if_it_has_the_right_size() -> None:
+    with arena(8 * PAGE) as domain:
+        domain.acquire(2 * PAGE).view[:1] = b"s"
+        context = domain.acquire_to_fill(PAGE)
+        assert domain.stats().contexts == 1
+        assert context.view[0] == 0
+        with pytest.raises(ContextFull):
+            domain.acquire_to_fill(8 * PAGE)
+        with pytest.raises(InvalidInput):
+            domain.acquire_to_fill(0)
+
+
 def test_placing_in_a_full_domain_changes_nothing() -> None:
     transfers = Transfers()
     with arena(PAGE) as domain:
@@ -341,7 +374,14 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
                 if bytes(context.view) != bytes([mark]) * context.size_bytes:
                     failures.append("somebody else wrote")
                 del context
-                domain.recycle()
+                if mark % 2:
+                    domain.recycle()
+                    continue
+                context = domain.acquire_to_fill(3 * PAGE)
+                context.view[:] = bytes([mark]) * context.size_bytes
+                if bytes(context.view) != bytes([mark]) * context.size_bytes:
+                    failures.append("somebody else wrote to what is filled")
+                del context
 
         threads = [threading.Thread(target=work, args=(n + 1,)) for n in range(8)]
         for thread in threads:
@@ -349,6 +389,7 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
         for thread in threads:
             thread.join()
         assert not failures
+        domain.recycle()
         assert domain.stats().used_bytes == 0
         assert domain.acquire(64 * PAGE)
 

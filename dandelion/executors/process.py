@@ -316,8 +316,7 @@ class ProcessExecutor(Executor):
         self.flush()
 
     def _post(self, order: Order) -> None:
-        call, function, wire = order.call, order.function, order.wire
-        assert wire is not None, "it is prepared"
+        call, function, wire = order.call, order.function, self.stager.wire(order)
         try:
             self._load(call.flow, function)
         except Exception as error:

@@ -8,6 +8,7 @@ takes microseconds, the loop does it (`Stager.prepared`). Otherwise a thread doe
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dandelion.driver import InstanceSets
@@ -17,13 +18,27 @@ from dandelion.executors.contract import StartedEngine, Surroundings
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Processes
 from dandelion.function import Function
-from dandelion.memory import ArenaMap, Context
+from dandelion.memory import ArenaMap, Context, Transfers
 from dandelion.scheduler import CallState, Flow
 
 LIGHT_BYTES = 64 * 1024 * 1024
 """How much device memory there is beside a process that ends, for sure."""
 INLINE_COPY_BYTES = 256 * 1024
-"""How much the loop itself copies into the arena for a call."""
+"""How much of the arena the loop itself fills for a call. Many small items count by what they take
+there, since copying one takes as long as copying a longer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The inputs of a call in the arena.
+
+    Attributes:
+        wire: where they are.
+        copies: keeps those that were copied there; None if there are none.
+    """
+
+    wire: WireSets
+    copies: Context | None
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +48,6 @@ class Order:
     Attributes:
         is_plan: it is to be planned, not run.
         evict, keep: see `dandelion.scheduler.actions.Send`.
-        wire: its inputs by their place in the arena, once all are there.
         result: the context for its outputs, once it has one.
         behind: id of the call that the process comes to before it plans this one; 0 if there is
             none.
@@ -44,7 +58,6 @@ class Order:
     is_plan: bool = False
     evict: tuple[Flow, ...] = ()
     keep: bool = False
-    wire: WireSets | None = None
     result: Context | None = None
     behind: int = 0
 
@@ -69,16 +82,12 @@ class Stager:
         arena = self._arena
         if not order.is_plan and self._processes.ending and _needs_room(order):
             return False
-        if order.wire is None:
+        if order.call.placed is None:
             given = _given(order)
-            order.wire, moving, kept = _wired(given, arena.map)
-            if moving > INLINE_COPY_BYTES or 2 * moving > arena.largest_free_bytes:
+            offsets, size = _located(given, arena.map)
+            if size > INLINE_COPY_BYTES or 2 * size > arena.largest_free_bytes:
                 return False
-            if moving:
-                self._place(order)
-            elif order.call.placed is None:
-                order.call.placed = given
-                self._transfers.count_references(kept)
+            self._place(order, given, offsets, size)
         if not order.is_plan and order.result is None:
             order.result = arena.acquire_clean(_result_bytes(order))
         return order.is_plan or order.result is not None
@@ -109,15 +118,50 @@ class Stager:
         Raises:
             ContextFull: the arena has no room.
         """
-        if order.wire is None:
-            self._place(order)
+        if order.call.placed is None:
+            given = _given(order)
+            self._place(order, given, *_located(given, self._arena.map))
         if not order.is_plan and order.result is None:
             order.result = self._arena.acquire(_result_bytes(order))
 
-    def _place(self, order: Order) -> None:
-        """Copy inputs into the arena that are not there."""
-        order.call.placed = placed = self._transfers.place(_given(order), self._arena)
-        order.wire, _, _ = _wired(placed, self._arena.map)
+    def _place(
+        self, order: Order, given: InstanceSets, offsets: Sequence[int | None], size_bytes: int
+    ) -> None:
+        """Name inputs by their place, and copy those to the arena that are not there.
+
+        Args:
+            order: the call.
+            given: its inputs.
+            offsets, size_bytes: as `_located` returns them.
+        """
+        copies = self._arena.acquire_to_fill(size_bytes) if size_bytes else None
+        end = 0
+        wire: list[WireSet | None] = []
+        position = iter(offsets)
+        for item_set in given:
+            if item_set is None:
+                wire.append(None)
+                continue
+            items: list[WireItem] = []
+            for item in item_set.items:
+                offset = next(position)
+                size = item.size_bytes
+                if offset is None:
+                    assert copies is not None, "its size was counted"
+                    offset = copies.offset_bytes + end
+                    self._transfers.fill(item.data, copies, end)
+                    end += Transfers.aligned(size)
+                items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
+            wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
+        self._transfers.count_references(len(offsets) - offsets.count(None))
+        order.call.placed = Placed(tuple(wire), copies)
+
+    @staticmethod
+    def wire(order: Order) -> WireSets:
+        """Return where the inputs of a prepared call are."""
+        placed = order.call.placed
+        assert isinstance(placed, Placed), "it is prepared"
+        return placed.wire
 
     def _wait_for_ends(self, order: Order) -> None:
         """Wait until processes that end have given their memory back.
@@ -137,40 +181,28 @@ def _needs_room(order: Order) -> bool:
 
 
 def _given(order: Order) -> InstanceSets:
-    """Give the inputs that come with a call, in the arena if they were copied there."""
-    call = order.call
-    if call.placed is not None:
-        return call.placed
-    inputs = call.run.inputs
+    """Return the inputs that come with a call."""
+    inputs = order.call.run.inputs
     return tuple([inputs[position] for position in order.function.given])
 
 
-def _wired(sets: InstanceSets, arena: ArenaMap) -> tuple[WireSets | None, int, int]:
-    """Name sets by their place in the arena.
+def _located(sets: InstanceSets, arena: ArenaMap) -> tuple[list[int | None], int]:
+    """Find the items that are in the arena.
 
     Returns:
-        The names, or None; the bytes that have to be copied there; how many items are there.
+        For each item its offset there, or None; and how many bytes the copies of the others take.
     """
-    moving = kept = 0
-    locate = arena.locate
-    wire: list[WireSet | None] = []
+    offsets: list[int | None] = []
+    copies_bytes = 0
     for item_set in sets:
-        if item_set is None:
-            wire.append(None)
-            continue
-        items: list[WireItem] = []
-        for item in item_set.items:
-            data = item.data
-            offset = locate(data)
-            size = item.size_bytes
-            if offset is None:
-                moving += size
-                offset = 0
-            else:
-                kept += 1
-            items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
-        wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
-    return None if moving else tuple(wire), moving, kept
+        if item_set is not None:
+            for item in item_set.items:
+                size = item.size_bytes
+                offset = arena.locate(item.data) if size else 0
+                if offset is None:
+                    copies_bytes += Transfers.aligned(size)
+                offsets.append(offset)
+    return offsets, copies_bytes
 
 
 def _result_bytes(order: Order) -> int:

@@ -9,9 +9,11 @@ freed, and no memory can leak.
 States of a piece of memory::
 
     free (zero) --acquire--> leased --last view gone--> returned (dirty) --recycle--> free (zero)
+                                ^----------acquire_to_fill--------'
 
-`_acquire` may only return zeroed bytes. Releasing memory is one append to a queue, since it may
-happen anywhere, even inside the garbage collector; `recycle` zeroes it later.
+`_acquire` may only return zeroed bytes. Memory that the engine itself overwrites at once need not
+be zeroed before (`acquire_to_fill`). Releasing memory is one append to a queue, since it may happen
+anywhere, even inside the garbage collector; `recycle` zeroes it later.
 """
 
 from __future__ import annotations
@@ -143,6 +145,13 @@ class MemoryDomain(abc.ABC):
                 "context", f"{size_bytes} bytes are not a valid size", "give 1 or more"
             )
         return self._acquire(size_bytes)
+
+    def acquire_to_fill(self, size_bytes: int) -> Context:
+        """Allocate a context for a caller that overwrites all of it at once; raises as `acquire`.
+
+        It may have any content, so memory need not be zeroed first.
+        """
+        return self.acquire(size_bytes)
 
     def recycle(self) -> int:
         """Zero returned memory and make it free again. Returns the number of zeroed bytes."""

@@ -32,6 +32,8 @@ from dandelion.memory.context import (
 from dandelion.memory.free_ranges import FreeRanges
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
+_LOOKS = 4
+"""How many returned slices are looked at for one of the right size."""
 _WAITING_BYTES = 1024 * 1024  # zeroed by a waiting thread while it is still in the caches
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
@@ -111,6 +113,18 @@ class SharedDomain(MemoryDomain):
             raise ContextFull(self.kind, size, self._ranges.largest)
         return self._context(start, size, size_bytes)
 
+    def acquire_to_fill(self, size_bytes: int) -> Context:
+        size = _pages(size_bytes)
+        for _ in range(min(len(self._returned), _LOOKS)):
+            try:
+                found = self._returned.popleft()
+            except IndexError:  # another thread zeroes it
+                break
+            if found[1] == size:
+                return self._context(*found, size_bytes)
+            self._returned.append(found)
+        return self.acquire(size_bytes)
+
     def acquire_clean(self, size_bytes: int) -> Context | None:
         """Allocate a context without zeroing memory first; None if too little is clean."""
         size = _pages(size_bytes)
@@ -163,8 +177,14 @@ class SharedDomain(MemoryDomain):
     def _zero(self, budget_bytes: int) -> int:
         """Zero returned memory up to about a budget, and free it. Returns the number of bytes."""
         total = 0
-        while self._returned and self._returned[0][1] <= budget_bytes - total:
-            start, size = self._returned.popleft()
+        while self._returned:
+            try:
+                start, size = self._returned.popleft()
+            except IndexError:  # another thread took it to fill it
+                break
+            if size > budget_bytes - total:
+                self._returned.appendleft((start, size))
+                break
             ctypes.memset(self.map.address + start, 0, size)
             with self._lock:
                 self._ranges.give(start, size)

@@ -41,8 +41,13 @@ class Transfers:
         with self._lock:
             self._counts.references += items
 
-    def transfer(self, data: Bytes, destination: Context, offset_bytes: int) -> memoryview:
-        """Copy `data` to an offset of a context.
+    @classmethod
+    def aligned(cls, size_bytes: int) -> int:
+        """Return how much of a context a copy takes."""
+        return -(-size_bytes // cls.ALIGNMENT_BYTES) * cls.ALIGNMENT_BYTES
+
+    def fill(self, data: Bytes, destination: Context, offset_bytes: int) -> memoryview:
+        """Copy `data` to an offset of a context, and zeros behind it up to the alignment.
 
         Returns:
             A read-only view of the copy.
@@ -51,9 +56,13 @@ class Transfers:
             ContextFull: it does not fit.
         """
         view = destination.write(offset_bytes, data)
+        size = view.nbytes
+        gap = -size % self.ALIGNMENT_BYTES
+        if gap:
+            destination.write(offset_bytes + size, _ZEROS[:gap])
         with self._lock:
             self._counts.copies += 1
-            self._counts.copied_bytes += view.nbytes
+            self._counts.copied_bytes += size
         return view
 
     def place(self, sets: tuple[ItemSet | None, ...], domain: MemoryDomain) -> _Placed:
@@ -75,20 +84,20 @@ class Transfers:
                     kept += 1
                 else:
                     moving.append((at, index, item))
-                    total += -(-size // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
-        context = domain.acquire(total) if moving else None
+                    total += self.aligned(size)
+        context = domain.acquire_to_fill(total) if moving else None
         self.count_references(kept)
         if context is None:
             return sets
         replaced: dict[int, list[Item]] = {}
         offset = 0
         for at, index, item in moving:
-            view = self.transfer(item.data, context, offset)
+            view = self.fill(item.data, context, offset)
             source = sets[at]
             assert source is not None
             items = replaced.setdefault(at, list(source.items))
             items[index] = Item(item.name, item.key, view, item.dtype, item.shape)
-            offset += -(-view.nbytes // self.ALIGNMENT_BYTES) * self.ALIGNMENT_BYTES
+            offset += self.aligned(view.nbytes)
         return tuple(
             s
             if s is None or at not in replaced
@@ -98,3 +107,4 @@ class Transfers:
 
 
 _Placed: TypeAlias = tuple[ItemSet | None, ...]
+_ZEROS = bytes(Transfers.ALIGNMENT_BYTES)

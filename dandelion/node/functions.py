@@ -17,8 +17,6 @@ from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
 
-_ALIGNMENT_BYTES = Transfers.ALIGNMENT_BYTES
-
 
 class FunctionStore:
     """Loads functions. Loading is for any thread; the rest is for the node's loop.
@@ -49,8 +47,8 @@ class FunctionStore:
         constants = [i.digest for items in spec.static.values() for i in items]
         code = {code.main for code in spec.code if code.main}
         code.update(digest for object_ in spec.code for digest in object_.files.values())
-        static_bytes = sum(_aligned(catalog.blob_bytes(digest)) for digest in constants)
-        size = static_bytes + sum(_aligned(catalog.blob_bytes(digest)) for digest in code)
+        static_bytes = sum(Transfers.aligned(catalog.blob_bytes(digest)) for digest in constants)
+        size = static_bytes + sum(Transfers.aligned(catalog.blob_bytes(digest)) for digest in code)
         return -(-size // PAGE_BYTES) * PAGE_BYTES, static_bytes
 
     def load(self, flow: Flow) -> dict[str, Function]:
@@ -109,7 +107,3 @@ def _static_set(spec: FunctionSpec, declared: SetSpec, catalog: Catalog) -> Item
         for item in spec.static[declared.name]
     ]
     return checked(declared.name, items, declared)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

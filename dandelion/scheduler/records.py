@@ -172,7 +172,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
-        placed: written by the executor: its inputs where its engine can read them.
+        placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
         cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
@@ -195,7 +195,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = {}
-    placed: InstanceSets | None = None
+    placed: object = None
     content: bytes = b""
     cancelled: bool = False
 

@@ -675,7 +675,7 @@ def test_an_output_outside_of_the_arena_ends_no_more_than_the_process(bench: Ben
 
 def wide_call() -> CallState:
     """A call whose description is larger than a socket that is small."""
-    return call_of(flow_of("wide"), *(b"%d" % number for number in range(4000)))
+    return call_of(flow_of("wide"), *(b"%d" % number for number in range(1000)))
 
 
 def test_what_finds_no_room_in_the_socket_is_pushed_by_a_thread_in_order(bench: Bench) -> None:
