@@ -19,7 +19,7 @@ import numpy as np
 from dandelion.arrays import Array, Shape, checked_type
 from dandelion.data import Bytes, Item, SetSpec
 from dandelion.errors import InvalidInput
-from dandelion.function import Limits
+from dandelion.function import Batching, Limits
 
 _Binary: TypeAlias = bytes  # in the class below, ``bytes`` is the method
 
@@ -92,6 +92,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     limits: Limits = Limits()
     code: tuple[CodeDocument, ...] = ()
     cache: bool = False
+    batching: Batching | None = None
 
 
 class RegistrationDocument(
@@ -175,6 +176,7 @@ def python_function(
     limits: Limits | None = None,
     static: Mapping[str, Mapping[str, StaticValue]] | None = None,
     cache: bool = False,
+    batching: Batching | None = None,
 ) -> FunctionDocument:
     """Describe a Python compute function.
 
@@ -193,6 +195,7 @@ def python_function(
         limits: what one instance may use.
         static: items of input sets that are fixed now, by set and item name: text, bytes, arrays.
         cache: keep results by the content of the inputs.
+        batching: how waiting calls are joined.
     """
     if callable(source):
         text = textwrap.dedent(inspect.getsource(source))
@@ -215,6 +218,7 @@ def python_function(
         limits=limits or Limits(),
         code=(CodeDocument("python", text, options=options),),
         cache=cache,
+        batching=batching,
     )
 
 
@@ -227,6 +231,7 @@ def gpu_function(
     files: Mapping[str, ContentLike | bytes | Path],
     static: Mapping[str, Mapping[str, StaticValue]] | None = None,
     limits: Limits | None = None,
+    batching: Batching | None = None,
 ) -> FunctionDocument:
     """Describe a GPU function: a blueprint and the files with its kernels.
 
@@ -239,6 +244,7 @@ def gpu_function(
         static: weights and other inputs that are fixed now, by set and item name: text, bytes,
             arrays.
         limits: what one instance may use.
+        batching: how waiting calls are joined.
     """
     main = blueprint.read_bytes() if isinstance(blueprint, Path) else blueprint
     read = {n: f.read_bytes() if isinstance(f, Path) else f for n, f in files.items()}
@@ -249,6 +255,7 @@ def gpu_function(
         static=_static(static),
         limits=limits or Limits(),
         code=(CodeDocument("blueprint", content(main), {n: content(f) for n, f in read.items()}),),
+        batching=batching,
     )
 
 

@@ -52,6 +52,25 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return msgspec.structs.replace(self, **over) if over else self
 
 
+class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How calls of a function that wait for an engine are run as one.
+
+    The items of some input sets are put one after the other, along their first dimension, and the
+    items of all output sets are divided in the same proportion. So every output must have one row
+    for each row of an input, which depends on that row only. Calls of one tenant are joined if all
+    other inputs are equal and each set has one item.
+
+    Attributes:
+        inputs: names of the input sets that are joined.
+        calls: how many calls are joined at most.
+        wait_s: how long a call waits for others while an engine is free.
+    """
+
+    inputs: tuple[str, ...]
+    calls: int = 32
+    wait_s: float = 0.0
+
+
 class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One way to run a function.
 
@@ -90,6 +109,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         limits: what one instance may use.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
         cache: keep results by the content of the inputs; for compute functions only.
+        batching: how waiting calls are joined; None if each is run by itself.
         version: given by the catalogue, from 1 upwards.
     """
 
@@ -101,6 +121,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     limits: Limits = Limits()
     kind: str = "compute"
     cache: bool = False
+    batching: Batching | None = None
     version: int = 0
 
     @property

@@ -58,6 +58,8 @@ _LIBRARY_NAME_LIMIT = 255
 _LARGEST = 2**53
 """Limit of sizes in bytes, counts and seconds, which every codec can represent."""
 _DIMENSIONS = 32
+_BATCH_LIMIT = 1024
+_BATCH_WAIT_S = 10.0
 _NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, _LARGEST))
 TEXT_LIMIT_BYTES = 128 * 1024
 """Limit of one composition text: some thousands of applications, a second or two of parsing."""
@@ -232,6 +234,7 @@ class Registrar:
         problems = [
             *_declaration_problems(where, document),
             *_limit_problems(f"{where}: limits", document.limits, self.caps),
+            *_batching_problems(f"{where}: batching", document),
         ]
         if problems:
             raise InvalidFunction(tuple(problems))
@@ -248,6 +251,7 @@ class Registrar:
             (),
             document.limits.within(self.caps),
             cache=document.cache,
+            batching=document.batching,
         )
         codes = tuple(
             self._code(f"{where}: code[{i}]", spec, c) for i, c in enumerate(document.code)
@@ -480,6 +484,36 @@ def _limit_problems(where: str, limits: Limits, caps: Limits) -> Iterator[Proble
         elif value > cap and value != getattr(Limits(), name):
             yield Problem("over-cap", f"{name} is {value}", where,
                           expected=f"at most {cap}, the node's setting max_{name}")  # fmt: skip
+
+
+def _batching_problems(where: str, document: FunctionDocument) -> Iterator[Problem]:
+    batching = document.batching
+    if batching is None:
+        return
+    inputs = {s.name: s for s in map(_lenient, document.inputs) if s is not None}
+    outputs = [s for s in map(_lenient, document.outputs) if s is not None]
+    if not batching.inputs:
+        yield Problem("no-set", "no input set is joined", where)
+    if not document.outputs:
+        yield Problem("no-set", "the function has no output set to be divided", where)
+    for name in batching.inputs:
+        if name not in inputs:
+            yield Problem("unknown-set", f"'{name}' is not an input set", where,
+                          nearest=nearest(name, inputs) or "")  # fmt: skip
+        elif name in document.static:
+            yield Problem("static-set", f"'{name}' is fixed at registration", where)
+    joined = [inputs[name] for name in dict.fromkeys(batching.inputs) if name in inputs]
+    for spec in [*joined, *outputs]:
+        if spec.shape is not None and spec.shape[:1] != (-1,):
+            shape = "[" + ", ".join("?" if n == -1 else str(n) for n in spec.shape) + "]"
+            yield Problem("bad-shape", f"set '{spec.name}' is declared as {shape}", where,
+                          expected="an open first dimension: [?, ...]")  # fmt: skip
+    if not 2 <= batching.calls <= _BATCH_LIMIT:
+        yield Problem("bad-limit", f"calls is {batching.calls}", where,
+                      expected=f"2 to {_BATCH_LIMIT}")  # fmt: skip
+    if not 0 <= batching.wait_s <= _BATCH_WAIT_S:  # also false for not-a-number
+        yield Problem("bad-limit", f"wait_s is {batching.wait_s}", where,
+                      expected=f"0 to {_BATCH_WAIT_S} seconds")  # fmt: skip
 
 
 def blobs_of(document: RegistrationDocument) -> Blobs:

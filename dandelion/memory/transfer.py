@@ -6,6 +6,7 @@ Data that is already in the destination domain is passed by reference; other dat
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -64,6 +65,27 @@ class Transfers:
             self._counts.copies += 1
             self._counts.copied_bytes += size
         return view
+
+    def join(self, pieces: Sequence[Bytes], domain: MemoryDomain) -> memoryview:
+        """Copy several pieces to one new context, one directly after the other.
+
+        Returns:
+            A read-only view of all.
+
+        Raises:
+            ContextFull: the domain has too little free memory; nothing changed.
+        """
+        sizes = [p.nbytes if isinstance(p, memoryview) else len(p) for p in pieces]
+        total = sum(sizes)
+        context = domain.acquire_to_fill(total)
+        end = 0
+        for piece, size in zip(pieces, sizes, strict=True):
+            context.write(end, piece)
+            end += size
+        with self._lock:
+            self._counts.copies += len(sizes)
+            self._counts.copied_bytes += total
+        return context.read(0, total)
 
     def place(self, sets: tuple[ItemSet | None, ...], domain: MemoryDomain) -> _Placed:
         """Move every item of `sets` to `domain`: by reference if it is there, else by one copy.
