@@ -41,6 +41,9 @@ that a device would keep."""
 class Walks(Protocol):
     """Receives the end of every call that was not cancelled."""
 
+    def recount(self, tenant: Tenant) -> None:
+        """Charge a tenant for what its walks hold now, if it may have become less."""
+
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """The call has returned its outputs."""
 
@@ -283,6 +286,7 @@ class Calls:
         tenant = flow.tenant
         needed = (call.demand.output_bytes or 0) if call.demand is not None else 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
+            self._walks.recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes
             if needed > left:
                 self._fail(call, ContextFull(tenant.label, needed, max(0, left)), now_ns)

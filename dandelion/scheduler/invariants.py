@@ -63,11 +63,13 @@ def _check_engines(scheduler: Scheduler) -> None:
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
-    """Counts of tenants and flows are right and within quotas."""
+    """Counts of tenants and flows are right and within quotas, and what is needed is charged."""
     invocations = Counter(i.tenant for i in scheduler.invocations.values())
     arena: Counter[object] = Counter()
     for invocation in scheduler.invocations.values():
         arena[invocation.tenant] += invocation.arena_bytes
+        held_bytes, _ = invocation.walk.held()
+        assert invocation.arena_bytes >= held_bytes, f"{invocation.id}: bytes are not charged"
     for tenant in scheduler.tenants.values():
         assert tenant.invocations == invocations[tenant], f"{tenant.name}: invocations"
         assert tenant.arena_bytes == arena[tenant], f"{tenant.name}: arena"

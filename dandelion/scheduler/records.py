@@ -61,7 +61,9 @@ class Tenant:
         invocations: admitted and not ended.
         calls: on engines now.
         waiting: calls that wait for an engine.
-        arena_bytes: in the arena for its invocations now.
+        arena_bytes: charged for its invocations; at least what is in the arena for them now.
+        results: charged since the results of its invocations were counted, see `Scheduler.recount`.
+        counted: items of the last count.
         parked: its queues that may send no calls until others of its calls end.
     """
 
@@ -72,6 +74,8 @@ class Tenant:
     calls: int = 0
     waiting: int = 0
     arena_bytes: int = 0
+    results: int = 0
+    counted: int = 0
     parked: list[CallQueue] = field(default_factory=list)
 
     @property

@@ -30,6 +30,8 @@ from dandelion.scheduler.records import CallState, InvocationState, Tenant
 _KEPT_DEADLINES = 64
 """The heap of deadlines may have this many ended invocations, and one for each running one."""
 
+_COUNTED_PER_RESULT = 1000
+
 
 class Scheduler:
     """Decides what runs where and when.
@@ -82,6 +84,7 @@ class Scheduler:
         if tenant.invocations >= quota.invocations:
             return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
         if tenant.arena_bytes + input_bytes > quota.arena_bytes:
+            self.recount(tenant)
             left = quota.arena_bytes - tenant.arena_bytes
             if input_bytes > left:
                 return ContextFull(tenant.label, input_bytes, max(0, left))
@@ -181,6 +184,7 @@ class Scheduler:
         size = sum([s.size_bytes for s in outputs if s is not None])
         if size:
             call.flow.counts.output_bytes += size
+            invocation.tenant.results += 1
             self._charge(invocation, size)
         try:
             instructions = invocation.walk.finished(call.run.instance, outputs)
@@ -233,6 +237,22 @@ class Scheduler:
         if invocation.arena_bytes:
             self._charge(invocation, -invocation.arena_bytes)
         self._actions.append(End(invocation))
+
+    def recount(self, tenant: Tenant) -> None:
+        """Charge a tenant for what its walks hold now.
+
+        Results are charged when they arrive, and not discharged when a walk drops them: that is
+        found out here, when the quota seems to be exhausted. A count visits at most
+        `_COUNTED_PER_RESULT` items for each result since the last one, so its mean cost is bounded.
+        """
+        if tenant.results * _COUNTED_PER_RESULT < tenant.counted:
+            return
+        tenant.results = tenant.counted = 0
+        for invocation in self.invocations.values():
+            if invocation.tenant is tenant:
+                held_bytes, items = invocation.walk.held()
+                tenant.counted += items
+                self._charge(invocation, min(0, held_bytes - invocation.arena_bytes))
 
     def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
         invocation.arena_bytes += size_bytes

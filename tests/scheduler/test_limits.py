@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import CompositionPlan, Walk, compile_composition
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
-from dandelion.errors import DandelionError, EngineDied, Overloaded, QuotaExceeded
+from dandelion.errors import ContextFull, DandelionError, EngineDied, Overloaded, QuotaExceeded
 from dandelion.function import CodeObject, FunctionSpec, Limits
 from dandelion.scheduler import (
     CallState,
@@ -241,3 +244,70 @@ def test_a_call_that_needs_more_device_memory_than_its_tenant_may_use_is_refused
     refused = errors[1]
     assert isinstance(refused, QuotaExceeded)
     assert (refused.needed_bytes, refused.quota_bytes, refused.status) == (101, 100, 413)
+
+
+# --- memory of invocations ------------------------------------------------------------------------
+
+LOOP = """
+function f(x) => (y);
+composition Inner(x) => (y) { f(x = all x) => (m = y); f(x = all m) => (y = y); }
+composition Loop(x) => (y) { Inner(x = all x) => (y = y) repeat 50 feeding (x = y); }
+"""
+
+
+def looping() -> CompositionPlan:
+    spec = function()
+    made: dict[str, CompositionPlan] = {}
+    for composition in parse(LOOP, "test").compositions:
+        made[composition.name] = compile_composition(composition, lambda name: made.get(name, spec))
+    return made["Loop"]
+
+
+def test_a_loop_is_charged_for_what_is_alive() -> None:
+    node = Node()
+    node.limit(node.tenant, Quota(arena_bytes=500))
+    invocation = node.submit(looping(), size_bytes=100)
+    for _ in range(100):
+        node.done(100)
+        assert node.tenant.arena_bytes <= 500 + 100
+    assert invocation.error is None
+    assert node.tenant.arena_bytes == 0
+
+
+def test_a_loop_that_needs_more_than_the_quota_ends() -> None:
+    node = Node()
+    node.limit(node.tenant, Quota(arena_bytes=250))
+    invocation = node.submit(looping(), size_bytes=100)
+    while not invocation.ended:
+        node.done(150)
+    assert isinstance(invocation.error.__cause__, DandelionError) if invocation.error else False
+    cause: BaseException | None = invocation.error
+    while cause is not None and not isinstance(cause, ContextFull):
+        cause = cause.__cause__
+    assert isinstance(cause, ContextFull)
+
+
+def test_results_that_were_dropped_make_room_for_inputs() -> None:
+    node = Node(engines=2)
+    node.limit(node.tenant, Quota(arena_bytes=1000))
+    node.submit(looping(), size_bytes=100)
+    for _ in range(8):
+        node.done(100)
+    assert node.tenant.arena_bytes == 900
+    assert not node.submit(function(), size_bytes=500).ended
+    with pytest.raises(ContextFull):
+        node.submit(function(), size_bytes=500)
+
+
+def test_counting_what_is_alive_is_bounded_by_the_number_of_results() -> None:
+    node = Node()
+    node.limit(node.tenant, Quota(arena_bytes=1000))
+    node.submit(looping(), size_bytes=100)
+    node.done(100)
+    node.tenant.counted = 3000  # as if so many items had been visited
+    node.scheduler.recount(node.tenant)
+    assert node.tenant.arena_bytes == 200
+    for _ in range(2):
+        node.done(100)
+    node.scheduler.recount(node.tenant)
+    assert node.tenant.arena_bytes < 400

@@ -99,6 +99,15 @@ def device_memory_of_a_call_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Calls, "_queue", queue)
 
 
+def results_that_are_needed_are_discharged(patch: pytest.MonkeyPatch) -> None:
+    def recount(self: Scheduler, tenant: Tenant) -> None:
+        for invocation in self.invocations.values():
+            if invocation.tenant is tenant:
+                self._charge(invocation, -invocation.arena_bytes)
+
+    patch.setattr(Scheduler, "recount", recount)
+
+
 def memory_is_overcommitted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FunctionMemory, "victims", lambda self, *_, **__: [])
 
@@ -167,6 +176,7 @@ BUGS: list[Plant] = [
     waiting_calls_are_never_discounted,
     queue_length_is_ignored,
     device_memory_of_a_call_is_ignored,
+    results_that_are_needed_are_discharged,
     memory_is_overcommitted,
     pins_are_never_given_back,
     pins_are_not_taken,
