@@ -27,8 +27,8 @@ from dandelion.scheduler.records import (
     Owner,
     Phase,
     Presence,
-    Quota,
     Tenant,
+    quota_of_function,
 )
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
@@ -75,7 +75,7 @@ class Calls:
         self.residency = Residency(memory_bytes, actions)
         self.flows: dict[tuple[str, str, int], Flow] = {}
         self._policy = policy
-        self._sizes = sizes
+        self.sizes = sizes
         self._act = actions
         self._walks = walks
         self._number = 0
@@ -201,11 +201,9 @@ class Calls:
     # --- private: nothing below is an event -----------------------------------------------------
 
     def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
-        limits = spec.limits
-        quota = Quota(calls=limits.concurrency, queue_length=limits.queue_length)
-        flow = Flow(tenant, spec, quota=quota)
+        flow = Flow(tenant, spec, quota=quota_of_function(spec))
         self.flows[tenant.name, spec.name, spec.version] = flow
-        flow.size_bytes, flow.constants_bytes = self._sizes(flow)
+        flow.size_bytes, flow.constants_bytes = self.sizes(flow)
         if not flow.size_bytes:
             flow.presence = Presence.PRESENT
         return flow

@@ -179,6 +179,11 @@ Owner: TypeAlias = Tenant | Flow
 """Limits its calls on engines and its waiting calls."""
 
 
+def quota_of_function(spec: FunctionSpec) -> Quota:
+    """Return the limits of calls that a function declares."""
+    return Quota(calls=spec.limits.concurrency, queue_length=spec.limits.queue_length)
+
+
 class Phase(enum.Enum):
     """The state of a call; see the diagram in `dandelion.scheduler`."""
 
