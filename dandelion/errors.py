@@ -539,14 +539,38 @@ class DeviceFull(CapacityError):
 
 @dataclass(eq=False)
 class Overloaded(CapacityError):
-    """Too many invocations are waiting."""
+    """A limit of invocations or waiting calls is reached.
+
+    `what` is counted, and `owner` has the limit: the node, a tenant or a function.
+    """
 
     waiting: int
     limit: int
+    what: str = "invocations"
+    owner: str = "this node"
     status = 429
 
     def __str__(self) -> str:
-        return f"{self.waiting} invocations are waiting, the limit is {self.limit}; try again later"
+        count = f"{self.owner} has {self.waiting} {self.what}"
+        return f"{count}, the limit is {self.limit}; try again later"
+
+
+@dataclass(eq=False)
+class QuotaExceeded(DandelionError):
+    """A call needs more of a resource than its tenant may use at all; `what` is the resource."""
+
+    owner: str
+    what: str
+    needed_bytes: int
+    quota_bytes: int
+    status = 413
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return (
+            f"{self.owner}: {self.needed_bytes} bytes of {self.what} are needed, the quota is "
+            f"{self.quota_bytes}; use smaller inputs, or ask the operator for a larger quota"
+        )
 
 
 # --- the platform ---------------------------------------------------------------------------

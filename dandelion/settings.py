@@ -31,6 +31,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         calls: on engines at once; more wait.
         arena_bytes: of inputs, results, code and constants in the arena.
         device_bytes: of constants that stay on each device.
+        queue_length: calls that wait for an engine at once; more are refused.
+        call_device_bytes: of device memory for one call; calls that need more are refused.
     """
 
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
@@ -38,6 +40,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     calls: Count | None = None
     arena_bytes: Count | None = None
     device_bytes: CountOrNone | None = None
+    queue_length: Count | None = None
+    call_device_bytes: Count | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             of it.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
             limits that a function may declare.
+        max_concurrency, max_queue_length: the same, of calls of a function on engines, and of those
+            that wait.
         policy: order in which waiting calls are sent: ``fair`` shares engine time between functions
             by their tenants' weights; ``fifo`` is first in, first out.
         functions_bytes: memory for code and constants of functions; part of the arena. By default
@@ -116,6 +122,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_cpu_s: Seconds = 3600.0
     max_output_bytes: Count = 1024 * MIB
     max_output_items: Count = 1_000_000
+    max_concurrency: Count = 1_000_000
+    max_queue_length: Count = 1_000_000
     policy: str = "fair"
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}

@@ -26,6 +26,7 @@ LAYERS = [
     ["dispatcher"],
     ["scheduler"],
     ["settings", "engine_process"],
+    ["capacity"],
     ["executors"],
     ["testing"],
     ["node"],

@@ -426,6 +426,50 @@ class Tracked(bytearray):
     """Bytes that can be watched."""
 
 
+HELD = """
+composition Two(x) => (y) { F(a = all x) => (m = b); F(a = all m) => (y = b); }
+composition Inner(x) => (y, x) { F(a = each x) => (m = b); Pair(x = all x, y = all m) => (y = z); }
+composition Many(x) => (z) {
+    Inner(x = each x) => (p = y, q = x);
+    F(a = all q) => (unused = b);
+    Two(x = all p) => (s = y) repeat 3 feeding (x = y);
+    F(a = each s) => (r = b) repeat 3 feeding (a = b);
+    Pair(x = all r, y = keyed q) => (z = z);
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_walk_knows_what_it_holds(seed: int) -> None:
+    """It agrees with the interpreter on which data is alive, after every step."""
+    two, inner, many = parse(HELD).compositions
+    chosen = random.Random(seed)
+    walk = Walk(plan(many, plan(two, F), plan(inner, F, PAIR), F, PAIR), POLICY, window=2)
+    alive: list[weakref.ref[Tracked]] = []
+    made = 0
+
+    def tracked(name: str, count: int) -> ItemSet:
+        nonlocal made
+        items = []
+        for _ in range(count):
+            made += 1
+            data = Tracked(b"x" * made)
+            alive.append(weakref.ref(data))
+            items.append(Item(str(made), made % 3, memoryview(data)))
+        return ItemSet(name, tuple(items))
+
+    out = list(walk.start([tracked("x", 5)]))
+    while not walk.done:
+        held_bytes, _ = walk.held()
+        assert held_bytes == sum(len(data) for ref in alive if (data := ref()) is not None)
+        instruction = out.pop(chosen.randrange(len(out)))
+        assert isinstance(instruction, Run)
+        instance, name = instruction.instance, instruction.function.output_names[0]
+        del instruction
+        out += walk.finished(instance, (tracked(name, chosen.randint(1, 4)),))
+    assert walk.held() == (0, 0)
+
+
 def test_a_failing_iteration_names_its_instance() -> None:
     walk = Walk(plan(looped(10, None, x="out"), STEP), POLICY)
     _, run = start(walk, item_set("a", b"a"), None)

@@ -61,7 +61,8 @@ def _limits(record: dict[str, Any]) -> str:
     return (
         f"{size_text(limits.memory_bytes)} of memory, {limits.wall_s:g} s, "
         f"{limits.cpu_s:g} s of CPU time, outputs of {size_text(limits.output_bytes)} "
-        f"in {limits.output_items} items"
+        f"in {limits.output_items} items, {limits.concurrency} calls at once, "
+        f"{limits.queue_length} more that wait"
     )
 
 

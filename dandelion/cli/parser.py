@@ -74,6 +74,13 @@ def make_parser() -> MainParser:
         "ls", parents=[remote], help="list registered names, backends or engines"
     )
     listing.add_argument("kind", nargs="?", metavar="KIND", help=", ".join(KINDS))
+    capacity = verbs.add_parser(
+        "capacity", parents=[remote], help="show what the node has and what is free"
+    )
+    capacity.add_argument(
+        "name", nargs="?", metavar="FUNCTION", help="also tell what would happen to a call of it"
+    )
+    _version(capacity)
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
         named.add_argument("name", metavar="NAME", help="a function, composition or library")

@@ -27,6 +27,7 @@ Source: execution model of the Dandelion paper; skipping and optional sets as in
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -93,7 +94,8 @@ class _Running(msgspec.Struct, eq=False, gc=False):
     """A running application.
 
     `made` counts instances of all iterations, `before` those of earlier ones; `left` is the largest
-    number of iterations from here on, including this one.
+    number of iterations from here on, including this one. `sets` are those that instances are still
+    made from, if the frame does not have them.
     """
 
     plan: ApplicationPlan
@@ -104,6 +106,7 @@ class _Running(msgspec.Struct, eq=False, gc=False):
     exhausted: bool = False
     before: int = 0
     left: int = 1
+    sets: Instance = ()
 
 
 class _Iteration(msgspec.Struct, eq=False, gc=False):
@@ -225,7 +228,40 @@ class Walk:
         self._iterations.clear()
         return [*instructions, Fail(error)]
 
+    def held(self) -> tuple[int, int]:
+        """Return the bytes of the data that is still needed, and how many items were visited.
+
+        Data that is in several sets counts once.
+        """
+        items = {id(one.items): one.items for one in self._held_sets() if one is not None}
+        sizes = {id(item.data): item.size_bytes for some in items.values() for item in some}
+        return sum(sizes.values()), sum(map(len, items.values()))
+
     # --- private ----------------------------------------------------------------------------
+
+    def _held_sets(self) -> Iterator[ItemSet | None]:
+        """Yield all sets that are still needed, perhaps several times."""
+        in_flight, pending, iterations = self._in_flight.values(), self._pending, self._iterations
+        runs = {call.running: None for call in in_flight}
+        frames: dict[_Frame, None] = {}
+        busy = [call.frame for call in in_flight]
+        busy += [frame for frame, _, _ in pending]
+        busy += [frame for frame, _ in iterations]
+        for frame in busy:
+            while frame not in frames:
+                frames[frame] = None
+                yield from frame.sets
+                if frame.parent is None:
+                    break
+                runs[frame.parent.running] = None
+                yield from frame.parent.inputs
+                frame = frame.parent.frame
+        for running in runs:
+            yield from running.sets
+            yield from itertools.chain.from_iterable(running.outputs)
+        for sets in (*(c.inputs for c in in_flight), *(i.sets for i in iterations.values())):
+            yield from sets
+        yield from (item_set for _, _, item_set in pending)
 
     def _take(self) -> list[Instruction]:
         """Resolve pending sets, without recursion, and return the instructions."""
@@ -307,6 +343,8 @@ class Walk:
             return
         running.source = instances(plan.groups, sets, self._policy)
         running.exhausted = False
+        if iteration is not None:
+            running.sets = sets
         self._advance(frame, running)
 
     def _advance(self, frame: _Frame, running: _Running) -> None:
@@ -315,6 +353,7 @@ class Walk:
             inputs = next(running.source, None)
             if inputs is None:
                 running.exhausted = True
+                running.sets = ()
                 break
             self._send(_InFlight(frame, running, running.made, inputs))
         if running.exhausted and not running.in_flight:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
+
+import msgspec
 
 from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest, root_of
 from dandelion.frontend.access import Access, preflight_response
@@ -18,14 +21,17 @@ from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scop
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.invocations import PREFIX, Invocations
+from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
 from dandelion.frontend.problem import (
     MethodNotAllowed,
     NoRoute,
+    NotAcceptable,
     ShuttingDown,
     problem_response,
 )
 from dandelion.frontend.service import Service
+from dandelion.namespaces import DEFAULT_TENANT
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Methods: TypeAlias = dict[str, Handler]
@@ -33,6 +39,7 @@ Methods: TypeAlias = dict[str, Handler]
 log = logging.getLogger("dandelion.frontend")
 
 _HTML = b"text/html; charset=utf-8"
+_ENCODERS = {Codec.JSON: msgspec.json.encode, Codec.MSGPACK: msgspec.msgpack.encode}
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,6 +63,7 @@ class App:
         self._exact: dict[str, Methods] = {
             "/v1/register": {"POST": catalogue.register},
             "/v1/engines": {"GET": self._engines},
+            "/v1/capacity": {"GET": self._capacity},
             "/healthz": {"GET": self._health},
             "/readyz": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
@@ -135,6 +143,17 @@ class App:
         request.expect_query(())
         engines = await asyncio.to_thread(self._node.engines)
         return json_response({"engines": engines})
+
+    async def _capacity(self, request: Request) -> Response:
+        request.expect_query(("function", "version"))
+        accept = request.header(b"accept").encode("latin-1")
+        codec = next((c for c in writers(accept, Codec.JSON) if c in _ENCODERS), None)
+        if codec is None:
+            raise NotAcceptable(clipped(accept.decode("latin-1")), "this is JSON or MessagePack")
+        function = request.query.get("function")
+        capacity = partial(self._node.capacity, DEFAULT_TENANT, function, request.version)
+        body = _ENCODERS[codec](await asyncio.to_thread(capacity))
+        return Response([body], codec.value.encode())
 
     async def _trace(self, request: Request) -> Response:
         request.expect_query(())

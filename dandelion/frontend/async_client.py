@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
 from dandelion.frontend import client_protocol
@@ -134,6 +135,12 @@ class AsyncClient:
     async def engines(self) -> Engines:
         """List the node's engines, and unavailable backends with the reason."""
         return await self._run(client_protocol.engines())
+
+    async def capacity(
+        self, function: str | None = None, version: int | None = None
+    ) -> NodeCapacity:
+        """Tell what the node has and what is free, as `Client.capacity`."""
+        return await self._run(client_protocol.capacity(function, version))
 
     async def metrics(self) -> str:
         """Return the node's metrics in Prometheus' text format."""

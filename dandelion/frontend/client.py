@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
 from dandelion.frontend import client_protocol
@@ -195,6 +196,19 @@ class Client:
     def engines(self) -> Engines:
         """List the node's engines, and unavailable backends with the reason."""
         return self._run(client_protocol.engines())
+
+    def capacity(self, function: str | None = None, version: int | None = None) -> NodeCapacity:
+        """Tell what the node has and what is free, as far as this client's tenant may see it.
+
+        Args:
+            function: also tell what would happen to a call of it now, see `Admission`.
+            version: of the function; by default the newest.
+
+        Raises:
+            Unknown: there is no such function.
+            InvalidInput: it is a composition.
+        """
+        return self._run(client_protocol.capacity(function, version))
 
     def metrics(self) -> str:
         """Return the node's metrics in Prometheus' text format."""

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
@@ -220,6 +221,15 @@ def trace(invocation: str) -> Steps[bytes]:
 def engines() -> Steps[Engines]:
     """List the engines."""
     return _decoded((yield ClientRequest("GET", "/v1/engines")), _Engines).engines
+
+
+def capacity(function: str | None, version: int | None) -> Steps[NodeCapacity]:
+    """Ask what is free."""
+    path = "/v1/capacity"
+    if function is not None:
+        asked = {"function": function} | ({} if version is None else {"version": str(version)})
+        path += "?" + urllib.parse.urlencode(asked)
+    return _decoded((yield ClientRequest("GET", path)), NodeCapacity)
 
 
 def metrics() -> Steps[str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dandelion import __version__
+from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
@@ -22,7 +23,14 @@ Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""
 
 _REF = "#/components/schemas/{name}"
-_RECORDS = (RegistrationDocument, RegisterResponse, Entry, Description, ProblemDocument)
+_RECORDS = (
+    RegistrationDocument,
+    RegisterResponse,
+    Entry,
+    Description,
+    NodeCapacity,
+    ProblemDocument,
+)
 
 _ITEM: Json = {
     "type": "object",
@@ -125,6 +133,14 @@ def _paths() -> Json:
         "get": _operation("Trace of a recent invocation, for Perfetto", _json({}), [identity])
     }
     paths["/v1/engines"] = {"get": _operation("List the node's engines", _json({}))}
+    function = _parameter(
+        "query", "function", {"type": "string"}, "also: would a call of it run now?"
+    )
+    capacity = {"application/json": {"schema": _ref("NodeCapacity")}}
+    capacity |= {"application/msgpack": {"schema": _ref("NodeCapacity")}}
+    paths["/v1/capacity"] = {
+        "get": _operation("What the node has and what is free", capacity, [function, _VERSION])
+    }
     paths["/healthz"] = {"get": _operation("The process is running", _json({}))}
     paths["/readyz"] = {"get": _operation("Engines are up (else 503)", _json({}))}
     paths["/metrics"] = {"get": _operation("Prometheus metrics", {"text/plain": {}})}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import ItemSet, Sets, SetSpec
 from dandelion.documents import Registered, RegistrationDocument
@@ -101,6 +102,11 @@ class Service(Protocol):
 
     def engines(self) -> Sequence[object]:
         """All engines, as records that can be written as JSON."""
+
+    def capacity(
+        self, tenant: str | None, function: str | None = None, version: int | None = None
+    ) -> NodeCapacity:
+        """Tell what the node has and what is free, as far as a tenant may see it."""
 
     def trace(self, invocation: str, /) -> bytes | None:
         """Give the trace of an invocation that ended lately."""

@@ -118,6 +118,14 @@ class GetEngines(msgspec.Struct, frozen=True, array_like=True, tag="engines"):
     """Ask for all engines, a list of `dandelion.frontend.records.EngineEntry`."""
 
 
+class GetCapacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
+    """Ask for a `NodeCapacity`, as far as the tenant may see it; `function` may be None."""
+
+    tenant: str | None
+    function: str | None
+    version: int | None
+
+
 class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Ask for the trace of an invocation, bytes or None."""
 
@@ -136,6 +144,7 @@ Query: TypeAlias = (
     | Register
     | Remove
     | GetEngines
+    | GetCapacity
     | GetTrace
     | GetMetrics
 )

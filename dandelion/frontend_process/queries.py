@@ -19,6 +19,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetCapacity,
     GetEngines,
     GetMetrics,
     GetRecords,
@@ -52,6 +53,7 @@ class Queries:
                 node.remove(KINDS[query.kind], query.name, query.version)
             ),
             GetEngines: lambda _: node.engines(),
+            GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetTrace: lambda query: node.trace(query.invocation),
             GetMetrics: lambda _: node.metrics(),
         }

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes
 from dandelion.documents import Content, Registered, RegistrationDocument
@@ -16,6 +17,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetCapacity,
     GetEngines,
     GetMetrics,
     GetRecords,
@@ -37,6 +39,7 @@ _records = msgspec.msgpack.Decoder(list[WireRecord])
 _record = msgspec.msgpack.Decoder(WireRecord)
 _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
+_capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
 _bytes = msgspec.msgpack.Decoder(bytes)
 _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
@@ -84,6 +87,12 @@ class RemoteQueries(abc.ABC):
     def engines(self) -> list[EngineEntry]:
         """See `Service`."""
         return self._ask(GetEngines(), _engines)
+
+    def capacity(
+        self, tenant: str | None, function: str | None = None, version: int | None = None
+    ) -> NodeCapacity:
+        """See `Service`."""
+        return self._ask(GetCapacity(tenant, function, version), _capacity)
 
     def trace(self, invocation: str, /) -> bytes | None:
         """See `Service`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dandelion.capacity import TenantCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -63,6 +64,7 @@ class NodeInfo:
         arena, transfers, cache: of the node.
         functions_bytes: code and constants of functions in memory, by tenant.
         longest_turn_s: the longest time that the scheduler kept the node's loop.
+        tenants: what each uses.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -76,6 +78,7 @@ class NodeInfo:
     cache: CacheCounts
     functions_bytes: dict[str, int]
     longest_turn_s: float
+    tenants: tuple[TenantCapacity, ...] = ()
 
 
 def output_specs(

@@ -41,6 +41,7 @@ class _Snapshot(Collector):
             info.longest_turn_s,
         )
         yield from self._functions()
+        yield from self._tenants()
         yield from self._arena()
         yield from self._cache()
         yield from self._engines()
@@ -91,6 +92,21 @@ class _Snapshot(Collector):
         for tenant, size in sorted(self._info.functions_bytes.items()):
             memory.add_metric([tenant], size)
         yield memory
+
+    def _tenants(self) -> Iterator[Metric]:
+        documented = {
+            "share": "Share of engine time, by weight among the tenants that have calls.",
+            "invocations": "Invocations that run, by tenant.",
+            "calls": "Calls on engines, by tenant.",
+            "waiting": "Calls that wait for an engine, by tenant.",
+            "arena_bytes": "Charged for inputs and results, by tenant.",
+            "device_bytes": "Constants on devices and memory of calls there, by tenant.",
+        }
+        for name, text in documented.items():
+            family = GaugeMetricFamily(f"dandelion_tenant_{name}", text, labels=["tenant"])
+            for tenant in self._info.tenants:
+                family.add_metric([tenant.name], getattr(tenant, name))
+            yield family
 
     def _arena(self) -> Iterator[Metric]:
         arena, transfers = self._info.arena, self._info.transfers

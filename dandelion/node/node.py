@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
@@ -43,6 +44,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.cache import ResultCache
+from dandelion.node.capacity import capacity_of, tenant_capacities
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
 from dandelion.node.inputs import InputStager, positional
@@ -552,7 +554,34 @@ class Node:
             replace(self._cache.counts),
             {tenant.name: size for tenant, size in memory.items()},
             self._runtime.longest_turn_ns / 1e9,
+            tenant_capacities(scheduler, tenants := self._spaces.tenants(), tenants),
         )
+
+    def capacity(
+        self, tenant: str | None = None, function: str | None = None, version: int | None = None
+    ) -> NodeCapacity:
+        """Tell what the node has and what is free.
+
+        Args:
+            tenant: who asks: only its own row is shown, and engines in total. None shows all.
+            function: also tell what would happen to a call of this function of the tenant (by
+                default of the default tenant); see `Admission`.
+            version: of the function; by default the newest.
+
+        Raises:
+            Unknown: there is no such function.
+            InvalidInput: it is a composition.
+        """
+        asking = self._spaces.of(tenant or DEFAULT_TENANT)
+        spec = None if function is None else asking.library.find(function, version)
+        if isinstance(spec, CompositionRecord):
+            hint = f"ask for one of the functions that it uses: {', '.join(spec.uses)}"
+            raise InvalidInput("function", f"'{function}' is a composition", hint)
+        tenants = self._spaces.tenants()
+        ask = partial(
+            capacity_of, self._runtime, self._arena, tenants, asking.tenant, spec, tenant is None
+        )
+        return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""

@@ -25,6 +25,7 @@ from functools import partial
 from dandelion.driver import InstanceSets
 from dandelion.errors import DandelionError, DeadlineExceeded, EngineDied
 from dandelion.executors import Executor, StartedEngine, to_dandelion_error
+from dandelion.node.capacity import BusyMeter
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.scheduler import (
@@ -81,6 +82,7 @@ class Runtime:
         changed: called when an engine is up, lost, or could not be started.
         starting: preparations for further engines that are under way.
         longest_turn_ns: of all turns.
+        meter: of the time that engines are busy.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Runtime:
         self.changed: Callable[[], None] = lambda: None
         self.starting = 0
         self.longest_turn_ns = 0
+        self.meter = BusyMeter()
         self._jobs = jobs
         self._observer = observer
         self._meanwhile = meanwhile
@@ -340,6 +343,7 @@ class Runtime:
         now_ns = time.monotonic_ns()
         for executor in list(self.executors.values()):
             executor.late(now_ns)
+        self.meter.sample(self.scheduler.calls.engines.all.values(), now_ns)
         self.work()
         if self._loop is not None:
             self._late = self._loop.call_later(LATE_S, self._on_late)

@@ -60,6 +60,10 @@ class Spaces:
         space = self._spaces.get(tenant)
         return space if space is not None else self._spaces.setdefault(tenant, self._made(tenant))
 
+    def tenants(self) -> list[Tenant]:
+        """Return all tenants that were named."""
+        return [space.tenant for space in list(self._spaces.values())]
+
     def _made(self, tenant: str) -> Space:
         catalog = Namespace(self._catalog, tenant)
         library = Library(catalog, self._platform, self._caps)

@@ -12,22 +12,23 @@ from typing import Protocol
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import ContextFull, DandelionError, DeviceFull, EngineDied, NoEngine
+from dandelion.errors import ContextFull, DandelionError, EngineDied, QuotaExceeded
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
-from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.placement import Engines, Needs, best_free
+from dandelion.scheduler.lines import Lines, busy_owner, overfull
+from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import (
     CallState,
-    EnginePhase,
     EngineState,
     Flow,
     InvocationState,
     Lane,
+    Owner,
     Phase,
     Presence,
     Tenant,
+    quota_of_function,
 )
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
@@ -39,6 +40,9 @@ that a device would keep."""
 
 class Walks(Protocol):
     """Receives the end of every call that was not cancelled."""
+
+    def recount(self, tenant: Tenant) -> None:
+        """Charge a tenant for what its walks hold now, if it may have become less."""
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """The call has returned its outputs."""
@@ -71,7 +75,7 @@ class Calls:
         self.residency = Residency(memory_bytes, actions)
         self.flows: dict[tuple[str, str, int], Flow] = {}
         self._policy = policy
-        self._sizes = sizes
+        self.sizes = sizes
         self._act = actions
         self._walks = walks
         self._number = 0
@@ -113,17 +117,21 @@ class Calls:
         if flow is not None:
             self.residency.forget(flow)
 
-    def unpark(self, tenant: Tenant, now_ns: int) -> None:
-        """Send calls of a tenant that is below its quota again."""
-        if tenant.parked and tenant.calls < tenant.quota.calls:
-            for lane in self.lines.unpark(tenant):
-                self._feed_lane(lane, now_ns)
+    def unpark(self, owners: tuple[Owner, ...], now_ns: int) -> None:
+        """Send calls of tenants and flows that are below their quotas again."""
+        lanes: list[Lane] = []
+        for owner in owners:
+            if owner.parked and owner.calls < owner.quota.calls:
+                lanes += self.lines.unpark(owner)
+        for lane in lanes:
+            self._feed_lane(lane, now_ns)
 
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
         waiting = self.lines.drain(self.engines.changed())
         for call in waiting:
             if not call.cancelled:  # the failure of another one may have cancelled it
+                call.requeued = True
                 self._plan(call, now_ns)
         for engine in list(self.engines.all.values()):
             self._feed(engine, now_ns)
@@ -193,8 +201,9 @@ class Calls:
     # --- private: nothing below is an event -----------------------------------------------------
 
     def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
-        flow = self.flows[tenant.name, spec.name, spec.version] = Flow(tenant, spec)
-        flow.size_bytes, flow.constants_bytes = self._sizes(flow)
+        flow = Flow(tenant, spec, quota=quota_of_function(spec))
+        self.flows[tenant.name, spec.name, spec.version] = flow
+        flow.size_bytes, flow.constants_bytes = self.sizes(flow)
         if not flow.size_bytes:
             flow.presence = Presence.PRESENT
         return flow
@@ -231,14 +240,20 @@ class Calls:
         if not lane.engines:
             needs = Needs(call.run.application.formats, call.demand, call.alone)
             if not self.engines.possible(needs):
-                self._fail(call, self._no_engine(needs, call.run.function.name), now_ns)
+                self._fail(call, no_engine(self.engines, needs, call.run.function.name), now_ns)
+                return
+        if call.demand is not None:
+            needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes
+            if needed > quota:
+                what = f"device memory for one call of '{flow.spec.name}'"
+                self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
                 return
         if not flow.queues:
             self._policy.waits(flow)
         call.phase = Phase.QUEUED
         if not call.queued_ns:
             call.queued_ns = now_ns
-        if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:
+        if not lane.heap and busy_owner(flow) is None:
             engine = best_free(lane, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
@@ -246,6 +261,11 @@ class Calls:
         self.lines.add(call, lane, front)
         if lane.heap:
             self._feed_lane(lane, now_ns)
+        if call.queue is not None and not call.requeued:
+            error = overfull(flow)
+            if error is not None:
+                self.lines.remove(call)
+                self._fail(call, error, now_ns)
 
     def _feed_lane(self, lane: Lane, now_ns: int) -> None:
         for engine in lane.engines:
@@ -264,9 +284,11 @@ class Calls:
         tenant = flow.tenant
         needed = (call.demand.output_bytes or 0) if call.demand is not None else 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            left = max(0, tenant.quota.arena_bytes - tenant.arena_bytes)
-            self._fail(call, ContextFull(f"tenant '{tenant.name}'", needed, left), now_ns)
-            return
+            self._walks.recount(tenant)
+            left = tenant.quota.arena_bytes - tenant.arena_bytes
+            if needed > left:
+                self._fail(call, ContextFull(tenant.label, needed, max(0, left)), now_ns)
+                return
         call.phase = Phase.SENT
         call.engine = engine
         call.sent_ns = now_ns
@@ -274,6 +296,7 @@ class Calls:
         engine.sent[call.id] = call
         engine.last = flow
         tenant.calls += 1
+        flow.calls += 1
         self._policy.sent(call)
         if self.residency.devices:
             self._act(Send(call, *self.residency.keep_on_device(engine, flow)))
@@ -285,26 +308,29 @@ class Calls:
         engine = call.engine
         assert engine is not None, "it was sent"
         del engine.sent[call.id]
-        call.flow.tenant.calls -= 1
+        flow = call.flow
+        flow.calls -= 1
+        flow.tenant.calls -= 1
         duration_ns = now_ns - (call.started_ns or call.sent_ns)
         if duration_ns < 0:  # it was lost before it was known to have started
             duration_ns = 0
         engine.measured(duration_ns)
-        call.flow.measured(duration_ns)
+        flow.measured(duration_ns)
         self._policy.ended(call, duration_ns)
-        if call.flow.queues:
-            self.lines.reorder(call.flow)
+        if flow.queues:
+            self.lines.reorder(flow)
         return engine
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         """Continue other calls after a call was removed from its engine."""
         if self.lines.waiting:
-            self.unpark(call.flow.tenant, now_ns)
+            self.unpark((call.flow.tenant, call.flow), now_ns)
             self._feed(engine, now_ns)
 
     def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
         """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
+        call.requeued = True
         call.engine = None
         if begun:
             call.attempt += 1
@@ -351,23 +377,3 @@ class Calls:
                         self._need(call, now_ns)
         finally:
             self._making_room = False
-
-    def _no_engine(self, needs: Needs, function: str) -> DandelionError:
-        """Return why no engine runs a call: it is too large, or an engine's error."""
-        there = [e for name in needs.formats for e in self.engines.running(name)]
-        rooms = [e for e in there if e.capacity.device_bytes]
-        if rooms and needs.demand is not None:
-            best = max(rooms, key=lambda engine: engine.capacity.device_bytes)
-            if needs.demand.device_bytes > best.capacity.device_bytes:
-                room = best.capacity.device_bytes
-                return DeviceFull(best.name, needs.demand.device_bytes, room)
-        for engine in there:
-            if engine.error is not None:
-                return replace(engine.error)
-        ready = {
-            name
-            for engine in self.engines.all.values()
-            if engine.phase is EnginePhase.READY
-            for name in engine.formats
-        }
-        return NoEngine(function, needs.formats, tuple(sorted(ready)))

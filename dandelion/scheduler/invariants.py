@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dandelion.scheduler.records import CallState, EnginePhase, Phase, Presence
+from dandelion.scheduler.lines import busy_owner
+from dandelion.scheduler.records import CallState, EnginePhase, Owner, Phase, Presence
 from dandelion.scheduler.scheduler import Scheduler
 
 
@@ -16,7 +17,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     """
     calls = _check_calls(scheduler)
     _check_engines(scheduler)
-    _check_tenants(scheduler, calls)
+    _check_tenants(scheduler)
     _check_lines(scheduler)
     _check_memory(scheduler, calls)
 
@@ -56,29 +57,46 @@ def _check_engines(scheduler: Scheduler) -> None:
         if engine.free > 0:
             for lane in engine.lanes:
                 for queue in lane.queues.values():
-                    tenant = queue.flow.tenant
-                    assert tenant.calls >= tenant.quota.calls, (
+                    assert busy_owner(queue.flow) is not None, (
                         f"engine {engine.id} is free while {queue.flow.name} waits"
                     )
 
 
-def _check_tenants(scheduler: Scheduler, wanted: list[CallState]) -> None:
-    """Counts are right and within quotas."""
-    on_engines = Counter(
-        c.flow.tenant for e in scheduler.calls.engines.all.values() for c in e.sent.values()
-    )
+def _check_tenants(scheduler: Scheduler) -> None:
+    """Counts of tenants and flows are right and within quotas, and what is needed is charged."""
     invocations = Counter(i.tenant for i in scheduler.invocations.values())
     arena: Counter[object] = Counter()
     for invocation in scheduler.invocations.values():
         arena[invocation.tenant] += invocation.arena_bytes
+        held_bytes, _ = invocation.walk.held()
+        assert invocation.arena_bytes >= held_bytes, f"{invocation.id}: bytes are not charged"
     for tenant in scheduler.tenants.values():
-        assert tenant.calls == on_engines[tenant], f"{tenant.name}: {tenant.calls} calls"
         assert tenant.invocations == invocations[tenant], f"{tenant.name}: invocations"
         assert tenant.arena_bytes == arena[tenant], f"{tenant.name}: arena"
-        for queue in tenant.parked:
-            assert queue.parked, f"{tenant.name}: a parked queue does not know it"
-            assert queue.calls, f"{tenant.name}: an empty queue is parked"
-            assert tenant.calls >= tenant.quota.calls, f"{tenant.name} is parked without reason"
+    sent = [c for e in scheduler.calls.engines.all.values() for c in e.sent.values()]
+    waiting = [
+        c
+        for lane in scheduler.calls.engines.lanes.values()
+        for queue in lane.queues.values()
+        for c in queue.calls
+    ]
+    on_engines, queued, new = (
+        Counter(owner for c in calls for owner in (c.flow, c.flow.tenant))
+        for calls in (sent, waiting, [c for c in waiting if not c.requeued])
+    )
+    owners: list[Owner] = [*scheduler.tenants.values(), *scheduler.calls.flows.values()]
+    for owner in owners:
+        label, quota = owner.label, owner.quota
+        assert owner.calls == on_engines[owner] <= quota.calls, f"{label}: {owner.calls} calls"
+        assert owner.waiting == queued[owner], f"{label}: {owner.waiting} wait"
+        assert new[owner] <= quota.queue_length, f"{label}: too many calls wait"
+        for queue in owner.parked:
+            assert queue.parked is owner, f"{label}: a parked queue does not know it"
+            assert queue.calls, f"{label}: an empty queue is parked"
+            assert owner.calls >= quota.calls, f"{label} is parked without reason"
+    for call in sent:
+        needed = call.demand.device_bytes if call.demand is not None else 0
+        assert needed <= call.flow.tenant.quota.call_device_bytes, f"{call.id} takes too much"
 
 
 def _check_lines(scheduler: Scheduler) -> None:

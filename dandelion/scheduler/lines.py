@@ -4,8 +4,8 @@ Calls that the same engines suit share a lane. In a lane each flow has one queue
 the queues by the policy's key. Entries of the heap are numbered; only the last number of a queue is
 valid, so a queue is moved by pushing it again.
 
-A queue whose tenant has as many calls on engines as its quota allows is *parked*: it is in no heap
-until one of these calls ends.
+A queue whose tenant or flow has as many calls on engines as its quota allows is *parked*: it is in
+no heap until one of these calls ends.
 """
 
 from __future__ import annotations
@@ -13,8 +13,27 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from dandelion.errors import Overloaded
 from dandelion.scheduler.policy import Policy, engine_stays
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Tenant
+from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Owner
+
+
+def busy_owner(flow: Flow) -> Owner | None:
+    """Return the tenant or flow that has as many calls on engines as it may have."""
+    tenant = flow.tenant
+    if tenant.calls >= tenant.quota.calls:
+        return tenant
+    return flow if flow.calls >= flow.quota.calls else None
+
+
+def overfull(flow: Flow, more: int = 0) -> Overloaded | None:
+    """Return why a call may not wait: with so `more` calls, too many of its tenant or flow wait."""
+    owners: tuple[Owner, Owner] = (flow.tenant, flow)
+    for owner in owners:
+        limit = owner.quota.queue_length
+        if owner.waiting + more > limit:
+            return Overloaded(limit, limit, "calls that wait for an engine", owner.label)
+    return None
 
 
 class Lines:
@@ -40,9 +59,14 @@ class Lines:
         else:
             queue.calls.append(call)
         call.queue = queue
-        self.waiting += 1
+        self._count(flow, 1)
         if not queue.parked and (front or len(queue.calls) == 1):
             self._push(queue)
+
+    def _count(self, flow: Flow, more: int) -> None:
+        self.waiting += more
+        flow.waiting += more
+        flow.tenant.waiting += more
 
     def _push(self, queue: CallQueue) -> None:
         self._entry += 1
@@ -62,6 +86,8 @@ class Lines:
         if best is None:
             return None
         queue = engine_stays(self._policy, engine, best)
+        if queue is not best and busy_owner(queue.flow) is not None:
+            queue = best  # the other one is not parked yet
         call = queue.calls[0]
         self.remove(call)
         return call
@@ -74,12 +100,12 @@ class Lines:
             if entry != queue.entry:
                 heapq.heappop(heap)
                 continue
-            tenant = queue.flow.tenant
-            if tenant.calls >= tenant.quota.calls:
+            owner = busy_owner(queue.flow)
+            if owner is not None:
                 heapq.heappop(heap)
                 queue.entry = 0
-                queue.parked = True
-                tenant.parked.append(queue)
+                queue.parked = owner
+                owner.parked.append(queue)
                 continue
             if self._policy.key(queue) > key:
                 heapq.heappop(heap)
@@ -93,7 +119,7 @@ class Lines:
         queue = call.queue
         assert queue is not None, "it waits"
         call.queue = None
-        self.waiting -= 1
+        self._count(call.flow, -1)
         head = queue.calls[0] is call
         if head:
             queue.calls.popleft()
@@ -106,9 +132,9 @@ class Lines:
 
     def _forget(self, queue: CallQueue) -> None:
         queue.entry = 0
-        if queue.parked:
-            queue.flow.tenant.parked.remove(queue)
-            queue.parked = False
+        if queue.parked is not None:
+            queue.parked.parked.remove(queue)
+            queue.parked = None
         del queue.lane.queues[queue.flow]
         del queue.flow.queues[queue.lane]
         if not queue.lane.queues:
@@ -120,11 +146,11 @@ class Lines:
             if not queue.parked:
                 self._push(queue)
 
-    def unpark(self, tenant: Tenant) -> list[Lane]:
-        """Unpark the queues of a tenant; return their lanes."""
-        queues, tenant.parked = tenant.parked, []
+    def unpark(self, owner: Owner) -> list[Lane]:
+        """Unpark the queues of a tenant or flow; return their lanes."""
+        queues, owner.parked = owner.parked, []
         for queue in queues:
-            queue.parked = False
+            queue.parked = None
             self._push(queue)
         return [queue.lane for queue in queues]
 

@@ -21,9 +21,10 @@ function may have code in several formats: the first format with an engine is us
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dandelion.driver import Demand
+from dandelion.errors import DandelionError, DeviceFull, NoEngine
 from dandelion.scheduler.records import EnginePhase, EngineState, Flow, Lane
 
 _KNOWN_NEEDS = 4096
@@ -141,6 +142,22 @@ class Engines:
             for other in self.all.values()
             if other is not engine and other.shared_fault_domain and other.device == engine.device
         ]
+
+
+def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
+    """Return why no engine runs a call: it is too large, or an engine's error."""
+    there = [e for name in needs.formats for e in engines.running(name)]
+    rooms = [e for e in there if e.capacity.device_bytes]
+    if rooms and needs.demand is not None:
+        best = max(rooms, key=lambda engine: engine.capacity.device_bytes)
+        room = best.capacity.device_bytes
+        if needs.demand.device_bytes > room:
+            return DeviceFull(best.name, needs.demand.device_bytes, room)
+    for engine in there:
+        if engine.error is not None:
+            return replace(engine.error)
+    ready = {f for e in engines.all.values() if e.phase is EnginePhase.READY for f in e.formats}
+    return NoEngine(function, needs.formats, tuple(sorted(ready)))
 
 
 def _may_run(engine: EngineState, needs: Needs) -> bool:

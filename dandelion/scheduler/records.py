@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,7 +27,7 @@ _MEAN_WEIGHT = 0.2
 
 
 class Quota(NamedTuple):
-    """The limits of one tenant.
+    """The limits of one tenant; of a function, `calls` and `queue_length`.
 
     Attributes:
         invocations: admitted at the same time; more are refused.
@@ -35,12 +35,16 @@ class Quota(NamedTuple):
         arena_bytes: inputs and results of its invocations in the arena; more are refused. Code and
             constants of its functions have the same limit.
         device_bytes: constants that stay on each device; more are copied with each call.
+        queue_length: calls that wait for an engine; more are refused.
+        call_device_bytes: device memory of one call; calls that need more are refused.
     """
 
     invocations: int = 4096
     calls: int = 1 << 30
     arena_bytes: int = 1 << 62
     device_bytes: int = 1 << 62
+    queue_length: int = 1 << 30
+    call_device_bytes: int = 1 << 62
 
 
 NO_QUOTA = Quota()
@@ -56,7 +60,10 @@ class Tenant:
         weight: its share relative to others, where the policy has shares.
         invocations: admitted and not ended.
         calls: on engines now.
-        arena_bytes: in the arena for its invocations now.
+        waiting: calls that wait for an engine.
+        arena_bytes: charged for its invocations; at least what is in the arena for them now.
+        results: charged since the results of its invocations were counted, see `Scheduler.recount`.
+        counted: items of the last count.
         parked: its queues that may send no calls until others of its calls end.
     """
 
@@ -65,8 +72,16 @@ class Tenant:
     weight: float = 1.0
     invocations: int = 0
     calls: int = 0
+    waiting: int = 0
     arena_bytes: int = 0
+    results: int = 0
+    counted: int = 0
     parked: list[CallQueue] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """For errors."""
+        return f"tenant '{self.name}'"
 
 
 class Presence(enum.Enum):
@@ -109,10 +124,12 @@ class Flow:
 
     Attributes:
         spec: the function.
+        quota: its limits of calls and waiting calls.
         presence: of its code and constants in the node's memory.
         size_bytes: their size there, known once they are fetched.
         constants_bytes: the part that a device would keep.
         pins: number of calls that use it; a pinned function is not evicted.
+        calls, waiting, parked: as of `Tenant`.
         blocked: calls that wait until it is present.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
@@ -127,6 +144,10 @@ class Flow:
     size_bytes: int = 0
     constants_bytes: int = 0
     pins: int = 0
+    quota: Quota = NO_QUOTA
+    calls: int = 0
+    waiting: int = 0
+    parked: list[CallQueue] = field(default_factory=list)
     blocked: dict[CallState, None] = field(default_factory=dict)
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
@@ -139,6 +160,11 @@ class Flow:
         """``tenant/function``, for errors and traces."""
         return f"{self.tenant.name}/{self.spec.name}"
 
+    @property
+    def label(self) -> str:
+        """For errors."""
+        return f"function '{self.name}'"
+
     def measured(self, duration_ns: int) -> None:
         """Count a call that ended."""
         self.counts.calls += 1
@@ -147,6 +173,15 @@ class Flow:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:
             self.mean_ns = float(duration_ns)
+
+
+Owner: TypeAlias = Tenant | Flow
+"""Limits its calls on engines and its waiting calls."""
+
+
+def quota_of_function(spec: FunctionSpec) -> Quota:
+    """Return the limits of calls that a function declares."""
+    return Quota(calls=spec.limits.concurrency, queue_length=spec.limits.queue_length)
 
 
 class Phase(enum.Enum):
@@ -175,6 +210,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
+        requeued: it was in a queue or on an engine before, so a full queue does not refuse it.
         cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
     """
 
@@ -197,6 +233,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     stages: dict[str, int] = {}
     placed: object = None
     content: bytes = b""
+    requeued: bool = False
     cancelled: bool = False
 
 
@@ -305,13 +342,14 @@ class CallQueue:
 
     Attributes:
         entry: the number of its valid entry in the lane's heap; 0 if it has none.
+        parked: at its tenant or flow, which has as many calls on engines as it may have.
     """
 
     flow: Flow
     lane: Lane
     calls: deque[CallState] = field(default_factory=deque)
     entry: int = 0
-    parked: bool = False
+    parked: Owner | None = None
 
 
 @dataclass(slots=True, eq=False)

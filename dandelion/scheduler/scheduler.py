@@ -1,8 +1,8 @@
 """The scheduler: events in, actions out. See the package's text for the life of a call.
 
-Every public method but `take` is an event. Only one thread may call them. An event has `now_ns`
-where time matters, and adds actions, which the caller takes with `take` and carries out in order.
-Carrying out an action may cause the next event at once; events are not nested.
+Every public method but `take` and `refusal` is an event. Only one thread may call them. An event
+has `now_ns` where time matters, and adds actions, which the caller takes with `take` and carries
+out in order. Carrying out an action may cause the next event at once; events are not nested.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from dandelion.scheduler.records import CallState, InvocationState, Tenant
 _KEPT_DEADLINES = 64
 """The heap of deadlines may have this many ended invocations, and one for each running one."""
 
+_COUNTED_PER_RESULT = 1000
+
 
 class Scheduler:
     """Decides what runs where and when.
@@ -39,6 +41,9 @@ class Scheduler:
         memory_bytes: the node's memory for code and constants of functions.
         sizes: of functions.
         invocations: limit on admitted invocations of all tenants.
+
+    Attributes:
+        limit: the same.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class Scheduler:
         self.invocations: dict[str, InvocationState] = {}
         self.tenants: dict[str, Tenant] = {}
         self.closed = False
-        self._limit = invocations
+        self.limit = invocations
         self._turns: deque[InvocationState] = deque()
         self._deadlines: list[tuple[int, int, InvocationState]] = []
         self._order = 0
@@ -69,6 +74,22 @@ class Scheduler:
         """Whether there are actions to `take`."""
         return bool(self._actions)
 
+    def refusal(self, tenant: Tenant, input_bytes: int = 0) -> DandelionError | None:
+        """Return why an invocation would not be admitted now, None if it would."""
+        if self.closed:
+            return Cancelled("the node is shutting down")
+        quota = tenant.quota
+        if len(self.invocations) >= self.limit:
+            return Overloaded(len(self.invocations), self.limit)
+        if tenant.invocations >= quota.invocations:
+            return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
+        if tenant.arena_bytes + input_bytes > quota.arena_bytes:
+            self.recount(tenant)
+            left = quota.arena_bytes - tenant.arena_bytes
+            if input_bytes > left:
+                return ContextFull(tenant.label, input_bytes, max(0, left))
+        return None
+
     # --- invocations --------------------------------------------------------------------------
 
     def submitted(self, invocation: InvocationState, now_ns: int) -> None:
@@ -79,16 +100,12 @@ class Scheduler:
             Cancelled: the scheduler is closed.
         """
         tenant = invocation.tenant
-        if self.closed:
-            raise Cancelled("the node is shutting down")
-        quota = tenant.quota
-        if len(self.invocations) >= self._limit:
-            raise Overloaded(len(self.invocations), self._limit)
-        if tenant.invocations >= quota.invocations:
-            raise Overloaded(tenant.invocations, quota.invocations)
-        if tenant.arena_bytes + invocation.input_bytes > quota.arena_bytes:
-            left = max(0, quota.arena_bytes - tenant.arena_bytes)
-            raise ContextFull(f"tenant '{tenant.name}'", invocation.input_bytes, left)
+        refusal = self.refusal(tenant, invocation.input_bytes)
+        if refusal is not None:
+            try:
+                raise refusal
+            finally:
+                del refusal  # its traceback refers to this frame, which has the inputs
         invocation.started_ns = now_ns
         self.invocations[invocation.id] = invocation
         tenant.invocations += 1
@@ -158,7 +175,7 @@ class Scheduler:
     def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
         """A tenant is new, or its quota or weight changed."""
         self.tenants[tenant.name] = tenant
-        self.calls.unpark(tenant, now_ns)
+        self.calls.unpark((tenant,), now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 
@@ -167,6 +184,7 @@ class Scheduler:
         size = sum([s.size_bytes for s in outputs if s is not None])
         if size:
             call.flow.counts.output_bytes += size
+            invocation.tenant.results += 1
             self._charge(invocation, size)
         try:
             instructions = invocation.walk.finished(call.run.instance, outputs)
@@ -219,6 +237,22 @@ class Scheduler:
         if invocation.arena_bytes:
             self._charge(invocation, -invocation.arena_bytes)
         self._actions.append(End(invocation))
+
+    def recount(self, tenant: Tenant) -> None:
+        """Charge a tenant for what its walks hold now.
+
+        Results are charged when they arrive, and not discharged when a walk drops them: that is
+        found out here, when the quota seems to be exhausted. A count visits at most
+        `_COUNTED_PER_RESULT` items for each result since the last one, so its mean cost is bounded.
+        """
+        if tenant.results * _COUNTED_PER_RESULT < tenant.counted:
+            return
+        tenant.results = tenant.counted = 0
+        for invocation in self.invocations.values():
+            if invocation.tenant is tenant:
+                held_bytes, items = invocation.walk.held()
+                tenant.counted += items
+                self._charge(invocation, min(0, held_bytes - invocation.arena_bytes))
 
     def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
         invocation.arena_bytes += size_bytes

@@ -33,7 +33,11 @@ class Processes:
         self._begun: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()), daemon=True)
         self._thread.start()
-        self._begun.result()
+        try:
+            self._begun.result()
+        except BaseException:
+            self._thread.join()  # it still closes descriptors, which a later test would count
+            raise
 
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()

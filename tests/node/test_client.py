@@ -206,6 +206,7 @@ def test_graph_engines_metrics(client: Client) -> None:
     assert "composition twice" in client.graph("twice", "text")
     assert {e.backend for e in client.engines()} == {"null", "gate"}
     assert "dandelion_invocations_total" in client.metrics()
+    assert client.capacity().tenants[0].name == "default"
 
 
 def test_many_threads_share_a_client(client: Client) -> None:
@@ -230,6 +231,9 @@ def test_async_client_has_the_same_methods(client: Client) -> None:
             assert "composition twice" in await other.graph("twice", "text")
             assert {engine.backend for engine in await other.engines()} == {"null", "gate"}
             assert "dandelion_invocations_total" in await other.metrics()
+            admission = (await other.capacity("echo")).admission
+            assert admission is not None
+            assert admission.function == "echo"
             with pytest.raises(Unknown) as caught:
                 await other.invoke("ecko", a=b"")
             assert caught.value.nearest == "echo"

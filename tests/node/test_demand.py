@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from dandelion.driver import Hosting
-from dandelion.errors import DeviceFull, Faulted
+from dandelion.errors import DeviceFull, Faulted, QuotaExceeded
 from dandelion.node import Node, Settings
+from dandelion.settings import TenantSettings
 from dandelion.testing import FakeEngineProcess, ScriptedDriver, installed, wait_until
 from tests.played_nodes import played_node, register, wait_ready
 
@@ -93,6 +94,16 @@ def test_what_the_device_cannot_hold_is_refused(played: Played) -> None:
         played.node.invoke("stay", a=bytes(200))
     assert caught.value.needed_bytes == 2000
     assert played.ran() == []
+
+
+def test_what_a_tenant_may_not_use_is_refused(played: Played) -> None:
+    played.open()
+    played.node.set_tenant("default", TenantSettings(call_device_bytes=500))
+    with pytest.raises(QuotaExceeded) as caught:
+        played.node.invoke("stay", a=bytes(60))
+    assert (caught.value.needed_bytes, caught.value.quota_bytes) == (600, 500)
+    assert played.ran() == []
+    played.node.invoke("stay", a=bytes(50))
 
 
 @pytest.mark.parametrize("played", [(1, ())], indirect=True)

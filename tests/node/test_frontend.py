@@ -555,6 +555,7 @@ ROUTES = [
     "/v1/libraries/lib%2Fk.cl",
     "/v1/traces/x",
     "/v1/engines",
+    "/v1/capacity?function=echo",
     "/healthz",
     "/metrics",
     "/openapi.json",

@@ -30,7 +30,7 @@ from dandelion.errors import (
     Overloaded,
     Raised,
 )
-from dandelion.function import CodeObject, FunctionSpec
+from dandelion.function import CodeObject, FunctionSpec, Limits
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import (
     Action,
@@ -67,7 +67,7 @@ composition fan(x) => (z) {
 
 
 def sets(count: int) -> tuple[ItemSet | None, ...]:
-    return (ItemSet("x", tuple(Item(str(i), i, b"d" * 10) for i in range(count))),)
+    return (ItemSet("x", tuple(Item(str(i), i, b"%010d" % i) for i in range(count))),)
 
 
 @dataclass
@@ -133,6 +133,10 @@ class Simulation:
             code=(CodeObject(code_format),),
             kind=kind,
             cache=cache,
+            limits=Limits(
+                concurrency=self.random.choice([1, 2, 100]),
+                queue_length=self.random.choice([2, 10, 1000]),
+            ),
             version=1,
         )
 
@@ -154,8 +158,10 @@ class Simulation:
             Quota(
                 self.random.choice([3, 20, 100]),
                 self.random.choice([1, 2, 100]),
-                self.random.choice([400, 2000, 1 << 40]),
+                self.random.choice([150, 400, 2000, 1 << 40]),
                 self.random.choice([100, 1 << 40]),
+                self.random.choice([5, 30, 1000]),
+                self.random.choice([60, 1 << 40]),
             ),
             self.random.choice([1.0, 1.0, 4.0]),
         )

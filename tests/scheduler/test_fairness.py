@@ -56,7 +56,7 @@ class Node:
     def submit(self, tenant: Tenant) -> None:
         self.count += 1
         walk = Walk(self.plans[tenant.name], Partitioning("auto", 1, 2))
-        invocation = InvocationState(str(self.count), tenant, walk, INPUTS, 1 << 62, 1.0)
+        invocation = InvocationState(str(self.count), tenant, walk, INPUTS, 1 << 62, 1.0, 4)
         self.scheduler.submitted(invocation, self.now_ns)
         self.act()
 
@@ -106,6 +106,27 @@ def test_a_light_tenant_waits_shortly_beside_a_heavy_one() -> None:
     first_in.tenant("light", MS // 3, 1)
     first_in.run(2000 * MS)
     assert sorted(first_in.waited_ns["light"])[len(first_in.waited_ns["light"]) // 2] > 100 * MS
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_lent_share_is_back_within_100_ms(others: int) -> None:
+    """Each other flow has at most one more turn before a tenant that was idle."""
+    call_ns = 4 * MS
+    turn_ns = STICKY_NS + call_ns
+    node = Node("fair")
+    for number in range(others):
+        node.tenant(f"other{number}", call_ns, 32)
+    node.run(1000 * MS)
+    returned_ns = node.now_ns
+    assert sum(node.used_ns.values()) == returned_ns, "its share was lent"
+    node.tenant("back", MS, 8)
+    while not node.used_ns["back"]:
+        node.run(node.now_ns + 1)
+    assert node.waited_ns["back"][0] <= others * turn_ns < 100 * MS
+    for _ in range(10):
+        node.run(node.now_ns + 100 * MS)
+        due_ns = (node.now_ns - returned_ns) / (others + 1)
+        assert abs(node.used_ns["back"] - due_ns) <= 2 * turn_ns
 
 
 def test_idleness_earns_no_credit() -> None:

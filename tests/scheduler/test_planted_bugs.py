@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from dandelion.scheduler import calls, lines
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policy import Fifo
-from dandelion.scheduler.records import CallQueue, EngineState
+from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Tenant
 from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
 from tests.scheduler.simulation import Simulation
@@ -42,15 +43,69 @@ def tenant_is_never_unparked(patch: pytest.MonkeyPatch) -> None:
 
 
 def quota_of_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = Lines._top
+    patch.setattr(lines, "busy_owner", lambda flow: None)
 
-    def top(self: Lines, lane: object) -> object:
-        queue = original(self, lane)  # type: ignore[arg-type]
-        if queue is not None:
-            queue.flow.tenant.calls -= 1
-        return queue
 
-    patch.setattr(Lines, "_top", top)
+def quota_of_a_tenants_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    def busy(flow: Flow) -> Flow | None:
+        return flow if flow.calls >= flow.quota.calls else None
+
+    patch.setattr(lines, "busy_owner", busy)
+    patch.setattr(calls, "busy_owner", busy)
+
+
+def concurrency_of_a_function_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    def busy(flow: Flow) -> Tenant | None:
+        return flow.tenant if flow.tenant.calls >= flow.tenant.quota.calls else None
+
+    patch.setattr(lines, "busy_owner", busy)
+    patch.setattr(calls, "busy_owner", busy)
+
+
+def calls_of_a_function_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
+    original = Calls._off
+
+    def off(self: Calls, call: CallState, now_ns: int) -> EngineState:
+        call.flow.calls += 1
+        return original(self, call, now_ns)
+
+    patch.setattr(Calls, "_off", off)
+
+
+def function_is_never_unparked(patch: pytest.MonkeyPatch) -> None:
+    original = Calls.unpark
+    patch.setattr(Calls, "unpark", lambda self, owners, now_ns: original(self, owners[:1], now_ns))
+
+
+def waiting_calls_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
+    original = Lines._count
+    patch.setattr(Lines, "_count", lambda self, flow, more: original(self, flow, max(0, more)))
+
+
+def queue_length_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(calls, "overfull", lambda flow: None)
+
+
+def device_memory_of_a_call_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    original = Calls._queue
+
+    def queue(self: Calls, call: CallState, now_ns: int, front: bool = False) -> None:
+        tenant = call.flow.tenant
+        quota = tenant.quota
+        tenant.quota = quota._replace(call_device_bytes=1 << 62)
+        original(self, call, now_ns, front)
+        tenant.quota = quota
+
+    patch.setattr(Calls, "_queue", queue)
+
+
+def results_that_are_needed_are_discharged(patch: pytest.MonkeyPatch) -> None:
+    def recount(self: Scheduler, tenant: Tenant) -> None:
+        for invocation in self.invocations.values():
+            if invocation.tenant is tenant:
+                self._charge(invocation, -invocation.arena_bytes)
+
+    patch.setattr(Scheduler, "recount", recount)
 
 
 def memory_is_overcommitted(patch: pytest.MonkeyPatch) -> None:
@@ -114,6 +169,14 @@ BUGS: list[Plant] = [
     engine_is_left_idle,
     tenant_is_never_unparked,
     quota_of_calls_is_ignored,
+    quota_of_a_tenants_calls_is_ignored,
+    concurrency_of_a_function_is_ignored,
+    calls_of_a_function_are_never_discounted,
+    function_is_never_unparked,
+    waiting_calls_are_never_discounted,
+    queue_length_is_ignored,
+    device_memory_of_a_call_is_ignored,
+    results_that_are_needed_are_discharged,
     memory_is_overcommitted,
     pins_are_never_given_back,
     pins_are_not_taken,

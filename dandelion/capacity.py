@@ -1,0 +1,110 @@
+"""Records of what a node has and what is free, for programs, HTTP and the command line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dandelion.settings import TenantSettings
+
+
+class EngineCapacity(msgspec.Struct, frozen=True):
+    """One engine, or the total of the engines of one backend in one state.
+
+    Attributes:
+        name: of the engine; empty for a total.
+        engines: how many are counted.
+        backend, state: as in ``GET /v1/engines``.
+        device_bytes: device memory for one call; of a total the largest. 0 is unlimited.
+        constants_used_bytes, constants_bytes: device memory for constants that stay there.
+        running: calls on it.
+        waiting: calls that wait for it or for engines like it.
+        busy: part of the last seconds in which it ran a call, from 0 to 1; of a total the mean.
+    """
+
+    name: str
+    engines: int
+    backend: str
+    state: str
+    device_bytes: int
+    constants_used_bytes: int
+    constants_bytes: int
+    running: int
+    waiting: int
+    busy: float
+
+
+class TenantCapacity(msgspec.Struct, frozen=True):
+    """One tenant: what it uses, and what it may use.
+
+    Attributes:
+        name: of the tenant.
+        share: its weight, divided by the weights of all tenants that have calls now; its own is
+            always counted.
+        invocations: admitted and not ended.
+        calls: on engines.
+        waiting: calls that wait for an engine.
+        arena_bytes: charged for inputs and results of its invocations.
+        functions_bytes: code and constants of its functions in the node's memory.
+        device_bytes: its constants on all devices, and the known demands of its calls there.
+        quota: its weight and limits; None is no limit.
+    """
+
+    name: str
+    share: float
+    invocations: int
+    calls: int
+    waiting: int
+    arena_bytes: int
+    functions_bytes: int
+    device_bytes: int
+    quota: TenantSettings
+
+
+class ArenaCapacity(msgspec.Struct, frozen=True):
+    """The arena, in bytes.
+
+    Attributes:
+        total_bytes: its size.
+        used_bytes: in contexts that are in use.
+        largest_free_bytes: of the largest context that it has room for.
+    """
+
+    total_bytes: int
+    used_bytes: int
+    largest_free_bytes: int
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What would happen to a call now. It reserves nothing, and does not know the call's inputs.
+
+    Attributes:
+        function, version: which was asked for.
+        state: ``now``, ``queued`` or ``refused``.
+        before: waiting calls that may be sent before it; the policy may prefer it.
+        reason: why it would wait or be refused.
+    """
+
+    function: str
+    version: int
+    state: str
+    before: int = 0
+    reason: str = ""
+
+
+class NodeCapacity(msgspec.Struct, frozen=True):
+    """A snapshot of a node.
+
+    Attributes:
+        engines: each engine; for one tenant the totals of each backend.
+        tenants: all tenants, or the one that asks.
+        arena: of the node.
+        invocations, invocations_limit: admitted ones of all tenants, and how many may be.
+        admission: the answer about one function, if it was asked for.
+    """
+
+    engines: tuple[EngineCapacity, ...]
+    tenants: tuple[TenantCapacity, ...]
+    arena: ArenaCapacity
+    invocations: int
+    invocations_limit: int
+    admission: Admission | None = None
