@@ -67,7 +67,8 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     Attributes:
         inputs: names of the input sets that are joined.
         calls: how many calls are joined at most.
-        wait_s: how long a call waits for others while an engine is free.
+        wait_s: how long a call waits for others while an engine is free; with 0 it waits for those
+            that arrive in the same turn of the node's loop.
     """
 
     inputs: tuple[str, ...]

@@ -9,12 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from dandelion.data import Item, ItemSet
 from dandelion.dispatcher import Run
 from dandelion.driver import InstanceSets
 from dandelion.errors import BadOutput
 from dandelion.function import FunctionSpec
 from dandelion.memory import MemoryDomain, Transfers
+from dandelion.scheduler import CallState
+
+
+def is_joined(call: CallState) -> bool:
+    """Tell whether a call has its inputs; those of a batch have to be joined first."""
+    return not call.members or call.run is not call.members[0].run
+
+
+def join(call: CallState, domain: MemoryDomain, transfers: Transfers) -> None:
+    """Join the inputs of a batch; raises as `joined`."""
+    if not is_joined(call):
+        inputs = joined([member.run for member in call.members], domain, transfers)
+        call.run = msgspec.structs.replace(call.run, inputs=inputs)
 
 
 def joined_bytes(runs: Sequence[Run]) -> int:

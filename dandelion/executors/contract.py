@@ -25,6 +25,7 @@ from typing import ClassVar, Protocol
 
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DandelionError, EngineDied, TimedOut
+from dandelion.executors.batches import join
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.function import Function
 from dandelion.memory import SharedDomain, Transfers
@@ -168,8 +169,13 @@ def function_of(executor: Executor, call: CallState) -> Function:
 
 
 def begin_call(executor: Executor, call: CallState) -> Call:
-    """Make the call that an engine in this process is given. Its time counts from now."""
+    """Make the call that an engine in this process is given. Its time counts from now.
+
+    Raises:
+        ContextFull: there is no room for the joined inputs of a batch.
+    """
     function = function_of(executor, call)
+    join(call, executor.around.arena, executor.around.transfers)
     invocation, run = call.invocation, call.run
     limit_s = function.spec.limits.wall_s
     call.started_ns = now_ns = time.monotonic_ns()

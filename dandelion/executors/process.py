@@ -212,6 +212,8 @@ class ProcessExecutor(Executor):
         kept = (tuple(self._out), tuple(self._loaded.values()))
         planning, self._plans = list(self._plans.values()), {}
         planned = planning[0].call if planning and not self._comes_later(planning[0]) else None
+        if planned is not None and planned.members:
+            begun.setdefault(planned.id, EngineDied(self.info.name, ""))
         if self._out and planned is None:
             begun.setdefault(self._out[0].call.id, EngineDied(self.info.name, ""))
         self._out.clear()
@@ -243,6 +245,8 @@ class ProcessExecutor(Executor):
         self._waiting.clear()
         self.events.lost(self.engine, error, begun)
         for order in planning:
+            if order.call.members:
+                continue  # the scheduler sent it
             died = EngineDied(self.info.name, _death(code))
             self.events.failed(order.call, died, begun=order.call is planned)
 
@@ -263,7 +267,9 @@ class ProcessExecutor(Executor):
     # --- calls on their way there -----------------------------------------------------------------
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
-        order = Order(call, function_of(self, call), False, evict, keep)
+        # A batch is planned here: only now is it known which calls it has.
+        is_plan = bool(call.members) and call.demand is None and self.engine.planner
+        order = Order(call, function_of(self, call), is_plan, evict, keep)
         self._waiting.append(order)
         self._advance()
 
@@ -322,6 +328,11 @@ class ProcessExecutor(Executor):
         except Exception as error:
             self._give_up(order, to_dandelion_error(error, self.info.name))
             return
+        if order.is_plan and call.members:
+            call.demand = self._demands.find(self.info.backend, function, call.run.inputs)
+            if call.demand is not None:
+                self._planned(order)
+                return
         if order.is_plan:
             order.behind = self._out[-1].call.id if self._out else 0
             self._plans[call.id] = order
@@ -490,7 +501,17 @@ class ProcessExecutor(Executor):
         inputs = call.run.inputs
         self._demands.add(self.info.backend, order.function, inputs, reply.reads, reply.demand)
         call.demand = reply.demand
-        self.events.planned(call)
+        if call.members:
+            self._planned(order)
+            self._advance()
+            self.flush()
+        else:
+            self.events.planned(call)
+
+    def _planned(self, order: Order) -> None:
+        """The demand of a batch is known: send it before the others."""
+        order.is_plan = False
+        self._waiting.appendleft(order)
 
     def late(self, now_ns: int) -> None:
         if self._out and now_ns > self._out[0].deadline_ns + GRACE_NS:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import WireItem, WireSet, WireSets
 from dandelion.errors import ContextFull, DandelionError, EngineDied
+from dandelion.executors.batches import is_joined, join, joined_bytes
 from dandelion.executors.contract import StartedEngine, Surroundings
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Processes
@@ -82,6 +83,11 @@ class Stager:
         arena = self._arena
         if not order.is_plan and self._processes.ending and _needs_room(order):
             return False
+        if not is_joined(order.call):
+            size = joined_bytes([member.run for member in order.call.members])
+            if size > INLINE_COPY_BYTES or 2 * size > arena.largest_free_bytes:
+                return False
+            join(order.call, arena, self._transfers)
         if order.call.placed is None:
             given = _given(order)
             offsets, size = _located(given, arena.map)
@@ -118,6 +124,7 @@ class Stager:
         Raises:
             ContextFull: the arena has no room.
         """
+        join(order.call, self._arena, self._transfers)
         if order.call.placed is None:
             given = _given(order)
             self._place(order, given, *_located(given, self._arena.map))

@@ -102,7 +102,13 @@ class ThreadExecutor(Executor):
         if call.cancelled or self._closing:
             self._answer(call, Cancelled("before it began"))
             return
-        outputs, error = run_call(engine, begin_call(self, call))
+        try:
+            begun = begin_call(self, call)
+        except DandelionError as full:
+            self._answer(call, full)
+            return
+        outputs, error = run_call(engine, begun)
+        del begun
         if engine.lost and error is not None:
             self._lost(engine, {call.id: error})
             return

@@ -69,6 +69,9 @@ class _Snapshot(Collector):
             "queued_ns": CounterMetricFamily(
                 "dandelion_call_queue_seconds", "Time that calls waited.", labels=labels
             ),
+            "batches": CounterMetricFamily(
+                "dandelion_call_batches", "Batches in which calls were joined.", labels=labels
+            ),
             "output_bytes": CounterMetricFamily(
                 "dandelion_call_output_bytes", "Bytes of results.", labels=labels
             ),

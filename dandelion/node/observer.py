@@ -73,23 +73,27 @@ class Recorder:
         self.counts: dict[str, InvocationCounts] = {}
 
     def call_ended(self, call: CallState) -> None:
-        """Add the call to its invocation's trace."""
-        engine, invocation = call.engine, call.invocation
-        if engine is None or not isinstance(invocation, Invocation):
+        """Add the call to its invocation's trace; a batch to those of its members."""
+        engine = call.engine
+        if engine is None:
             return
         started_ns = call.started_ns or call.sent_ns
-        ended_ns = call.ended_ns
-        invocation.trace.add(
-            CallRecord(
-                call.run.application.id,
-                call.run.number,
-                engine.name,
-                call.queued_ns if call.sent_ns > call.queued_ns else 0,
-                started_ns,
-                ended_ns if ended_ns > started_ns else started_ns,
-                call.stages,
-            )
-        )
+        ended_ns = max(call.ended_ns, started_ns)
+        for one in call.members or (call,):
+            invocation, run = one.invocation, one.run
+            if isinstance(invocation, Invocation):
+                queued_ns = one.queued_ns if call.sent_ns > one.queued_ns else 0
+                invocation.trace.add(
+                    CallRecord(
+                        run.application.id,
+                        run.number,
+                        engine.name,
+                        queued_ns,
+                        started_ns,
+                        ended_ns,
+                        call.stages,
+                    )
+                )
 
     def found(self, call: CallState, now_ns: int) -> None:
         """Note in the trace that a result was kept."""

@@ -25,6 +25,7 @@ from functools import partial
 from dandelion.driver import InstanceSets
 from dandelion.errors import DandelionError, DeadlineExceeded, EngineDied
 from dandelion.executors import Executor, StartedEngine, to_dandelion_error
+from dandelion.executors.batches import divided
 from dandelion.node.capacity import BusyMeter
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
@@ -450,10 +451,25 @@ class Runtime:
         self._raise(partial(self._done, call, outputs))
 
     def _done(self, call: CallState, outputs: InstanceSets) -> None:
+        if call.members:
+            self._batch_done(call, outputs)
+            return
         self._observer.call_ended(call)
         if call.content:
             self._jobs.keep(call, outputs)
         self.scheduler.calls.done(call, outputs, call.ended_ns)
+
+    def _batch_done(self, batch: CallState, outputs: InstanceSets) -> None:
+        try:
+            parts = divided([call.run for call in batch.members], outputs)
+        except DandelionError as error:
+            self._failed(batch, error, True)
+            return
+        self._observer.call_ended(batch)
+        for call, part in zip(batch.members, parts, strict=True):
+            if call.content:
+                self._jobs.keep(call, part)
+        self.scheduler.calls.batch_done(batch, parts, batch.ended_ns)
 
     def failed(self, call: CallState, error: DandelionError, begun: bool = True) -> None:
         self._raise(partial(self._failed, call, error, begun))

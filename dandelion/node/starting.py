@@ -208,6 +208,7 @@ class EngineStarter:
         if driver.hosting is Hosting.THREAD:
             state = self._state(driver, info, 0)
             state.short_call_ns = SHORT_THREAD_CALL_NS
+            state.joins = True
             return ThreadExecutor(
                 state, info, around, lambda: _synchronous(factory.engine(resource), driver)
             )
@@ -296,6 +297,7 @@ class EngineStarter:
         environment: Mapping[str, str],
         role: str,
     ) -> None:
+        state.joins = True
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
         processes = Processes(
             backend.names,

@@ -15,6 +15,7 @@ from dandelion.driver import Demand, InstanceSets
 from dandelion.errors import ContextFull, DandelionError, EngineDied, QuotaExceeded
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
+from dandelion.scheduler.batches import Batches, Parts, live
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import Policy
@@ -72,6 +73,7 @@ class Calls:
     ) -> None:
         self.engines = Engines()
         self.lines = Lines(policy)
+        self.batches = Batches(self.lines)
         self.residency = Residency(memory_bytes, actions)
         self.flows: dict[tuple[str, str, int], Flow] = {}
         self._policy = policy
@@ -105,8 +107,13 @@ class Calls:
         if call.phase is Phase.SENT:
             self._act(Stop(call))
             return
+        if call.phase is Phase.JOINED:
+            self._left_batch(call, now_ns)
+            return
         if call.queue is not None:
             self.lines.remove(call)
+        elif call.phase is Phase.GATHERING:
+            del call.flow.gathering[call]
         elif call.phase is Phase.BLOCKED:
             call.flow.blocked.pop(call, None)
         self._leave(call, now_ns)
@@ -192,11 +199,28 @@ class Calls:
         engine = self._off(call, now_ns)
         engine.failures += 1
         call.flow.counts.failures += 1
-        if not call.cancelled and may_run_again(call, engine, error, begun):
+        if call.members and begun:
+            self._separate(call, isinstance(error, EngineDied), engine, now_ns)
+        elif not call.cancelled and may_run_again(call, engine, error, begun):
             self._again(call, engine, begun, now_ns)
         else:
             self._fail(call, blamed(call, error), now_ns)
         self._after(call, engine, now_ns)
+
+    def batch_done(self, batch: CallState, parts: Parts, now_ns: int) -> None:
+        """A sent batch has returned the outputs of its members, in their order."""
+        engine = self._off(batch, now_ns)
+        batch.phase = Phase.ENDED
+        batch.flow.counts.calls += len(parts) - 1
+        batch.flow.counts.batches += 1
+        for call, outputs in zip(batch.members, parts, strict=True):
+            self._finish(call, outputs, now_ns)
+        self._after(batch, engine, now_ns)
+
+    def due(self, now_ns: int) -> None:
+        """Queue the calls that have waited long enough for others."""
+        for flow in self.batches.due(now_ns):
+            self._queue_gathered(flow, now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 
@@ -234,25 +258,16 @@ class Calls:
             self._fail(call, blamed(call, error), now_ns)
 
     def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
-        """Send a call, or queue it for an engine."""
-        lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
+        """Send a call, or queue it for an engine or until others come."""
         flow = call.flow
-        if not lane.engines:
-            needs = Needs(call.run.application.formats, call.demand, call.alone)
-            if not self.engines.possible(needs):
-                self._fail(call, no_engine(self.engines, needs, call.run.function.name), now_ns)
-                return
-        if call.demand is not None:
-            needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes
-            if needed > quota:
-                what = f"device memory for one call of '{flow.spec.name}'"
-                self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
-                return
-        if not flow.queues:
-            self._policy.waits(flow)
-        call.phase = Phase.QUEUED
-        if not call.queued_ns:
-            call.queued_ns = now_ns
+        batching = flow.spec.batching
+        if batching is not None and self.batches.gather(call, now_ns):
+            if len(flow.gathering) >= batching.calls:
+                self._queue_gathered(flow, now_ns)
+            return
+        lane = self._lane_of(call, now_ns)
+        if lane is None:
+            return
         if not lane.heap and busy_owner(flow) is None:
             engine = best_free(lane, flow)
             if engine is not None:
@@ -261,8 +276,49 @@ class Calls:
         self.lines.add(call, lane, front)
         if lane.heap:
             self._feed_lane(lane, now_ns)
+        self._refuse_overfull(call, now_ns)
+
+    def _queue_gathered(self, flow: Flow, now_ns: int) -> None:
+        """Queue calls that waited for others, all before one is sent."""
+        calls = list(flow.gathering)
+        flow.gathering.clear()
+        lanes: dict[Lane, None] = {}
+        for call in calls:
+            lane = self._lane_of(call, now_ns)
+            if lane is not None:
+                self.lines.add(call, lane)
+                lanes[lane] = None
+        for lane in lanes:
+            self._feed_lane(lane, now_ns)
+        for call in calls:
+            self._refuse_overfull(call, now_ns)
+
+    def _lane_of(self, call: CallState, now_ns: int) -> Lane | None:
+        """Return the lane where a call is queued now; None if it failed."""
+        lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
+        flow = call.flow
+        if not lane.engines:
+            needs = Needs(call.run.application.formats, call.demand, call.alone)
+            if not self.engines.possible(needs):
+                self._fail(call, no_engine(self.engines, needs, call.run.function.name), now_ns)
+                return None
+        if call.demand is not None:
+            needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes
+            if needed > quota:
+                what = f"device memory for one call of '{flow.spec.name}'"
+                self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
+                return None
+        if not flow.queues:
+            self._policy.waits(flow)
+        call.phase = Phase.QUEUED
+        if not call.queued_ns:
+            call.queued_ns = now_ns
+        return lane
+
+    def _refuse_overfull(self, call: CallState, now_ns: int) -> None:
+        """Fail a new call that waits if too many do."""
         if call.queue is not None and not call.requeued:
-            error = overfull(flow)
+            error = overfull(call.flow)
             if error is not None:
                 self.lines.remove(call)
                 self._fail(call, error, now_ns)
@@ -277,12 +333,16 @@ class Calls:
             call = self.lines.next_for(engine)
             if call is None:
                 return
+            members = self.batches.members(call, engine)
+            if members:
+                self._number += 1
+                call = self.batches.batch(members, self._number)
             self._send(call, engine, now_ns)
 
     def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         flow = call.flow
         tenant = flow.tenant
-        needed = (call.demand.output_bytes or 0) if call.demand is not None else 0
+        needed = sum([c.demand.output_bytes or 0 for c in call.members or (call,) if c.demand])
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
             self._walks.recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes
@@ -292,7 +352,8 @@ class Calls:
         call.phase = Phase.SENT
         call.engine = engine
         call.sent_ns = now_ns
-        flow.counts.queued_ns += now_ns - call.queued_ns
+        for one in call.members or (call,):
+            flow.counts.queued_ns += now_ns - one.queued_ns
         engine.sent[call.id] = call
         engine.last = flow
         tenant.calls += 1
@@ -327,17 +388,50 @@ class Calls:
             self.unpark((call.flow.tenant, call.flow), now_ns)
             self._feed(engine, now_ns)
 
-    def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
+    def _again(self, call: CallState, engine: EngineState | None, begun: bool, now_ns: int) -> None:
         """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
         call.requeued = True
         call.engine = None
         if begun:
             call.attempt += 1
-            call.alone = call.alone or engine.shared_fault_domain
+            call.alone = call.alone or (engine is not None and engine.shared_fault_domain)
             self._number += 1
             call.id = self._number
         self._queue(call, now_ns, front=not begun)
+
+    def _left_batch(self, call: CallState, now_ns: int) -> None:
+        """A member was cancelled: cancel its batch if it was the last one."""
+        batch = call.batch
+        assert batch is not None, "it was joined"
+        if live(batch.members):
+            return
+        batch.cancelled = True
+        if batch.queue is None:
+            self._act(Stop(batch))
+        else:
+            self.lines.remove(batch)
+            self._separate(batch, False, None, now_ns)
+
+    def _separate(
+        self, batch: CallState, died: bool, engine: EngineState | None, now_ns: int
+    ) -> None:
+        """Run the members of a batch that failed one by one.
+
+        Args:
+            batch: the batch.
+            died: its engine died of it, perhaps.
+            engine: where it was; None if it was not sent.
+            now_ns: now.
+        """
+        batch.phase = Phase.ENDED
+        for call in batch.members:
+            call.batch = None
+            call.single = call.requeued = True
+            if call.cancelled:
+                self._leave(call, now_ns)
+            elif call.invocation.calls.get(call.run.instance) is call:
+                self._again(call, engine, died, now_ns)
 
     def _finish(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         self._leave(call, now_ns)
@@ -345,6 +439,9 @@ class Calls:
             self._walks.finished(call, outputs, now_ns)
 
     def _fail(self, call: CallState, error: DandelionError, now_ns: int) -> None:
+        if call.members:
+            self._separate(call, False, None, now_ns)
+            return
         self._leave(call, now_ns)
         if not call.cancelled:
             self._walks.gave_up(call, error, now_ns)

@@ -101,6 +101,7 @@ class FlowCounts:
         calls: ended calls that were on an engine; `failures` of them with an error.
         busy_ns, queued_ns: time on engines, and time waiting for one.
         output_bytes: of all results.
+        batches: how many batches were run; their calls are in `calls`.
     """
 
     calls: int = 0
@@ -108,6 +109,7 @@ class FlowCounts:
     busy_ns: int = 0
     queued_ns: int = 0
     output_bytes: int = 0
+    batches: int = 0
 
     def add(self, other: FlowCounts) -> None:
         """Count what another one counted, too."""
@@ -116,6 +118,7 @@ class FlowCounts:
         self.busy_ns += other.busy_ns
         self.queued_ns += other.queued_ns
         self.output_bytes += other.output_bytes
+        self.batches += other.batches
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +134,7 @@ class Flow:
         pins: number of calls that use it; a pinned function is not evicted.
         calls, waiting, parked: as of `Tenant`.
         blocked: calls that wait until it is present.
+        gathering: calls that wait for others, to be joined.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
         tag: of the policy, see `Policy`.
@@ -149,6 +153,7 @@ class Flow:
     waiting: int = 0
     parked: list[CallQueue] = field(default_factory=list)
     blocked: dict[CallState, None] = field(default_factory=dict)
+    gathering: dict[CallState, None] = field(default_factory=dict)
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
     tag: float = 0.0
@@ -189,9 +194,11 @@ class Phase(enum.Enum):
 
     BLOCKED = "blocked"  # its function is not in memory
     LOOKING = "looking"  # for a cached result
+    GATHERING = "gathering"  # it waits for others of its function
     PLANNING = "planning"  # its demand is being computed
     QUEUED = "queued"
     SENT = "sent"
+    JOINED = "joined"  # it is a member of a batch, which is queued or sent
     ENDED = "ended"
 
 
@@ -210,6 +217,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
+        members: the calls that it stands for, if it is a batch.
+        batch: that it is a member of.
+        single: it is run by itself, since a batch with it has failed.
         requeued: it was in a queue or on an engine before, so a full queue does not refuse it.
         cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
     """
@@ -233,6 +243,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     stages: dict[str, int] = {}
     placed: object = None
     content: bytes = b""
+    members: tuple[CallState, ...] = ()
+    batch: CallState | None = None
+    single: bool = False
     requeued: bool = False
     cancelled: bool = False
 
@@ -289,6 +302,7 @@ class EngineState:
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         capacity: known when it is ready.
         planner: calls must have a demand before they are placed, since engines differ.
+        joins: it runs batches.
         sent: its calls, in the order in which they were sent.
         lanes: the lanes that it takes calls from.
         last: the flow that was sent last.
@@ -303,6 +317,7 @@ class EngineState:
     worker: bool = False
     shared_fault_domain: bool = False
     planner: bool = False
+    joins: bool = False
     name: str = ""
     capacity: Capacity = UNKNOWN_CAPACITY
     phase: EnginePhase = EnginePhase.STARTING

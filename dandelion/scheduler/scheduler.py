@@ -135,6 +135,7 @@ class Scheduler:
             invocation = heapq.heappop(heap)[2]
             if not invocation.ended:
                 self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
+        self.calls.due(now_ns)
         self.fleet.tick(now_ns)
 
     @property
@@ -143,10 +144,12 @@ class Scheduler:
         heap = self._deadlines
         while heap and heap[0][2].ended:
             heapq.heappop(heap)
-        retry_ns = self.fleet.next_retry_ns
-        if not heap:
-            return retry_ns
-        return heap[0][0] if retry_ns is None else min(heap[0][0], retry_ns)
+        times = (
+            heap[0][0] if heap else None,
+            self.fleet.next_retry_ns,
+            self.calls.batches.next_due_ns,
+        )
+        return min([time_ns for time_ns in times if time_ns is not None], default=None)
 
     @property
     def has_turns(self) -> bool:

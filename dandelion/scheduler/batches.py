@@ -1,0 +1,192 @@
+"""Calls of one function that are run as one; see `dandelion.function.Batching`.
+
+When an engine takes a call from a queue, the calls behind it that fit join it: a **batch** is a
+`CallState` with `members`. It takes one place of the engine, and its executor joins the inputs and
+divides the outputs. If a batch fails, its members are run one by one, so no caller gets an error
+that another one caused.
+
+New calls are gathered before they are queued: until the next `tick`, since callers who got their
+results in one batch call again at the same time, and as long as the function says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import islice
+from math import gcd
+from typing import TypeAlias
+
+from dandelion.data import ItemSet
+from dandelion.driver import InstanceSets
+from dandelion.scheduler.lines import Lines
+from dandelion.scheduler.records import CallState, EngineState, Flow, InvocationState, Phase
+
+_LOOKED_AT = 4
+"""How many waiting calls are looked at for each that a batch may have."""
+_COMPARED_BYTES = 4096
+"""Inputs that are not joined are compared up to this size; larger ones have to be the same."""
+
+Key: TypeAlias = tuple[object, ...]
+
+
+class Batches:
+    """Forms batches.
+
+    Args:
+        lines: the waiting calls.
+    """
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._due: list[tuple[int, int, Flow]] = []
+        self._order = 0
+
+    # waiting for others
+
+    def gather(self, call: CallState, now_ns: int) -> bool:
+        """Keep a new call that waits for others, at least until the next `tick`."""
+        batching = call.flow.spec.batching
+        if batching is None or call.requeued:
+            return False
+        call.queued_ns = now_ns
+        due_ns = now_ns + int(batching.wait_s * 1e9)
+        call.phase = Phase.GATHERING
+        gathering = call.flow.gathering
+        if not gathering:
+            self._order += 1
+            heapq.heappush(self._due, (due_ns, self._order, call.flow))
+        gathering[call] = None
+        return True
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When to call `due` next; None if no calls wait for others."""
+        while self._due and not self._due[0][2].gathering:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def due(self, now_ns: int) -> list[Flow]:
+        """Return the flows whose calls have waited long enough."""
+        flows = []
+        while self._due and self._due[0][0] <= now_ns:
+            flow = heapq.heappop(self._due)[2]
+            if flow.gathering:
+                flows.append(flow)
+        return flows
+
+    # batches
+
+    def members(self, call: CallState, engine: EngineState) -> tuple[CallState, ...]:
+        """Take the calls out of their queues that an engine runs together with this one.
+
+        Returns:
+            All of them, this one first; none if it is run by itself.
+        """
+        batching = call.flow.spec.batching
+        if batching is None or not engine.joins or call.members or call.single:
+            return ()
+        key = _key(call)
+        if key is None:
+            return ()
+        found = [call]
+        room = _Room(call, engine)
+        for lane in engine.lanes:
+            queue = lane.queues.get(call.flow)
+            waiting = queue.calls if queue is not None else ()
+            for other in islice(waiting, _LOOKED_AT * batching.calls):
+                if len(found) == batching.calls:
+                    break
+                joins = not other.members and not other.single and _key(other) == key
+                if joins and room.takes(other):
+                    found.append(other)
+        for other in found[1:]:
+            self._lines.remove(other)
+        return tuple(found) if found[1:] else ()
+
+    @staticmethod
+    def batch(members: tuple[CallState, ...], number: int) -> CallState:
+        """Make the call that stands for several.
+
+        Args:
+            members: the calls, in order; the first one decides about the place in the queue.
+            number: the id of the new call.
+        """
+        first = members[0]
+        latest = max(members, key=lambda call: call.invocation.deadline_ns).invocation
+        invocation = InvocationState(
+            first.invocation.id,
+            first.flow.tenant,
+            first.invocation.walk,
+            (),
+            latest.deadline_ns,
+            latest.deadline_s,
+        )
+        batch = CallState(number, invocation, first.run, first.flow, members=members)
+        batch.queued_ns = first.queued_ns
+        batch.requeued = True
+        for call in members:
+            call.phase = Phase.JOINED
+            call.batch = batch
+        return batch
+
+
+class _Room:
+    """Sums up what calls need together, and compares it with the limits of one call."""
+
+    def __init__(self, call: CallState, engine: EngineState) -> None:
+        quota = call.flow.tenant.quota.call_device_bytes
+        capacity = engine.capacity.device_bytes
+        self._device_bytes = min(quota, capacity) if capacity else quota
+        self._output_bytes = call.flow.spec.limits.output_bytes
+        self.takes(call)
+
+    def takes(self, call: CallState) -> bool:
+        """Add a call if there is room for it."""
+        demand = call.demand
+        if demand is None:
+            return True
+        device_bytes = self._device_bytes - demand.device_bytes
+        output_bytes = self._output_bytes - (demand.output_bytes or 0)
+        if device_bytes < 0 or output_bytes < 0:
+            return False
+        self._device_bytes, self._output_bytes = device_bytes, output_bytes
+        return True
+
+
+def _key(call: CallState) -> Key | None:
+    """Return what is equal for calls that can be joined; None if this one cannot be."""
+    spec = call.flow.spec
+    assert spec.batching is not None, "its calls are joined"
+    key: list[object] = [call.demand is None, call.alone]
+    first_bytes = 0
+    for declared, item_set in zip(spec.inputs, call.run.inputs, strict=True):
+        if declared.name not in spec.batching.inputs:
+            key.append(None if item_set is None else _value(item_set))
+            continue
+        if item_set is None or len(item_set.items) != 1:
+            return None
+        item = item_set.items[0]
+        size = item.size_bytes
+        if not size:
+            return None
+        first_bytes = first_bytes or size
+        common = gcd(size, first_bytes)
+        # Without a shape it is not known what a row is, so only equal sizes can be joined.
+        rest = size if item.shape is None else item.shape[1:]
+        key += [item.dtype, rest, size // common, first_bytes // common]
+    return tuple(key)
+
+
+def _value(item_set: ItemSet) -> object:
+    if item_set.size_bytes > _COMPARED_BYTES:
+        return id(item_set)
+    return tuple([(i.name, i.key, bytes(i.data), i.dtype, i.shape) for i in item_set.items])
+
+
+def live(members: tuple[CallState, ...]) -> list[CallState]:
+    """Return the members whose results are still needed."""
+    return [call for call in members if not call.cancelled]
+
+
+Parts: TypeAlias = list[InstanceSets]
+"""The outputs of each member of a batch."""
