@@ -142,7 +142,8 @@ class SequentialEngine(Engine):
         except BaseException:
             device.close()
             raise
-        self.plans = PlanCache(limit_bytes=self.capacity.device_bytes)
+        lanes = device.abilities.graph_lanes
+        self.plans = PlanCache(limit_bytes=self.capacity.device_bytes, lanes=lanes)
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -268,7 +269,7 @@ class SequentialEngine(Engine):
         pacer = Pacer(self.device, ready.times, lambda: self._check(call))
         if ready.segments:
             for segment in ready.segments:
-                pacer.replay(segment.part, segment.graph)
+                pacer.replay(segment.part.steps, segment.graph, segment.part.speedup)
         else:
             for part in ready.times.cut(ready.plan.walk()):
                 pacer.launch(part, ready.steps)
