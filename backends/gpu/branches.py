@@ -21,11 +21,12 @@ Correctness does not depend on it. Buffers that share memory here would also sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from dandelion.blueprint import Access
 
-from .hazards import Range, Use, is_chain
+from .hazards import Range, Use
 from .lanes import LaneSchedule, scheduled
 from .layout import Lifetime, Slot, is_shared, place, used_bytes
 
@@ -60,9 +61,9 @@ def set_apart(
     """
     if lanes == 1 or not is_shared(slots):
         return slots
-    uses = _uses(accesses)
-    if is_chain(uses, range(len(uses))):
+    if _is_chain(accesses):
         return slots
+    uses = _uses(accesses)
     needed = used_bytes(slots)
     room = needed + max(needed, EXTRA_BYTES)
     if limit_bytes is not None:
@@ -76,6 +77,18 @@ def set_apart(
             return found
         lanes = schedule.width // 2
     return slots
+
+
+def _is_chain(accesses: Sequence[Mapping[str, Access]]) -> bool:
+    """Tell whether each launch must wait for the one before it."""
+    for earlier, later in pairwise(accesses):
+        for name, way in later.items():
+            before = earlier.get(name)
+            if before is not None and not (way is before is Access.READ):
+                break
+        else:
+            return False
+    return True
 
 
 def _uses(accesses: Sequence[Mapping[str, Access]]) -> list[Use]:

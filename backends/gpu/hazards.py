@@ -41,8 +41,9 @@ class Use:
 
     def conflicts(self, later: Use) -> bool:
         """Tell whether `later` must wait for this one."""
-        if not set(self.writes).isdisjoint(later.reads + later.writes):
-            return True
+        for written in self.writes:  # most often it is the same range
+            if written in later.reads or written in later.writes:
+                return True
         return _overlap(self.writes, later.reads + later.writes) or _overlap(
             self.reads, later.writes
         )
