@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dandelion.backends.gpu.forks import Forks
-from dandelion.backends.gpu.graph_parts import GraphPart, graph_parts, use_of
+from dandelion.backends.gpu.graph_parts import GraphPart, Width, graph_parts, use_of
 from dandelion.backends.gpu.hazards import MemoryHazards, Use, is_chain
 from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.lanes import scheduled
@@ -118,12 +118,15 @@ def planned(config: bp.GpuConfig, lanes: int = 8, limit_bytes: int | None = None
     return plan(config, {"A": KIB}, lambda n, i: 0, limit_bytes, lanes=lanes)
 
 
-def parts(made: Plan, ns: int = LONG_NS, lanes: int = 8, brief: bool = True) -> list[GraphPart]:
+def parts(
+    made: Plan, ns: int = LONG_NS, lanes: int = 8, brief: bool = True, units: int = 0
+) -> list[GraphPart]:
     """The parts of a plan each of whose steps takes so long."""
     times = StepTimes(len(made.steps), PART_NS)
     for index in range(len(made.steps)):
         times.measured([index], ns)
-    return graph_parts(made.steps, list(made.walk()), times, lanes, brief)
+    width = Width(lanes, units, 64 if units else 0)
+    return graph_parts(made.steps, list(made.walk()), times, width, brief)
 
 
 def test_branches_are_lanes_that_join() -> None:
@@ -168,13 +171,24 @@ def test_parts_hold_all_branches_for_the_time_of_a_part() -> None:
     assert [len(part.steps) for part in chain] == [10] * 6 + [1]
 
 
+def test_launches_that_fill_the_device_stay_in_order() -> None:
+    """Each step has a block, and each unit runs one at a time."""
+    made = planned(branches(4, 20))
+    assert parts(made, units=1) == [GraphPart(list(made.walk()))]
+    for units, steps in ((2, 20), (4, 40), (8, 40)):
+        found = parts(made, brief=False, units=units)[0]
+        assert found.forks is not None
+        assert len(found.steps) == steps, "the lanes reach the time of a part sooner"
+
+
 def test_a_kernel_beside_a_chain_of_brief_ones() -> None:
     """One step that takes as long as all others together runs beside them."""
     uses = [use((), (A,)), *[use((B,), (B,))] * 100]
     schedule = scheduled(uses, [100_000.0, *[1_000.0] * 100], 8)
     assert schedule.width == 2
     assert schedule.span_ns == 100_000
-    assert schedule.pays
+    assert schedule.pays()
+    assert not schedule.pays(190_000), "the device is full"
 
 
 # --- memory ---------------------------------------------------------------------------------

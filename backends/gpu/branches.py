@@ -70,7 +70,7 @@ def set_apart(
         room = min(room, limit_bytes)
     while lanes > 1:
         schedule = scheduled(uses, (count * _LAUNCH_NS for count in counts), lanes)
-        if not schedule.pays:
+        if not schedule.pays():
             break
         found, _ = place(lifetimes, False, _Order(schedule, accesses).is_ordered)
         if used_bytes(found) <= room:

@@ -3,8 +3,11 @@
 A plan whose steps must follow each other, or gain nothing from running side by side, is cut in the
 order of execution, as when it is launched step by step. Otherwise its steps are put on lanes
 (`.lanes`), taken in the order in which they can begin, so that branches alternate, and cut where
-the lanes together reach the time of a part. All of a part is done before the next one begins, so
-waits for steps of earlier parts are left out, and a call can be stopped between parts as ever.
+the lanes together reach the time of a part. Launches that fill the device gain nothing beside each
+other, so a part takes at least as long as its launches would fill the whole device.
+
+All of a part is done before the next one begins, so waits for steps of earlier parts are left out,
+and a call can be stopped between parts as ever.
 """
 
 from __future__ import annotations
@@ -25,6 +28,31 @@ LAUNCHED_NS = 8000.0
 """Launching a step by itself takes the host about as long: less says nothing of the step."""
 BRIEF_NS = 1500.0
 """What a step of less is taken for, in a graph."""
+_LEAST_THREADS = 64
+"""A block counts as so many at least: a compute unit runs at most 32 blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How much a device can do side by side.
+
+    Attributes:
+        lanes: how many steps of a graph.
+        units: compute units.
+        unit_threads: threads that one of them runs at the same time; 0 if that is not known.
+    """
+
+    lanes: int
+    units: int = 1
+    unit_threads: int = 0
+
+    def share(self, step: Step) -> float:
+        """Estimate what part of the device a step needs at least; 0 if that is not known."""
+        if isinstance(step, Zero) or not self.unit_threads:
+            return 0.0
+        (gx, gy, gz), (bx, by, bz) = step.grid, step.block
+        together = self.unit_threads // max(bx * by * bz, _LEAST_THREADS)
+        return min(gx * gy * gz / (self.units * max(together, 1)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +71,7 @@ class GraphPart:
 
 
 def graph_parts(
-    steps: Sequence[Step], order: Sequence[int], times: StepTimes, lanes: int, brief: bool
+    steps: Sequence[Step], order: Sequence[int], times: StepTimes, width: Width, brief: bool
 ) -> list[GraphPart]:
     """Cut a plan into the parts that become graphs.
 
@@ -51,20 +79,25 @@ def graph_parts(
         steps: of the plan.
         order: indices of steps in the order of execution, loops unrolled.
         times: how long each step takes.
-        lanes: how many steps can run side by side in a graph.
+        width: of the device.
         brief: make one part of all.
     """
-    schedule = _worthwhile(steps, order, times, lanes) if lanes > 1 else None
+    shares = [width.share(step) for step in steps] if width.lanes > 1 else []
+    schedule = _worthwhile(steps, order, times, shares, width.lanes) if shares else None
     if schedule is None:
         return [GraphPart(part) for part in ([order] if brief else times.cut(order))]
     first = sorted(range(len(order)), key=schedule.starts.__getitem__)
     if brief:
         return [_part(first, order, schedule, 1.0)]
-    return _cut(first, order, schedule, times)
+    return _cut(first, order, schedule, times, shares)
 
 
 def _worthwhile(
-    steps: Sequence[Step], order: Sequence[int], times: StepTimes, lanes: int
+    steps: Sequence[Step],
+    order: Sequence[int],
+    times: StepTimes,
+    shares: Sequence[float],
+    lanes: int,
 ) -> LaneSchedule | None:
     """Put a plan on lanes; None if that is not worth it."""
     uses = [use_of(step) for step in steps]
@@ -72,7 +105,7 @@ def _worthwhile(
         return None
     takes = [_graph_ns(times.expected_ns(index)) for index in range(len(steps))]
     made = scheduled((uses[i] for i in order), (takes[i] for i in order), lanes)
-    return made if made.pays else None
+    return made if made.pays(sum(takes[i] * shares[i] for i in order)) else None
 
 
 def _graph_ns(launched_ns: float) -> float:
@@ -81,26 +114,33 @@ def _graph_ns(launched_ns: float) -> float:
 
 
 def _cut(
-    first: Sequence[int], order: Sequence[int], schedule: LaneSchedule, times: StepTimes
+    first: Sequence[int],
+    order: Sequence[int],
+    schedule: LaneSchedule,
+    times: StepTimes,
+    shares: Sequence[float],
 ) -> list[GraphPart]:
     """Cut places of the order, given in the order in which they can begin."""
     made: list[GraphPart] = []
     part: list[int] = []
     ends: dict[int, float] = {}  # of the steps of the part
     lanes: dict[int, float] = {}  # when each lane is free
+    filled_ns = 0.0  # how long its steps fill the device together
 
     def close() -> None:
         serial_ns = sum(times.expected_ns(order[place]) for place in part)
-        made.append(_part(part, order, schedule, serial_ns / max(ends.values())))
+        made.append(_part(part, order, schedule, serial_ns / max(filled_ns, *ends.values())))
 
     for place in first:
         lane, ns = schedule.lane[place], times.expected_ns(order[place])
         waits = (ends.get(wait, 0.0) for wait in schedule.waits[place])
         end = max(lanes.get(lane, 0.0), *waits, 0.0) + ns
-        if part and end > times.part_ns:
+        filling_ns = ns * shares[order[place]]
+        if part and max(end, filled_ns + filling_ns) > times.part_ns:
             close()
-            part, ends, lanes, end = [], {}, {}, ns
+            part, ends, lanes, end, filled_ns = [], {}, {}, ns, 0.0
         part.append(place)
+        filled_ns += filling_ns
         ends[place] = lanes[lane] = end
     if part:
         close()

@@ -120,10 +120,13 @@ class LaneSchedule:
         """The time from the first step's begin to the end of all."""
         return max(self._ends, default=0.0)
 
-    @property
-    def pays(self) -> bool:
-        """Whether it takes so much less time than the steps one after the other that it counts."""
-        return self.span_ns <= (1 - LEAST_GAIN) * self.serial_ns
+    def pays(self, least_ns: float = 0.0) -> bool:
+        """Tell whether it takes so much less time than the steps in order that it counts.
+
+        Args:
+            least_ns: what it takes even if no step waits for another one.
+        """
+        return max(self.span_ns, least_ns) <= (1 - LEAST_GAIN) * self.serial_ns
 
 
 def scheduled(uses: Iterable[Use], takes_ns: Iterable[float], lanes: int) -> LaneSchedule:

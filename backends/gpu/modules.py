@@ -21,7 +21,7 @@ from dandelion.function import Digest
 
 from .constants import ResidentConstants
 from .device import Device, Handle, prepare_steps
-from .graph_parts import GraphPart, graph_parts
+from .graph_parts import GraphPart, Width, graph_parts
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
@@ -132,7 +132,10 @@ class Modules:
         self._part_ns = part_ns
         self._capacity = capacity
         self._plans = plans
-        self._archs = device.properties().archs
+        found = device.properties()
+        self._archs = found.archs
+        lanes = device.abilities.graph_lanes
+        self._width = Width(lanes, found.compute_units, found.unit_threads)
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
         self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
@@ -176,8 +179,7 @@ class Modules:
         if not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
             return
         steps, order = ready.plan.steps, list(ready.plan.walk())
-        lanes = self._device.abilities.graph_lanes
-        parts = graph_parts(steps, order, ready.times, lanes, ready.brief)
+        parts = graph_parts(steps, order, ready.times, self._width, ready.brief)
         if parts == [segment.part for segment in ready.segments]:
             return
         self._discard_graphs(ready)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from dandelion.backends.gpu import hazards, lanes
 from dandelion.backends.gpu.forks import Forks
-from dandelion.backends.gpu.graph_parts import GraphPart, graph_parts
+from dandelion.backends.gpu.graph_parts import GraphPart, Width, graph_parts
 from dandelion.backends.gpu.lanes import LaneSchedule
 from dandelion.backends.gpu.pacing import StepTimes
 from dandelion.backends.gpu.plan import Plan, plan
@@ -33,7 +33,7 @@ Order = Callable[[Forks], list[int]]
 def everything_pays() -> Iterator[None]:
     """Use lanes wherever something could run side by side."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LaneSchedule, "pays", True)
+        patch.setattr(LaneSchedule, "pays", lambda schedule, least_ns=0.0: True)
         patch.setattr(lanes, "CROSSING_NS", 0.0)
         yield
 
@@ -49,7 +49,7 @@ def timed(made: Plan, source: random.Random) -> StepTimes:
 def forked(made: Plan, source: random.Random, width: int, whole: bool) -> list[GraphPart]:
     """Put a plan on lanes."""
     order = list(made.walk())
-    parts = graph_parts(made.steps, order, timed(made, source), width, whole)
+    parts = graph_parts(made.steps, order, timed(made, source), Width(width), whole)
     if not whole:
         assert sorted(i for part in parts for i in part.steps) == sorted(order)
     return parts
