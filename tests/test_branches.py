@@ -115,7 +115,7 @@ def branches(width: int, length: int, turn: bool = False, size: int = KIB) -> bp
 
 
 def planned(config: bp.GpuConfig, lanes: int = 8, limit_bytes: int | None = None) -> Plan:
-    return plan(config, {"A": KIB}, lambda n, i: 0, limit_bytes, lanes=lanes)
+    return plan(config, {"A": KIB}, lambda n, i: 0, limit_bytes, None, lanes, limit_bytes)
 
 
 def parts(
@@ -201,6 +201,20 @@ def test_branches_get_memory_of_their_own_where_that_is_cheap() -> None:
     assert parts(wide)[0].forks is not None
     assert serial.used_bytes < wide.used_bytes <= serial.used_bytes + 3 * KIB
     assert planned(config, limit_bytes=serial.used_bytes).slots == serial.slots, "no room"
+
+
+def test_an_engine_takes_no_larger_pool_for_branches() -> None:
+    """After a fault the pool is small until a call needs more."""
+    runner = Runner(HostDevice(KERNELS, POOL_BYTES, graphs=True, lanes=4), first_bytes=4 * KIB)
+    plans, config = runner.engine.plans, branches(2, 5)
+    small, large = (planned(config, lanes).used_bytes for lanes in (1, 8))
+    assert small <= 4 * KIB < large
+    sizes = {"A": KIB}
+    assert plans.get("f", config, (), sizes, lambda n, i: 0).used_bytes == small
+    runner.run(doubled_apart(), one("x", np.arange(1024, dtype=np.int32)))
+    assert runner.engine.pool.size_bytes == POOL_BYTES, "this call needs more"
+    assert plans.get("g", config, (), sizes, lambda n, i: 0).used_bytes == large
+    runner.engine.close()
 
 
 def test_chains_get_no_more_memory() -> None:

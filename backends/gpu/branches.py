@@ -8,19 +8,21 @@ This may take more memory, and is done only where that is cheap and can help:
 
 - the device can run launches of a graph side by side, and some launches of the plan could;
 - on lanes they take a tenth less time than in order, each launch counted alike;
-- the pool has room, and the plan takes at most twice its memory or `EXTRA_BYTES` more: so much is
-  zeroed in some 15 us on a current GPU, after the outputs were handed over.
+- the engine's pool has room without growing, and the plan takes at most twice its memory or
+  `EXTRA_BYTES` more: so much is zeroed in some 15 us on a current GPU, after the outputs were
+  handed over.
 
 With less room fewer lanes are tried, in the end none. The demand that the scheduler sees is always
 that of the order of execution: a plan that fits an engine in order is never refused by this.
 
-Correctness does not depend on it. Buffers that share memory here would also share it in order, and
+Correctness does not depend on it. Only buffers that may share memory in order share it here, and
 `.graph_parts` derives what must wait for what from the ranges of the final layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -28,7 +30,7 @@ from dandelion.blueprint import Access
 
 from .hazards import Range, Use
 from .lanes import LaneSchedule, scheduled
-from .layout import Lifetime, Slot, is_shared, place, used_bytes
+from .layout import Lifetime, Slot, place, used_bytes
 
 EXTRA_BYTES = 64 << 20
 """So much more memory a plan may take, even if that is more than twice what it needs."""
@@ -38,44 +40,54 @@ _LAUNCH_NS = 10_000.0
 Slots: TypeAlias = dict[str, Slot]
 
 
+@dataclass(frozen=True, slots=True)
+class BranchLaunch:
+    """A launch of a plan.
+
+    Attributes:
+        access: what it does with each buffer; constants on the device are left out.
+        count: how often it runs, loops unrolled.
+    """
+
+    access: Mapping[str, Access]
+    count: int
+
+
 def set_apart(
-    accesses: Sequence[Mapping[str, Access]],
-    counts: Sequence[int],
+    launches: Sequence[BranchLaunch],
     lifetimes: Mapping[str, Lifetime],
     slots: Slots,
     lanes: int,
-    limit_bytes: int | None,
+    room_bytes: int | None,
 ) -> Slots:
     """Place the buffers of a plan so that its branches can run side by side.
 
     Args:
-        accesses: what each launch does with each buffer, without constants on the device.
-        counts: how often each launch runs.
+        launches: in the order of execution, each once.
         lifetimes: of the buffers, by name.
-        slots: where they lie otherwise.
+        slots: where they lie otherwise; some share memory.
         lanes: how many launches can run side by side.
-        limit_bytes: size of the pool.
+        room_bytes: size of the pool.
 
     Returns:
         The slots; those that were given, if that is not worth it.
     """
-    if lanes == 1 or not is_shared(slots):
-        return slots
+    accesses = [launch.access for launch in launches]
     if _is_chain(accesses):
         return slots
     uses = _uses(accesses)
     needed = used_bytes(slots)
     room = needed + max(needed, EXTRA_BYTES)
-    if limit_bytes is not None:
-        room = min(room, limit_bytes)
+    if room_bytes is not None:
+        room = min(room, room_bytes)
     while lanes > 1:
-        schedule = scheduled(uses, (count * _LAUNCH_NS for count in counts), lanes)
+        schedule = scheduled(uses, (launch.count * _LAUNCH_NS for launch in launches), lanes)
         if not schedule.pays():
             break
         found, _ = place(lifetimes, False, _Order(schedule, accesses).is_ordered)
         if used_bytes(found) <= room:
             return found
-        lanes = schedule.width // 2
+        lanes = (schedule.width + 1) // 2
     return slots
 
 

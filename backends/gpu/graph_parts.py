@@ -12,6 +12,7 @@ and a call can be stopped between parts as ever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,9 +88,8 @@ def graph_parts(
     if schedule is None:
         return [GraphPart(part) for part in ([order] if brief else times.cut(order))]
     first = sorted(range(len(order)), key=schedule.starts.__getitem__)
-    if brief:
-        return [_part(first, order, schedule, 1.0)]
-    return _cut(first, order, schedule, times, shares)
+    part_ns = math.inf if brief else times.part_ns
+    return _cut(first, order, schedule, times, shares, part_ns)
 
 
 def _worthwhile(
@@ -119,6 +119,7 @@ def _cut(
     schedule: LaneSchedule,
     times: StepTimes,
     shares: Sequence[float],
+    part_ns: float,
 ) -> list[GraphPart]:
     """Cut places of the order, given in the order in which they can begin."""
     made: list[GraphPart] = []
@@ -136,7 +137,7 @@ def _cut(
         waits = (ends.get(wait, 0.0) for wait in schedule.waits[place])
         end = max(lanes.get(lane, 0.0), *waits, 0.0) + ns
         filling_ns = ns * shares[order[place]]
-        if part and max(end, filled_ns + filling_ns) > times.part_ns:
+        if part and max(end, filled_ns + filling_ns) > part_ns:
             close()
             part, ends, lanes, end, filled_ns = [], {}, {}, ns, 0.0
         part.append(place)

@@ -36,8 +36,8 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import InvalidInput
 
-from .branches import set_apart
-from .layout import Lifetime, Slot, aligned, place, used_bytes
+from .branches import BranchLaunch, set_apart
+from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .sizes import ReadInteger, Sizes
 
 
@@ -137,6 +137,7 @@ def plan(
     limit_bytes: int | None = None,
     resident: Mapping[str, Slot] | None = None,
     lanes: int = 1,
+    room_bytes: int | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -149,6 +150,7 @@ def plan(
         resident: constants that are on the device already, and where in their memory.
         lanes: how many launches of a graph the device can run side by side; with more than one,
             buffers of such launches do not share memory where that is cheap, see `.branches`.
+        room_bytes: how much the plan may take for that.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
@@ -160,8 +162,8 @@ def plan(
     slots, zeroed = place(lifetimes, tight=False)
     if limit_bytes is not None and used_bytes(slots) > limit_bytes:
         slots, zeroed = place(lifetimes, tight=True)
-    elif lanes > 1:
-        slots = planner.set_apart(lifetimes, slots, lanes, limit_bytes)
+    elif lanes > 1 and is_shared(slots):
+        slots = set_apart(planner.branches(), lifetimes, slots, lanes, room_bytes)
     return planner.plan(lifetimes, slots, zeroed)
 
 
@@ -277,24 +279,18 @@ class _Planner:
 
     # layout
 
-    def set_apart(
-        self,
-        lifetimes: Mapping[str, Lifetime],
-        slots: dict[str, Slot],
-        lanes: int,
-        limit_bytes: int | None,
-    ) -> dict[str, Slot]:
-        """Give the slots of branches that run side by side; see `.branches`."""
+    def branches(self) -> list[BranchLaunch]:
+        """List the launches as `.branches` looks at them."""
         counts = [1] * len(self.drafts)
         for first, last, times in self.loops:
             counts[first : last + 1] = [count * times for count in counts[first : last + 1]]
-        accesses: list[Mapping[str, Access]] = [draft.access for draft in self.drafts]
+        accesses = [draft.access for draft in self.drafts]
         if self.resident:
             accesses = [
                 {name: way for name, way in access.items() if name not in self.resident}
                 for access in accesses
             ]
-        return set_apart(accesses, counts, lifetimes, slots, lanes, limit_bytes)
+        return list(map(BranchLaunch, accesses, counts))
 
     def plan(
         self,

@@ -144,6 +144,7 @@ class SequentialEngine(Engine):
             raise
         lanes = device.abilities.graph_lanes
         self.plans = PlanCache(limit_bytes=self.capacity.device_bytes, lanes=lanes)
+        self.plans.room_bytes = self.pool.size_bytes  # no reason to take the whole pool
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -254,6 +255,7 @@ class SequentialEngine(Engine):
         self.modules.forget_plans()
         try:
             self.pool.enlarge(self.capacity.device_bytes)
+            self.plans.room_bytes = self.pool.size_bytes
         finally:
             if not self.device.pool_bytes:
                 self._broken = "its pool is gone"
