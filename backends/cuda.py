@@ -195,6 +195,7 @@ def _calls(cu: Any) -> Calls:
         parameter=_parameter(cu),
         create_stream=cu.cuStreamCreate,
         destroy_stream=cu.cuStreamDestroy,
+        wait_event=lambda stream, event: cu.cuStreamWaitEvent(stream, event, 0),
         synchronize=cu.cuStreamSynchronize,
         launch=cu.cuLaunchKernel,
         begin_capture=lambda stream: cu.cuStreamBeginCapture(stream, relaxed),

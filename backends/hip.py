@@ -178,6 +178,7 @@ def _calls(hip: Any, types: Any) -> Calls:
         parameter=None,
         create_stream=hip.hipStreamCreateWithFlags,
         destroy_stream=hip.hipStreamDestroy,
+        wait_event=lambda stream, event: hip.hipStreamWaitEvent(stream, event, 0),
         synchronize=hip.hipStreamSynchronize,
         launch=hip.hipModuleLaunchKernel,
         begin_capture=lambda stream: hip.hipStreamBeginCapture(stream, relaxed),

@@ -254,9 +254,9 @@ def test_parts_of_the_wrong_size_are_cut_anew_and_ever_more_rarely() -> None:
         cuts.append(len(ready.segments))
         quick = call // 20 % 2 == 0  # the device is shared now and then
         each = [PART_NS // 50 if quick else PART_NS] * 100
-        took = [sum(each[: len(s.part)]) for s in ready.segments]
+        took = [sum(each[: len(s.part.steps)]) for s in ready.segments]
         for segment, ns in zip(ready.segments, took, strict=True):
-            ready.times.measured(segment.part, ns)
+            ready.times.measured(segment.part.steps, ns)
         ready.ran(took)
     assert cuts[0] == 100
     assert cuts[5] == 1

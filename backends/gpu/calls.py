@@ -111,6 +111,7 @@ class Calls:
     # work
     create_stream: Function
     destroy_stream: Function
+    wait_event: Function  # (stream, event): the stream's next work waits for what was recorded
     synchronize: Function  # (stream)
     launch: Function
     begin_capture: Function

@@ -23,6 +23,7 @@ from dandelion.blueprint import Code, Module
 from dandelion.errors import DandelionError, DeviceFault, InternalError, InvalidBlueprint
 
 from .device import Device, Handle, Protection
+from .forks import Forks
 from .host import HostKernel, Memory
 from .plan import Launch, Pointer, Zero
 from .source import LoadedCode, choose
@@ -328,6 +329,32 @@ def check_graphs(device: Device) -> None:
     device.discard(steps, graph)
 
 
+def check_forked_graphs(device: Device) -> None:
+    """Launches of a graph wait for those that they must wait for, whatever runs side by side."""
+    if device.abilities.graph_lanes < 2:
+        return
+    a, b, c = (_put(device, at, np.ones(64, dtype=np.int32)) for at in (0, 256, 512))
+    shape = ((2, 1, 1), (32, 1, 1))
+
+    def axpy(x: Pointer, factor: int) -> Handle:
+        return _prepare(device, "axpy", (x, _value("i", factor), _value("i", 1)), *shape)
+
+    join = _prepare(device, "add", (a, b, c, _value("Q", 64)), *shape)
+    zero = device.prepare_zero(Zero(0, 256))
+    steps = [axpy(a, 2), axpy(b, 3), axpy(a, 5), axpy(b, 7), join, zero, axpy(c, 2), axpy(a, 4)]
+    waits = ((), (), (), (), (3,), (4,), (), (5,))
+    graph = device.capture(steps, Forks((0, 1, 0, 1, 0, 1, 0, 0), waits))
+    assert graph is not None
+    first, second = 1, 1
+    for _ in range(3):
+        device.replay(graph)
+        first, second = 5 * (2 * first + 1) + 1, 7 * (3 * second + 1) + 1
+        assert (_get(device, 512, 64, np.int32) == 2 * (first + second) + 1).all()
+        first = 1
+        assert (_get(device, 0, 64, np.int32) == first).all()
+    device.discard(steps, graph)
+
+
 def check_protected_memory(device: Device) -> None:
     """Protected memory begins with zeros, keeps what was copied to it, and kernels can read it."""
     if not device.abilities.protected_memory:
@@ -492,6 +519,7 @@ CHECKS: tuple[Check, ...] = (
     check_again,
     check_marks,
     check_graphs,
+    check_forked_graphs,
     check_protected_memory,
     check_unknown_kernel,
     check_reopening,

@@ -1,8 +1,9 @@
 """The device that CUDA and HIP share: one context, one pool, one stream.
 
-All work is asynchronous on one stream, which keeps its order. A launch is prepared once: its
-arguments are packed in memory of their own, and launching is one call of the binding. Copies take
-host buffers as they are, so they need no preparation.
+All work is asynchronous on one stream, which keeps its order; within a graph launches may run side
+by side (`.cudalike_capture`). A launch is prepared once: its arguments are packed in memory of
+their own, and launching is one call of the binding. Copies take host buffers as they are, so they
+need no preparation.
 
 Protected memory lies in mappings of its own, made with the virtual memory functions. Kernels can
 read and write it until `protect` says otherwise; the device enforces that.
@@ -23,9 +24,11 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
+from .cudalike_capture import LANES, GraphCapture
 from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
+from .forks import Forks
 from .plan import Launch, Zero
 from .source import LoadedCode
 
@@ -53,7 +56,9 @@ class CudaLikeDevice(Device):
         self, ordinal: int = 0, cache: CodeCache | None = None, trusts_protection: bool = True
     ) -> None:
         self.name = f"{self.backend}:{ordinal}"
-        self.abilities = Abilities(graphs=True, asynchronous=True, registers=True)
+        self.abilities = Abilities(
+            graphs=True, asynchronous=True, registers=True, graph_lanes=LANES
+        )
         self._ordinal = ordinal
         self._cache = cache
         self._trusts_protection = trusts_protection
@@ -70,6 +75,7 @@ class CudaLikeDevice(Device):
         self._idle_events: list[Any] = []
         self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
+        self._captures: GraphCapture
 
     @classmethod
     def calls(cls) -> Calls:
@@ -128,6 +134,7 @@ class CudaLikeDevice(Device):
             self._protected = ProtectedMemory(calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
             self._protected.stream = self._stream
+            self._captures = GraphCapture(calls, self._stream, self._do, self._undo)
             protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
             self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
@@ -181,6 +188,7 @@ class CudaLikeDevice(Device):
         for event in self._events:
             self._undo(calls.destroy_event, event)
         if self._stream is not None:
+            self._captures.close()
             self._undo(calls.destroy_stream, self._stream)
         self._undo(calls.release, self._ordinal)
         self._forget()
@@ -332,16 +340,13 @@ class CudaLikeDevice(Device):
                 raise self._fail("launch", error)
 
     def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+        return self._instantiated(self._captures.chain(lambda: self._launch(prepared)))
+
+    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
+        return self._instantiated(self._captures.forked(prepared, forks))
+
+    def _instantiated(self, graph: Any) -> Handle | None:
         calls = self._calls
-        self._do("capture", calls.begin_capture(self._stream))
-        try:
-            self._launch(prepared)
-        except DandelionError:
-            answer = calls.end_capture(self._stream)
-            if not answer[0]:
-                self._undo(calls.destroy_graph, answer[1])
-            raise
-        graph = self._do("capture", self._end_capture())
         try:
             executable = self._do("capture", calls.instantiate(graph))
         except DeviceFull:
@@ -351,15 +356,6 @@ class CudaLikeDevice(Device):
         self._graphs.append(executable)
         self._do("capture", calls.upload(executable, self._stream))
         return Handle(executable)
-
-    def _end_capture(self) -> tuple[Any, ...]:
-        """End it; a stream that still captures could do nothing else."""
-        answer = self._calls.end_capture(self._stream)
-        if answer[0]:
-            again = self._calls.end_capture(self._stream)
-            if not again[0]:
-                self._undo(self._calls.destroy_graph, again[1])
-        return answer
 
     def _replay(self, graph: Handle) -> None:
         error = self._calls.replay(graph, self._stream)[0]

@@ -32,6 +32,7 @@ from typing import ClassVar, NewType
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError
 
+from .forks import Forks
 from .plan import Launch, Pointer, Step, Zero
 from .source import LoadedCode
 
@@ -45,6 +46,7 @@ class Abilities:
 
     Attributes:
         graphs: `capture` and `replay` work and are faster than launching one by one.
+        graph_lanes: how many launches of a graph can run side by side, see `.forks`.
         asynchronous: calls return before the work is done.
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
@@ -58,6 +60,7 @@ class Abilities:
     host_visible: bool = False
     protected_memory: bool = False
     host_execution: bool = False
+    graph_lanes: int = 1
 
 
 class Protection(enum.Enum):
@@ -254,9 +257,20 @@ class Device(abc.ABC):
         """Launch in order."""
         self._launch(prepared)
 
-    def capture(self, prepared: Sequence[Handle]) -> Handle | None:
-        """Make one graph of launches; None if the device has no graphs or no room."""
-        return self._capture(prepared) if self.abilities.graphs else None
+    def capture(self, prepared: Sequence[Handle], forks: Forks | None = None) -> Handle | None:
+        """Make one graph of launches; None if the device has no graphs or no room.
+
+        Args:
+            prepared: the launches, in an order in which they could be launched one by one.
+            forks: which of them may run side by side; None for all in order.
+        """
+        if not self.abilities.graphs:
+            return None
+        if forks is None:
+            return self._capture(prepared)
+        if not forks.fit(len(prepared), self.abilities.graph_lanes):
+            raise InternalError(f"{self.name}: the forks do not fit {len(prepared)} launches")
+        return self._capture_forked(prepared, forks)
 
     def replay(self, graph: Handle) -> None:
         """Launch a graph."""
@@ -333,6 +347,10 @@ class Device(abc.ABC):
 
     def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
         return None
+
+    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
+        """Only called where `Abilities.graph_lanes` says so."""
+        return self._capture(prepared)
 
     def _replay(self, graph: Handle) -> None:
         raise InternalError(f"{self.name}: it has no graphs")

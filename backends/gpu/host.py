@@ -19,6 +19,7 @@ from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Problem
 
 from .device import Abilities, Device, Handle, Properties, Protection
+from .forks import Forks
 from .plan import Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 
@@ -55,6 +56,11 @@ class HostDevice(Device):
         lazy: do nothing until somebody waits.
         graphs: offer graphs.
         protects: offer protected memory.
+        lanes: how many launches of a graph run side by side. Here they run one by one, and of
+            those that may run the last one first, so that a missing dependency shows.
+
+    Attributes:
+        forked: the forks of each graph that has some, in the order of capture.
     """
 
     backend: ClassVar[str] = "host"
@@ -68,10 +74,15 @@ class HostDevice(Device):
         lazy: bool = False,
         graphs: bool = False,
         protects: bool = False,
+        lanes: int = 1,
     ) -> None:
         self.name = "host:0"
         self.abilities = Abilities(
-            graphs=graphs, asynchronous=lazy, host_visible=True, protected_memory=protects
+            graphs=graphs,
+            asynchronous=lazy,
+            host_visible=True,
+            protected_memory=protects,
+            graph_lanes=lanes,
         )
         self._kernels = kernels
         self._memory_bytes = memory_bytes
@@ -83,6 +94,7 @@ class HostDevice(Device):
         self.is_open = False
         self.modules = 0
         self.graphs = 0
+        self.forked: list[Forks] = []
         self.protected = 0
 
     def open(self) -> None:
@@ -208,6 +220,10 @@ class HostDevice(Device):
     def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
         self.graphs += 1
         return Handle(tuple(prepared))
+
+    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
+        self.forked.append(forks)
+        return self._capture([prepared[place] for place in forks.last_first()])
 
     def _replay(self, graph: Handle) -> None:
         assert isinstance(graph, tuple)

@@ -3,7 +3,8 @@
 A module is known by the digest of its content, so functions that share a library share the module.
 A plan is ready once each of its launches is prepared. Its first call measures them; from the second
 one on it runs as a graph where the device has graphs: one graph if it is brief, else one for each
-part (see `.pacing`). Both caches are bounded; with a module its ready plans are dropped.
+part (see `.pacing`, `.graph_parts`). Both caches are bounded; with a module its ready plans are
+dropped.
 
 A module with variables of its own would carry data from one call to the next. Such a module is
 loaded for one call and unloaded after it (`expire`); it is never shared and never part of a graph.
@@ -20,7 +21,8 @@ from dandelion.function import Digest
 
 from .constants import ResidentConstants
 from .device import Device, Handle, prepare_steps
-from .pacing import BRIEF_PARTS, PART_NS, Part, StepTimes
+from .graph_parts import GraphPart, Width, graph_parts
+from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
 from .source import LoadedCode, choose, symbol_of
@@ -41,7 +43,7 @@ _TOLERATED_MOST = 1024
 class Segment:
     """A part that is captured as one graph."""
 
-    part: Part
+    part: GraphPart
     graph: Handle
 
 
@@ -102,7 +104,7 @@ class Ready:
         count = len(self.segments)
         too_small = count > 1 and (short or total_ns < count * self.times.part_ns / 3)
         too_large = any(
-            took > brief_ns and len(segment.part) > 1
+            took > brief_ns and len(segment.part.steps) > 1
             for took, segment in zip(took_ns, self.segments, strict=True)
         )
         self._misfits = self._misfits + 1 if too_small or too_large else 0
@@ -130,7 +132,10 @@ class Modules:
         self._part_ns = part_ns
         self._capacity = capacity
         self._plans = plans
-        self._archs = device.properties().archs
+        found = device.properties()
+        self._archs = found.archs
+        lanes = device.abilities.graph_lanes
+        self._width = Width(lanes, found.compute_units, found.unit_threads)
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
         self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
@@ -173,15 +178,16 @@ class Modules:
         ready.capture_due = False
         if not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
             return
-        order = list(ready.plan.walk())
-        parts = [order] if ready.brief else list(ready.times.cut(order))
+        steps, order = ready.plan.steps, list(ready.plan.walk())
+        parts = graph_parts(steps, order, ready.times, self._width, ready.brief)
         if parts == [segment.part for segment in ready.segments]:
             return
         self._discard_graphs(ready)
         made: list[Segment] = []
         try:
             for part in parts:
-                graph = self._device.capture([ready.steps[index] for index in part])
+                prepared = [ready.steps[index] for index in part.steps]
+                graph = self._device.capture(prepared, part.forks)
                 if graph is None:
                     break
                 made.append(Segment(part, graph))

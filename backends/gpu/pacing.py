@@ -48,15 +48,19 @@ class StepTimes:
         part: list[int] = []
         expected_ns = 0.0
         for index in order:
-            step_ns = self._ns[index] or self._unknown_ns
+            step_ns = self.expected_ns(index)
             if part and expected_ns + step_ns > self.part_ns:
                 yield part
                 part, expected_ns = [], 0.0
-                step_ns = self._ns[index] or self._unknown_ns
+                step_ns = self.expected_ns(index)
             part.append(index)
             expected_ns += step_ns
         if part:
             yield part
+
+    def expected_ns(self, index: int) -> float:
+        """Estimate how long a step takes."""
+        return self._ns[index] or self._unknown_ns
 
     def is_known(self, part: Part) -> bool:
         """Tell whether all steps of a part were measured."""
@@ -98,35 +102,41 @@ class Pacer:
         self._check = check
         self._ahead = 1 if device.abilities.asynchronous else 0
         self._last_ns = time.perf_counter_ns()
-        self._queue: deque[tuple[Handle | None, Part]] = deque([(device.mark(), ())])
+        self._queue: deque[tuple[Handle | None, Part, float]] = deque([(device.mark(), (), 1.0)])
 
     def launch(self, part: Part, steps: Sequence[Handle]) -> None:
         """Launch a part step by step, when the part before the last one is done."""
         self._check()
         self._device.launch([steps[index] for index in part])
-        self._launched(part, self._ahead if self._times.is_known(part) else 0)
+        self._launched(part, self._ahead if self._times.is_known(part) else 0, 1.0)
 
-    def replay(self, part: Part, graph: Handle) -> None:
-        """Launch the graph of a part, when the part before the last one is done."""
+    def replay(self, part: Part, graph: Handle, speedup: float = 1.0) -> None:
+        """Launch the graph of a part, when the part before the last one is done.
+
+        Args:
+            part: its steps.
+            graph: of them.
+            speedup: how much less time it is expected to take than one step after the other.
+        """
         self._check()
         self._device.replay(graph)
-        self._launched(part, self._ahead)
+        self._launched(part, self._ahead, speedup)
 
     def finish(self) -> None:
         """Wait until all parts are done."""
         self._wait(0)
 
-    def _launched(self, part: Part, ahead: int) -> None:
-        self._queue.append((self._device.mark(), part))
+    def _launched(self, part: Part, ahead: int, speedup: float) -> None:
+        self._queue.append((self._device.mark(), part, speedup))
         self._wait(ahead)
 
     def _wait(self, left: int) -> None:
         while len(self._queue) > left:
-            mark, part = self._queue.popleft()
+            mark, part, speedup = self._queue.popleft()
             self._device.wait(mark)
             now_ns = time.perf_counter_ns()
             if part:
                 took_ns = now_ns - self._last_ns
                 self.took_ns.append(took_ns)
-                self._times.measured(part, took_ns)
+                self._times.measured(part, round(took_ns * speedup))
             self._last_ns = now_ns

@@ -36,7 +36,8 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import InvalidInput
 
-from .layout import Lifetime, Slot, aligned, place
+from .branches import BranchLaunch, set_apart
+from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .sizes import ReadInteger, Sizes
 
 
@@ -57,13 +58,17 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. Arguments by value are packed as the kernel gets them."""
+    """One kernel launch. Arguments by value are packed as the kernel gets them.
+
+    `access` is what is declared of the kernel's parameters; it may be shorter than `args`.
+    """
 
     kernel: str
     args: tuple[Pointer | bytes, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    access: tuple[Access, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ def plan(
     read_integer: ReadInteger,
     limit_bytes: int | None = None,
     resident: Mapping[str, Slot] | None = None,
+    lanes: int = 1,
+    room_bytes: int | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -141,6 +148,9 @@ def plan(
         limit_bytes: size of the pool; if buffers do not fit, more of them share memory at the
             price of zeroing in between. The plan may still be larger.
         resident: constants that are on the device already, and where in their memory.
+        lanes: how many launches of a graph the device can run side by side; with more than one,
+            buffers of such launches do not share memory where that is cheap, see `.branches`.
+        room_bytes: how much the plan may take for that.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
@@ -148,10 +158,13 @@ def plan(
         InvalidBlueprint: the blueprint is impossible with any input.
     """
     planner = _Planner(config, input_sizes, read_integer, resident or {})
-    made = planner.plan(tight=False)
-    if limit_bytes is not None and made.used_bytes > limit_bytes:
-        made = planner.plan(tight=True)
-    return made
+    lifetimes = planner.lifetimes()
+    slots, zeroed = place(lifetimes, tight=False)
+    if limit_bytes is not None and used_bytes(slots) > limit_bytes:
+        slots, zeroed = place(lifetimes, tight=True)
+    elif lanes > 1 and is_shared(slots):
+        slots = set_apart(planner.branches(), lifetimes, slots, lanes, room_bytes)
+    return planner.plan(lifetimes, slots, zeroed)
 
 
 @dataclass(slots=True)
@@ -184,7 +197,7 @@ class _Planner:
         self.sizes = Sizes(config, sizes, read)
         self.access = {k.name: k.access for k in config.kernels}
         self.drafts: list[_Draft] = []
-        self.loops: list[tuple[int, int]] = []  # first and last draft, inner loops first
+        self.loops: list[tuple[int, int, int]] = []  # first and last draft, times; inner ones first
         self.plain: dict[tuple[Argument, ...], tuple[str | bytes, ...]] = {}
         for name in body.buffers:
             self.sizes.buffer(name)
@@ -215,7 +228,7 @@ class _Planner:
                 program += inner
             elif inner:
                 program.append(Loop(times, inner))
-                self.loops.append((first, len(self.drafts) - 1))
+                self.loops.append((first, len(self.drafts) - 1, times))
         return tuple(program), launches
 
     def draft(self, where: str, action: ExecKernel) -> _Draft:
@@ -266,23 +279,40 @@ class _Planner:
 
     # layout
 
-    def plan(self, tight: bool) -> Plan:
-        lifetimes = self.lifetimes()
-        slots, zeroed = place(lifetimes, tight)
+    def branches(self) -> list[BranchLaunch]:
+        """List the launches as `.branches` looks at them."""
+        counts = [1] * len(self.drafts)
+        for first, last, times in self.loops:
+            counts[first : last + 1] = [count * times for count in counts[first : last + 1]]
+        accesses = [draft.access for draft in self.drafts]
+        if self.resident:
+            accesses = [
+                {name: way for name, way in access.items() if name not in self.resident}
+                for access in accesses
+            ]
+        return list(map(BranchLaunch, accesses, counts))
+
+    def plan(
+        self,
+        lifetimes: Mapping[str, Lifetime],
+        slots: Mapping[str, Slot],
+        zeroed: tuple[str, ...],
+    ) -> Plan:
         steps: list[Step] = [self.launch(d, slots) for d in self.drafts]
         program = self.program
         if zeroed:
             program = _with_zeros(self.program, zeroed, lifetimes, slots, steps)
         shapes = [(math.prod(d.grid), math.prod(d.block)) for d in self.drafts]
         blocks, threads = max(shapes, key=math.prod, default=(0, 0))
-        used = max((s.offset_bytes + aligned(s.size_bytes) for s in slots.values()), default=0)
+        used = used_bytes(slots)
         outputs = {name: slots[name] for name in self.body.outputs}
         launches = self.launches + len(zeroed)
         return Plan(slots, tuple(steps), program, launches, used, outputs, blocks, threads)
 
     def launch(self, draft: _Draft, slots: Mapping[str, Slot]) -> Launch:
         args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)
-        return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes)
+        ways = self.access.get(draft.kernel, ())
+        return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes, ways)
 
     def pointer(self, name: str, slots: Mapping[str, Slot]) -> Pointer:
         slot = self.resident.get(name)
@@ -318,7 +348,7 @@ class _Planner:
             if name not in found:
                 found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
             found[name].last = end
-        for first, last in self.loops:
+        for first, last, _ in self.loops:
             for lifetime in found.values():
                 lifetime.extend(first, last)
         return found

@@ -18,12 +18,17 @@ class PlanCache:
 
     Args:
         capacity: how many plans are kept.
-        limit_bytes: as for `plan`.
+        limit_bytes, lanes: as for `plan`.
+
+    Attributes:
+        room_bytes: as for `plan`; plans that were made before stay as they are.
     """
 
-    def __init__(self, capacity: int = 256, limit_bytes: int | None = None) -> None:
+    def __init__(self, capacity: int = 256, limit_bytes: int | None = None, lanes: int = 1) -> None:
         self._capacity = capacity
         self._limit_bytes = limit_bytes
+        self._lanes = lanes
+        self.room_bytes = limit_bytes
         self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
         self._lock = threading.Lock()
         self.misses = 0
@@ -58,7 +63,15 @@ class PlanCache:
             if found is not None:
                 self._plans.move_to_end(key)
                 return found
-        made = plan(config, input_sizes, read_integer, self._limit_bytes, resident)
+        made = plan(
+            config,
+            input_sizes,
+            read_integer,
+            self._limit_bytes,
+            resident,
+            self._lanes,
+            self.room_bytes,
+        )
         with self._lock:
             self.misses += 1
             self._plans[key] = made

@@ -142,7 +142,9 @@ class SequentialEngine(Engine):
         except BaseException:
             device.close()
             raise
-        self.plans = PlanCache(limit_bytes=self.capacity.device_bytes)
+        lanes = device.abilities.graph_lanes
+        self.plans = PlanCache(limit_bytes=self.capacity.device_bytes, lanes=lanes)
+        self.plans.room_bytes = self.pool.size_bytes  # no reason to take the whole pool
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -253,6 +255,7 @@ class SequentialEngine(Engine):
         self.modules.forget_plans()
         try:
             self.pool.enlarge(self.capacity.device_bytes)
+            self.plans.room_bytes = self.pool.size_bytes
         finally:
             if not self.device.pool_bytes:
                 self._broken = "its pool is gone"
@@ -268,7 +271,7 @@ class SequentialEngine(Engine):
         pacer = Pacer(self.device, ready.times, lambda: self._check(call))
         if ready.segments:
             for segment in ready.segments:
-                pacer.replay(segment.part, segment.graph)
+                pacer.replay(segment.part.steps, segment.graph, segment.part.speedup)
         else:
             for part in ready.times.cut(ready.plan.walk()):
                 pacer.launch(part, ready.steps)

@@ -8,6 +8,7 @@ from dandelion.data import Bytes
 from dandelion.errors import DeviceFault
 
 from .device import Device, Handle, Properties, Protection
+from .forks import Forks
 from .plan import Launch, Zero
 from .source import LoadedCode
 
@@ -111,6 +112,10 @@ class FailingDevice(Device):
     def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
         self._count("capture")
         return self.inner.capture(prepared)
+
+    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
+        self._count("capture")
+        return self.inner.capture(prepared, forks)
 
     def _replay(self, graph: Handle) -> None:
         self._count("replay")

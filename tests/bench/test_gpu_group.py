@@ -11,7 +11,13 @@ from typing import cast
 
 import pytest
 from dandelion.bench.experiment import Bench, all_experiments
-from dandelion.bench.experiments import gpu_engines, gpu_fault, gpu_memory, gpu_sharing
+from dandelion.bench.experiments import (
+    gpu_branches,
+    gpu_engines,
+    gpu_fault,
+    gpu_memory,
+    gpu_sharing,
+)
 from dandelion.bench.records import Findings
 from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
@@ -23,7 +29,13 @@ from tests.fake_driver import build
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = Bench(quick=True, backend="opencl")
 GPU = Bench(backend="cuda")
-LOCAL = (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold)
+LOCAL = (
+    gpu_engines.launches,
+    gpu_engines.deep,
+    gpu_memory.constants,
+    gpu_engines.cold,
+    gpu_branches.side_by_side,
+)
 
 
 @pytest.mark.parametrize("run", LOCAL, ids=lambda run: run.__name__)
@@ -232,11 +244,12 @@ from tests.fake_driver.fake import Fake
 fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
 fake.library.fake_set_memory(2 << 30)
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_engines, gpu_memory
+from dandelion.bench.experiments import gpu_branches, gpu_engines, gpu_memory
 from dandelion.bench.systems import engines
 engines.GPU_OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
 bench = Bench(quick=True, backend="cuda")
-for run in (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold):
+LOCAL = (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold)
+for run in (*LOCAL, gpu_branches.side_by_side):
     found = run(bench)
     assert found.panels and not found.skips, found
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
@@ -281,6 +294,7 @@ def test_cuda_over_a_fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "deep 2 1",
         "constants 3 0",
         "cold 1 1",
+        "side_by_side 2 0",
         "memory ['64 MiB to the device', '64 MiB to the device', 'zeroing', 'zeroing'] 2",
         "hot_matmul ['a call', 'a call', 'a call and its zeroing', 'a call and its zeroing'] 1",
     ], done.stderr

@@ -36,7 +36,7 @@ def of_driver(name: str) -> Make:
 DEVICES: dict[str, Make] = {
     "host": lambda: HostDevice(HOST_KERNELS, POOL_BYTES),
     "host-lazy": lambda: HostDevice(
-        HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True, protects=True
+        HOST_KERNELS, POOL_BYTES, lazy=True, graphs=True, protects=True, lanes=2
     ),
     "opencl": OpenClDevice,
     "opencl-buffers": lambda: OpenClDevice(shared=False),

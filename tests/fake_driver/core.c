@@ -32,6 +32,9 @@ static const char *failed_name = "";
 static struct range *ranges;
 static struct graph queue;
 static struct graph *capturing;
+static struct stream *streams, *origin;
+static long captures;
+static long facts[4]; /* of the graph that was captured last, see fake_graph */
 
 /* ---- counting and failing -- */
 
@@ -332,9 +335,11 @@ static void run(const struct op *op)
 
 static void clear(struct graph *graph)
 {
-    for (size_t i = 0; i < graph->count; i++)
+    for (size_t i = 0; i < graph->count; i++) {
         if (graph->ops[i].owned)
             free((void *)graph->ops[i].from);
+        free(graph->ops[i].after.at);
+    }
     graph->count = 0;
 }
 
@@ -376,15 +381,54 @@ static void push(struct graph *graph, struct op op)
 static void *copied(const void *from, size_t bytes)
 {
     void *to = malloc(bytes ? bytes : 1);
-    memcpy(to, from, bytes);
+    if (bytes)
+        memcpy(to, from, bytes);
     return to;
 }
 
+static int captured(const struct stream *stream)
+{
+    return capturing && stream->capture == captures;
+}
+
+static struct places same_places(const struct places *places)
+{
+    return (struct places){copied(places->at, places->count * sizeof(size_t)), places->count};
+}
+
+static void set_places(struct places *places, struct places now)
+{
+    free(places->at);
+    *places = now;
+}
+
+static void add_place(struct places *places, size_t place)
+{
+    for (size_t i = 0; i < places->count; i++)
+        if (places->at[i] == place)
+            return;
+    places->at = realloc(places->at, (places->count + 1) * sizeof place);
+    places->at[places->count++] = place;
+}
+
+/* Queue an operation of a stream, or add it to the graph that the stream captures. */
+static void put_op(struct stream *stream, struct op op)
+{
+    if (!captured(stream)) {
+        push(&queue, op);
+        return;
+    }
+    op.after = same_places(&stream->last);
+    push(capturing, op);
+    stream->last.count = 0;
+    add_place(&stream->last, capturing->count - 1);
+}
+
 /* `host` is the side of the copy that is host memory. */
-int fake_copy(void *to, const void *from, size_t bytes, const void *host)
+int fake_copy(struct stream *stream, void *to, const void *from, size_t bytes, const void *host)
 {
     struct op op = {.what = COPY, .to = to, .from = from, .bytes = bytes};
-    if (capturing)
+    if (captured(stream))
         return INVALID;
     if (host == from && !registered(host, bytes)) {
         op.from = copied(from, bytes);
@@ -394,10 +438,9 @@ int fake_copy(void *to, const void *from, size_t bytes, const void *host)
     return host == to && !registered(host, bytes) ? fake_synchronize() : OK;
 }
 
-int fake_fill(void *to, int value, size_t bytes)
+int fake_fill(struct stream *stream, void *to, int value, size_t bytes)
 {
-    push(capturing ? capturing : &queue,
-         (struct op){.what = FILL, .to = to, .value = value, .bytes = bytes});
+    put_op(stream, (struct op){.what = FILL, .to = to, .value = value, .bytes = bytes});
     return OK;
 }
 
@@ -464,8 +507,8 @@ int fake_kernel(struct kernel **kernel, struct module *module, const char *name)
     return OK;
 }
 
-int fake_launch(struct kernel *kernel, const unsigned *grid, const unsigned *block, unsigned shared,
-                void **arguments)
+int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *grid,
+                const unsigned *block, unsigned shared, void **arguments)
 {
     unsigned allowed = kernel->dynamic_bytes > SHARED_BYTES ? kernel->dynamic_bytes : SHARED_BYTES;
     if (!grid[0] || !grid[1] || !grid[2] || block[0] * block[1] * block[2] > THREADS ||
@@ -487,27 +530,146 @@ int fake_launch(struct kernel *kernel, const unsigned *grid, const unsigned *blo
     op.launch.module = kernel->module;
     memcpy(op.launch.grid, grid, sizeof op.launch.grid);
     memcpy(op.launch.block, block, sizeof op.launch.block);
-    push(capturing ? capturing : &queue, op);
+    put_op(stream, op);
     return OK;
+}
+
+/* ---- streams and events -- */
+
+int fake_create_stream(struct stream **stream)
+{
+    *stream = calloc(1, sizeof **stream);
+    (*stream)->next = streams;
+    streams = *stream;
+    fake_born(STREAM);
+    return OK;
+}
+
+int fake_destroy_stream(struct stream *stream)
+{
+    struct stream **at = &streams;
+    while (*at && *at != stream)
+        at = &(*at)->next;
+    if (!*at)
+        return INVALID;
+    *at = stream->next;
+    free(stream->last.at);
+    free(stream);
+    fake_gone(STREAM);
+    return OK;
+}
+
+int fake_create_event(struct event **event)
+{
+    *event = calloc(1, sizeof **event);
+    fake_born(EVENT);
+    return OK;
+}
+
+int fake_destroy_event(struct event *event)
+{
+    free(event->last.at);
+    free(event);
+    fake_gone(EVENT);
+    return OK;
+}
+
+int fake_record(struct event *event, struct stream *stream)
+{
+    event->capture = captured(stream) ? stream->capture : 0;
+    set_places(&event->last, same_places(&stream->last));
+    return OK;
+}
+
+int fake_wait_for(struct stream *stream, const struct event *event)
+{
+    if (!event->capture)
+        return captured(stream) ? ISOLATION : OK;
+    if (!capturing || event->capture != captures)
+        return INVALID;
+    if (!captured(stream))
+        stream->last.count = 0;
+    stream->capture = captures;
+    for (size_t i = 0; i < event->last.count; i++)
+        add_place(&stream->last, event->last.at[i]);
+    return OK;
+}
+
+int fake_synchronize_event(const struct event *event)
+{
+    return event->capture ? CAPTURED_EVENT : fake_synchronize();
 }
 
 /* ---- graphs -- */
 
-int fake_begin_capture(void)
+int fake_begin_capture(struct stream *stream)
 {
     if (capturing)
         return INVALID;
     capturing = calloc(1, sizeof *capturing);
+    origin = stream;
+    stream->capture = ++captures;
+    stream->last.count = 0;
     return OK;
 }
 
-int fake_end_capture(struct graph **graph)
+/* Mark what has to be done before some places are; these are marked too. */
+static void mark_before(const struct graph *graph, const struct places *places, char *marked)
 {
-    if (!capturing)
+    for (size_t i = 0; i < places->count; i++)
+        if (!marked[places->at[i]]) {
+            marked[places->at[i]] = 1;
+            mark_before(graph, &graph->ops[places->at[i]].after, marked);
+        }
+}
+
+static int joined(void)
+{
+    char *marked = calloc(capturing->count + 1, 1);
+    int all = 1;
+    mark_before(capturing, &origin->last, marked);
+    for (struct stream *s = streams; s; s = s->next)
+        for (size_t i = 0; captured(s) && i < s->last.count; i++)
+            all &= marked[s->last.at[i]];
+    free(marked);
+    return all;
+}
+
+/* Count operations, dependencies, operations without any, and those of the longest path. */
+static void count_facts(const struct graph *graph)
+{
+    long *path = calloc(graph->count + 1, sizeof *path);
+    memset(facts, 0, sizeof facts);
+    facts[0] = (long)graph->count;
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct places *after = &graph->ops[i].after;
+        facts[1] += (long)after->count;
+        facts[2] += !after->count;
+        for (size_t k = 0; k < after->count; k++)
+            if (path[after->at[k]] > path[i])
+                path[i] = path[after->at[k]];
+        if (++path[i] > facts[3])
+            facts[3] = path[i];
+    }
+    free(path);
+}
+
+long fake_graph(int fact) { return facts[fact]; } /* for the tests */
+
+int fake_end_capture(struct stream *stream, struct graph **graph)
+{
+    if (!capturing || stream != origin)
         return NOT_CAPTURING;
-    *graph = capturing;
+    struct graph *made = capturing;
+    int whole = joined();
+    count_facts(made);
     capturing = NULL;
     fake_born(GRAPH);
+    if (!whole) {
+        fake_drop(made, GRAPH);
+        return UNJOINED;
+    }
+    *graph = made;
     return OK;
 }
 
@@ -515,6 +677,7 @@ int fake_end_capture(struct graph **graph)
 static struct op same(const struct op *op)
 {
     struct op copy = *op;
+    copy.after = (struct places){0};
     if (op->what != LAUNCH)
         return copy;
     char *memory = copied(op->from, op->bytes);
@@ -529,11 +692,40 @@ static struct op same(const struct op *op)
     return copy;
 }
 
+/* Of the operations that are ready, the last one is next. Gives 0 if there are none. */
+static int put_in_order(const struct graph *graph, size_t *order)
+{
+    char *ended = calloc(graph->count + 1, 1);
+    size_t put = 0;
+    for (int found = 1; found && put < graph->count;) {
+        found = 0;
+        for (size_t i = graph->count; !found && i-- > 0;) {
+            const struct places *after = &graph->ops[i].after;
+            size_t k = 0;
+            while (k < after->count && ended[after->at[k]])
+                k++;
+            if (ended[i] || k < after->count)
+                continue;
+            order[put++] = i;
+            found = ended[i] = 1;
+        }
+    }
+    free(ended);
+    return put == graph->count;
+}
+
 int fake_instantiate(struct graph **executable, const struct graph *graph)
 {
     struct graph *made = calloc(1, sizeof *made);
+    size_t *order = calloc(graph->count + 1, sizeof *order);
+    if (!put_in_order(graph, order)) {
+        free(order);
+        free(made);
+        return INVALID;
+    }
     for (size_t i = 0; i < graph->count; i++)
-        push(made, same(&graph->ops[i]));
+        push(made, same(&graph->ops[order[i]]));
+    free(order);
     fake_born(EXECUTABLE);
     *executable = made;
     return OK;
@@ -587,6 +779,8 @@ void fake_reset(void)
     broken = contexts = 0;
     used_bytes = 0;
     capturing = NULL;
+    streams = NULL; /* those of a broken device stay, as with a process */
+    memset(facts, 0, sizeof facts);
     total_bytes = 256u << 20;
     virtual_memory = 1;
     fake_set_arch("sm_90");

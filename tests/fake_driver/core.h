@@ -5,6 +5,11 @@
  * Like a device: work is queued and done when somebody waits; registered host memory is read and
  * written then, other host memory at once; a bad access breaks the process's device for good;
  * mapped memory has protection, which is enforced; kernels run block by block, barriers work.
+ *
+ * Streams share one queue. A capture makes a graph with the dependencies that streams and events
+ * give, under the drivers' rules: streams join by waiting for an event of the capture, and must be
+ * joined again at its end. A graph runs one operation at a time, and of those that are ready the
+ * last one first: what a missing dependency could spoil is spoilt.
  */
 #ifndef FAKE_CORE_H
 #define FAKE_CORE_H
@@ -25,11 +30,29 @@ enum {
     ASSERTED = 710,
     LAUNCH_FAILED = 719,
     NOT_CAPTURING = 901,
+    UNJOINED = 904,
+    ISOLATION = 905,
+    CAPTURED_EVENT = 907,
 };
 
 enum kind {
     MEMORY, MODULE, STREAM, GRAPH, EXECUTABLE, EVENT, REGISTERED, RESERVED, PHYSICAL, MAPPED,
     CONTEXT, PROGRAM, KINDS
+};
+
+struct places { /* in a graph */
+    size_t *at, count;
+};
+
+struct stream {
+    long capture; /* that it belongs to */
+    struct places last;
+    struct stream *next;
+};
+
+struct event {
+    long capture; /* in which it was recorded; 0 is none */
+    struct places last;
 };
 
 struct launch {
@@ -46,6 +69,7 @@ struct op {
     int value;
     int owned; /* `from` is this operation's own memory */
     struct launch launch;
+    struct places after; /* operations of the same graph that it waits for */
 };
 
 struct graph {
@@ -88,8 +112,8 @@ int fake_free(void *address);
 void fake_memory(size_t *free_bytes, size_t *total_bytes);
 int fake_register(void *address, size_t bytes);
 int fake_unregister(void *address);
-int fake_copy(void *to, const void *from, size_t bytes, const void *host);
-int fake_fill(void *to, int value, size_t bytes);
+int fake_copy(struct stream *stream, void *to, const void *from, size_t bytes, const void *host);
+int fake_fill(struct stream *stream, void *to, int value, size_t bytes);
 int fake_reserve(void **address, size_t bytes);
 int fake_unreserve(void *address, size_t bytes);
 int fake_create(int *memory, size_t bytes);
@@ -100,11 +124,18 @@ int fake_protect(void *address, size_t bytes, int flags);
 int fake_load(struct module **module, const void *image);
 int fake_unload(struct module *module);
 int fake_kernel(struct kernel **kernel, struct module *module, const char *name);
-int fake_launch(struct kernel *kernel, const unsigned *grid, const unsigned *block, unsigned shared,
-                void **arguments);
+int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *grid,
+                const unsigned *block, unsigned shared, void **arguments);
 int fake_synchronize(void);
-int fake_begin_capture(void);
-int fake_end_capture(struct graph **graph);
+int fake_create_stream(struct stream **stream);
+int fake_destroy_stream(struct stream *stream);
+int fake_create_event(struct event **event);
+int fake_destroy_event(struct event *event);
+int fake_record(struct event *event, struct stream *stream);
+int fake_wait_for(struct stream *stream, const struct event *event);
+int fake_synchronize_event(const struct event *event);
+int fake_begin_capture(struct stream *stream);
+int fake_end_capture(struct stream *stream, struct graph **graph);
 int fake_instantiate(struct graph **executable, const struct graph *graph);
 int fake_replay(const struct graph *executable);
 void fake_drop(struct graph *graph, enum kind kind);

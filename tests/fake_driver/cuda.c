@@ -163,25 +163,22 @@ int cuMemHostUnregister(void *host)
     return fake_unregister(host);
 }
 
-int cuMemcpyHtoDAsync(address to, const void *from, size_t bytes, void *stream)
+int cuMemcpyHtoDAsync(address to, const void *from, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_copy((void *)to, from, bytes, from);
+    return fake_copy(stream, (void *)to, from, bytes, from);
 }
 
-int cuMemcpyDtoHAsync(void *to, address from, size_t bytes, void *stream)
+int cuMemcpyDtoHAsync(void *to, address from, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_copy(to, (void *)from, bytes, to);
+    return fake_copy(stream, to, (void *)from, bytes, to);
 }
 
-int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream)
+int cuMemsetD8Async(address to, unsigned char value, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_fill((void *)to, value, bytes);
+    return fake_fill(stream, (void *)to, value, bytes);
 }
 
 int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option)
@@ -305,29 +302,26 @@ int cuFuncGetParamInfo(struct kernel *kernel, size_t index, size_t *offset, size
 
 int cuLaunchKernel(struct kernel *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                    unsigned by,
-                   unsigned bz, unsigned shared, void *stream, void **arguments, void **extra)
+                   unsigned bz, unsigned shared, struct stream *stream, void **arguments,
+                   void **extra)
 {
-    IGNORED(stream), IGNORED(extra);
+    IGNORED(extra);
     ENTER_CONTEXT;
-    return fake_launch(kernel, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared,
+    return fake_launch(stream, kernel, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared,
                        arguments);
 }
 
-int cuStreamCreate(void **stream, unsigned flags)
+int cuStreamCreate(struct stream **stream, unsigned flags)
 {
     IGNORED(flags);
     ENTER_CONTEXT;
-    *stream = (void *)16;
-    fake_born(STREAM);
-    return OK;
+    return fake_create_stream(stream);
 }
 
-int cuStreamDestroy(void *stream)
+int cuStreamDestroy(struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    fake_gone(STREAM);
-    return OK;
+    return fake_destroy_stream(stream);
 }
 
 int cuStreamSynchronize(void *stream)
@@ -337,18 +331,24 @@ int cuStreamSynchronize(void *stream)
     return fake_synchronize();
 }
 
-int cuStreamBeginCapture(void *stream, int mode)
+int cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags)
 {
-    IGNORED(stream), IGNORED(mode);
+    IGNORED(flags);
     ENTER_CONTEXT;
-    return fake_begin_capture();
+    return fake_wait_for(stream, event);
 }
 
-int cuStreamEndCapture(void *stream, struct graph **graph)
+int cuStreamBeginCapture(struct stream *stream, int mode)
 {
-    IGNORED(stream);
+    IGNORED(mode);
     ENTER_CONTEXT;
-    return fake_end_capture(graph);
+    return fake_begin_capture(stream);
+}
+
+int cuStreamEndCapture(struct stream *stream, struct graph **graph)
+{
+    ENTER_CONTEXT;
+    return fake_end_capture(stream, graph);
 }
 
 int cuGraphInstantiateWithFlags(struct graph **made, struct graph *graph, unsigned long long flags)
@@ -393,35 +393,29 @@ int cuGraphExecDestroy(struct graph *made)
     return OK;
 }
 
-int cuEventCreate(void **event, unsigned flags)
+int cuEventCreate(struct event **event, unsigned flags)
 {
     IGNORED(flags);
     ENTER_CONTEXT;
-    *event = (void *)32;
-    fake_born(EVENT);
-    return OK;
+    return fake_create_event(event);
 }
 
-int cuEventRecord(void *event, void *stream)
+int cuEventRecord(struct event *event, struct stream *stream)
 {
-    IGNORED(event), IGNORED(stream);
     ENTER_CONTEXT;
-    return OK;
+    return fake_record(event, stream);
 }
 
-int cuEventSynchronize(void *event)
+int cuEventSynchronize(struct event *event)
 {
-    IGNORED(event);
     ENTER_CONTEXT;
-    return fake_synchronize();
+    return fake_synchronize_event(event);
 }
 
-int cuEventDestroy(void *event)
+int cuEventDestroy(struct event *event)
 {
-    IGNORED(event);
     ENTER_CONTEXT;
-    fake_gone(EVENT);
-    return OK;
+    return fake_destroy_event(event);
 }
 
 /* ---- NVRTC -- */

@@ -54,7 +54,7 @@ class Fake:
         self.kind = kind
         self.library = library
         self.cache = CodeCache(cache)
-        for name in ("fake_calls", "fake_live", "fake_leaked"):
+        for name in ("fake_calls", "fake_live", "fake_leaked", "fake_graph"):
             getattr(library, name).restype = ctypes.c_long
         library.fake_failed.restype = ctypes.c_char_p
         library.fake_fail.argtypes = [ctypes.c_long, ctypes.c_int]
@@ -85,6 +85,16 @@ class Fake:
     def fail(self, after: int, code: int) -> None:
         """Make the call after this many fail with a code; -1 for none."""
         self.library.fake_fail(after, code)
+
+    def graph(self) -> tuple[int, int, int, int]:
+        """Describe the graph that was captured last.
+
+        Returns:
+            The numbers of its operations, of their dependencies, of operations without any, and of
+            operations on its longest path.
+        """
+        nodes, edges, roots, path = (int(self.library.fake_graph(i)) for i in range(4))
+        return nodes, edges, roots, path
 
     def failed(self) -> str:
         """The function that failed on demand."""

@@ -121,25 +121,22 @@ int hipHostUnregister(void *host)
     return fake_unregister(host);
 }
 
-int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, void *stream)
+int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_copy(to, from, bytes, from);
+    return fake_copy(stream, to, from, bytes, from);
 }
 
-int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, void *stream)
+int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_copy(to, from, bytes, to);
+    return fake_copy(stream, to, from, bytes, to);
 }
 
-int hipMemsetD8Async(void *to, unsigned char value, size_t bytes, void *stream)
+int hipMemsetD8Async(void *to, unsigned char value, size_t bytes, struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    return fake_fill(to, value, bytes);
+    return fake_fill(stream, to, value, bytes);
 }
 
 int hipMemGetAllocationGranularity(size_t *bytes, const void *properties, int option)
@@ -239,30 +236,26 @@ int hipFuncSetAttribute(struct kernel *kernel, int attribute, int value)
 }
 
 int hipModuleLaunchKernel(struct kernel *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                          unsigned by, unsigned bz, unsigned shared, void *stream, void **arguments,
-                          void **extra)
+                          unsigned by, unsigned bz, unsigned shared, struct stream *stream,
+                          void **arguments, void **extra)
 {
-    IGNORED(stream), IGNORED(extra);
+    IGNORED(extra);
     ENTER_CONTEXT;
     unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-    return fake_launch(kernel, grid, block, shared, arguments);
+    return fake_launch(stream, kernel, grid, block, shared, arguments);
 }
 
-int hipStreamCreateWithFlags(void **stream, unsigned flags)
+int hipStreamCreateWithFlags(struct stream **stream, unsigned flags)
 {
     IGNORED(flags);
     ENTER_CONTEXT;
-    *stream = (void *)16;
-    fake_born(STREAM);
-    return OK;
+    return fake_create_stream(stream);
 }
 
-int hipStreamDestroy(void *stream)
+int hipStreamDestroy(struct stream *stream)
 {
-    IGNORED(stream);
     ENTER_CONTEXT;
-    fake_gone(STREAM);
-    return OK;
+    return fake_destroy_stream(stream);
 }
 
 int hipStreamSynchronize(void *stream)
@@ -272,18 +265,24 @@ int hipStreamSynchronize(void *stream)
     return fake_synchronize();
 }
 
-int hipStreamBeginCapture(void *stream, int mode)
+int hipStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags)
 {
-    IGNORED(stream), IGNORED(mode);
+    IGNORED(flags);
     ENTER_CONTEXT;
-    return fake_begin_capture();
+    return fake_wait_for(stream, event);
 }
 
-int hipStreamEndCapture(void *stream, struct graph **graph)
+int hipStreamBeginCapture(struct stream *stream, int mode)
 {
-    IGNORED(stream);
+    IGNORED(mode);
     ENTER_CONTEXT;
-    return fake_end_capture(graph);
+    return fake_begin_capture(stream);
+}
+
+int hipStreamEndCapture(struct stream *stream, struct graph **graph)
+{
+    ENTER_CONTEXT;
+    return fake_end_capture(stream, graph);
 }
 
 int hipGraphInstantiateWithFlags(struct graph **made, struct graph *graph, unsigned long long flags)
@@ -321,35 +320,29 @@ int hipGraphExecDestroy(struct graph *made)
     return OK;
 }
 
-int hipEventCreateWithFlags(void **event, unsigned flags)
+int hipEventCreateWithFlags(struct event **event, unsigned flags)
 {
     IGNORED(flags);
     ENTER_CONTEXT;
-    *event = (void *)32;
-    fake_born(EVENT);
-    return OK;
+    return fake_create_event(event);
 }
 
-int hipEventRecord(void *event, void *stream)
+int hipEventRecord(struct event *event, struct stream *stream)
 {
-    IGNORED(event), IGNORED(stream);
     ENTER_CONTEXT;
-    return OK;
+    return fake_record(event, stream);
 }
 
-int hipEventSynchronize(void *event)
+int hipEventSynchronize(struct event *event)
 {
-    IGNORED(event);
     ENTER_CONTEXT;
-    return fake_synchronize();
+    return fake_synchronize_event(event);
 }
 
-int hipEventDestroy(void *event)
+int hipEventDestroy(struct event *event)
 {
-    IGNORED(event);
     ENTER_CONTEXT;
-    fake_gone(EVENT);
-    return OK;
+    return fake_destroy_event(event);
 }
 
 /* ---- HIPRTC -- */

@@ -302,6 +302,10 @@ int hipGraphDestroy(void *graph) { return CU(cuGraphDestroy, graph); }
 int hipGraphExecDestroy(void *made) { return CU(cuGraphExecDestroy, made); }
 int hipEventCreateWithFlags(void **e, unsigned flags) { return CU(cuEventCreate, e, flags); }
 int hipEventRecord(void *event, void *stream) { return CU(cuEventRecord, event, stream); }
+int hipStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    return CU(cuStreamWaitEvent, stream, event, flags);
+}
 int hipEventSynchronize(void *event) { return CU(cuEventSynchronize, event); }
 int hipEventDestroy(void *event) { return CU(cuEventDestroy_v2, event); }
 

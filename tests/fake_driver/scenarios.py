@@ -6,12 +6,14 @@ Each function here is one test, named by the tests and run in a process of its o
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from dandelion.backends.gpu.compiling import CodeCache
 from dandelion.backends.gpu.constants import ResidentConstants, WeightsLimit
+from dandelion.backends.gpu.pacing import StepTimes
 
 import dandelion.blueprint as bp
 from dandelion.driver import load_driver
@@ -167,9 +169,11 @@ def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
         runner.engine.close()
 
 
-def _fail_each(fake: Fake, code: int, part_ns: int = LONG_NS) -> None:
+def _fail_each(
+    fake: Fake, code: int, part_ns: int = LONG_NS, life: Callable[..., None] = _whole_life
+) -> None:
     fake.reset()
-    _whole_life(fake, [], part_ns)
+    life(fake, [], part_ns)
     total = fake.calls()
     assert total > 60
     seen = set()
@@ -179,7 +183,7 @@ def _fail_each(fake: Fake, code: int, part_ns: int = LONG_NS) -> None:
         fake.fail(number, code)
         made: list[Runner] = []
         try:
-            _whole_life(fake, made, part_ns)
+            life(fake, made, part_ns)
         except DandelionError:
             raised += 1
         seen.add(fake.failed())
@@ -190,7 +194,7 @@ def _fail_each(fake: Fake, code: int, part_ns: int = LONG_NS) -> None:
             assert fake.library.fake_leaked() == 0, (number, fake.failed())
         if number % 7 == 0:  # and a new engine, in a new process, is right
             fake.reset()
-            _whole_life(fake, [], part_ns)
+            life(fake, [], part_ns)
             fake.nothing_left()
     assert raised > total // 2
     assert len(seen) > 30, sorted(seen)
@@ -279,6 +283,100 @@ def _stop_calls(runner: Runner, fake: Fake, calls_before: int) -> None:
     right += [numbers(runner.run(chain(), runner.one("x", X))) for _ in range(3)]
     assert all((found == right[0]).all() for found in right)
     runner.close()
+
+
+# --- branches -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _long_steps() -> Iterator[None]:
+    """Each step takes as long as is worth lanes, however fast the device is."""
+    real = StepTimes.expected_ns
+    StepTimes.expected_ns = lambda self, index: 1e5  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        StepTimes.expected_ns = real  # type: ignore[method-assign]
+
+
+def branches(width: int = 3) -> Function:
+    """y = (2 + 4 + 8 + ... + 1) * x: chains of 2 launches and more, joined one after the other."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})
+    y = b.buffer("y", like="x")
+    count = bp.scalar("u64", b.x.elements("i32"))
+    shape: dict[str, Any] = {"grid": bp.ceil_div(b.x.elements("i32"), 64), "block": 64}
+    ends = []
+    for branch in range(width):
+        end = b.buffer(f"end{branch}", like="x", temporary=True)
+        b.launch("accumulate", [b.x, end, count], **shape)
+        for i in range(branch + 1):
+            twice = b.buffer(f"twice{branch}_{i}", like="x", temporary=True)
+            b.launch("accumulate", [end, twice, count], **shape)
+            b.launch("accumulate", [twice, end, count], **shape)
+        ends.append(end)
+    for end in [b.x, *ends]:
+        b.launch("accumulate", [end, y, count], **shape)
+    return function(b, FILES)
+
+
+def branches_are_forked_and_joined(fake: Fake) -> None:
+    runner = Runner(fake)
+    for _ in range(4):
+        with _long_steps():
+            assert (numbers(runner.run(branches(), runner.one("x", X))) == 15 * X).all()
+    if fake.counts:
+        nodes, edges, roots, path = fake.graph()
+        assert (nodes, roots, path) == (19, 4, 8), "four branches: one has only y's first launch"
+        assert edges == nodes - roots + 3, "a tree that joins"
+        assert fake.live()["stream"] == 4, "one for each branch"
+    runner.close()
+    fake.nothing_left()
+
+
+def _life_with_branches(fake: Fake, made: list[Runner], part_ns: int) -> None:
+    runner = Runner(fake, part_ns=part_ns)
+    made.append(runner)
+    try:
+        with _long_steps():
+            for _ in range(2):
+                found = numbers(runner.run(branches(2), runner.one("x", X)))
+                assert (found == 7 * X).all()
+    finally:
+        runner.engine.close()
+
+
+def every_call_of_forked_graphs_fails_once(fake: Fake) -> None:
+    _fail_each(fake, OTHER, life=_life_with_branches)
+
+
+def forked_graphs_have_few_events(fake: Fake) -> None:
+    runner = Runner(fake)
+    with _long_steps():
+        for times in (2, 3, 8):
+            for _ in range(2):
+                runner.run(branches(times), runner.one("x", X))
+    if fake.counts:
+        assert fake.live()["stream"] == 8, "no more than there are lanes"
+        assert fake.live()["event"] <= 12
+    runner.close()
+    fake.nothing_left()
+
+
+def chains_are_captured_as_ever(fake: Fake) -> None:
+    """No stream, no event and no call more than the launches need."""
+    runner = Runner(fake)
+    sets = [runner.one("x", X) for _ in range(3)]
+    with _long_steps():
+        calls = []
+        for one in sets:
+            before = fake.calls()
+            runner.run(chain(), one)
+            calls.append(fake.calls() - before)
+    assert calls[1] - calls[2] == 40 + 5, "launches; begin, end, make, upload and drop a graph"
+    assert fake.graph() == (40, 39, 1, 40)
+    assert fake.live()["stream"] == 1
+    runner.close()
+    fake.nothing_left()
 
 
 # --- faults ---------------------------------------------------------------------------------
@@ -582,6 +680,7 @@ ON_REAL_DEVICES = (
     calls_are_right_and_leave_nothing,
     parts_give_the_bits_that_the_whole_gives,
     stopped_calls_leave_nothing,
+    branches_are_forked_and_joined,
     a_bad_address_ends_the_call_and_the_engine,
     constants_are_brought_once,
     constants_are_closed_to_others,
