@@ -17,7 +17,7 @@ from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines, Needs, best_free
-from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import (
     CallState,
     EnginePhase,
@@ -70,7 +70,7 @@ class Calls:
         self.lines = Lines(policy)
         self.residency = Residency(memory_bytes, actions)
         self.flows: dict[tuple[str, str, int], Flow] = {}
-        self._policy = policy
+        self.policy = policy
         self._sizes = sizes
         self._act = actions
         self._walks = walks
@@ -119,14 +119,20 @@ class Calls:
             for lane in self.lines.unpark(tenant):
                 self._feed_lane(lane, now_ns)
 
+    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant is new, or its quota or weight changed: its calls may have other engines."""
+        self.policy.tenant_changed(tenant)
+        self.unpark(tenant, now_ns)
+        if self.lines.waiting:
+            self._feed_all(now_ns)
+
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
         waiting = self.lines.drain(self.engines.changed())
         for call in waiting:
             if not call.cancelled:  # the failure of another one may have cancelled it
                 self._plan(call, now_ns)
-        for engine in list(self.engines.all.values()):
-            self._feed(engine, now_ns)
+        self._feed_all(now_ns)
 
     # --- events of executors --------------------------------------------------------------------
 
@@ -224,7 +230,7 @@ class Calls:
         else:
             self._fail(call, blamed(call, error), now_ns)
 
-    def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
+    def _queue(self, call: CallState, now_ns: int) -> None:
         """Send a call, or queue it for an engine."""
         lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
         flow = call.flow
@@ -233,19 +239,32 @@ class Calls:
             if not self.engines.possible(needs):
                 self._fail(call, self._no_engine(needs, call.run.function.name), now_ns)
                 return
-        if not flow.queues:
-            self._policy.waits(flow)
+        if lane not in flow.queues:
+            self.policy.waits(flow, lane)
         call.phase = Phase.QUEUED
+        call.lane = lane
         if not call.queued_ns:
             call.queued_ns = now_ns
-        if not lane.heap and flow.tenant.calls < flow.tenant.quota.calls:
-            engine = best_free(lane, flow)
+        waiting = lane.queues if self.policy.by_engine else lane.heap
+        if not waiting and flow.tenant.calls < flow.tenant.quota.calls:
+            engine = self._free(lane, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
                 return
-        self.lines.add(call, lane, front)
-        if lane.heap:
-            self._feed_lane(lane, now_ns)
+        self.lines.add(call, lane)
+        self._feed_lane(lane, now_ns)
+
+    def _free(self, lane: Lane, flow: Flow) -> EngineState | None:
+        """Choose a free engine for a call before which none waits."""
+        if not self.policy.by_engine:
+            return best_free(lane.engines, flow)
+        free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
+        least = min((cost for cost, _ in free), default=NEVER)
+        return best_free([e for cost, e in free if cost == least < NEVER], flow)
+
+    def _feed_all(self, now_ns: int) -> None:
+        for engine in list(self.engines.all.values()):
+            self._feed(engine, now_ns)
 
     def _feed_lane(self, lane: Lane, now_ns: int) -> None:
         for engine in lane.engines:
@@ -274,7 +293,7 @@ class Calls:
         engine.sent[call.id] = call
         engine.last = flow
         tenant.calls += 1
-        self._policy.sent(call)
+        self.policy.sent(call, engine)
         if self.residency.devices:
             self._act(Send(call, *self.residency.keep_on_device(engine, flow)))
         else:
@@ -291,9 +310,10 @@ class Calls:
             duration_ns = 0
         engine.measured(duration_ns)
         call.flow.measured(duration_ns)
-        self._policy.ended(call, duration_ns)
-        if call.flow.queues:
-            self.lines.reorder(call.flow)
+        self.policy.ended(call, engine, duration_ns)
+        turn = call.turn or call.flow
+        if turn.queues:
+            self.lines.reorder(turn)
         return engine
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
@@ -305,13 +325,13 @@ class Calls:
     def _again(self, call: CallState, engine: EngineState, begun: bool, now_ns: int) -> None:
         """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
-        call.engine = None
+        call.engine = call.turn = None
         if begun:
             call.attempt += 1
             call.alone = call.alone or engine.shared_fault_domain
             self._number += 1
             call.id = self._number
-        self._queue(call, now_ns, front=not begun)
+        self._queue(call, now_ns)
 
     def _finish(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         self._leave(call, now_ns)

@@ -58,6 +58,7 @@ class Tenant:
         calls: on engines now.
         arena_bytes: in the arena for its invocations now.
         parked: its queues that may send no calls until others of its calls end.
+        prioritized: how many of its waiting calls have a priority other than 0.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Tenant:
     calls: int = 0
     arena_bytes: int = 0
     parked: list[CallQueue] = field(default_factory=list)
+    prioritized: int = 0
 
 
 class Presence(enum.Enum):
@@ -103,7 +105,7 @@ class FlowCounts:
         self.output_bytes += other.output_bytes
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Flow:
     """One function of one tenant: the unit of queueing, ordering and accounting.
 
@@ -116,7 +118,7 @@ class Flow:
         blocked: calls that wait until it is present.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
-        tag: of the policy, see `Policy`.
+        tags: of the policy, by lane.
         functions: written by executors: its loaded forms, by format.
         counts: counters of its calls.
     """
@@ -130,7 +132,7 @@ class Flow:
     blocked: dict[CallState, None] = field(default_factory=dict)
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
-    tag: float = 0.0
+    tags: dict[Lane, float] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     counts: FlowCounts = field(default_factory=lambda: FlowCounts())
 
@@ -147,6 +149,46 @@ class Flow:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:
             self.mean_ns = float(duration_ns)
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Calls for which the same engines are suitable.
+
+    Attributes:
+        engines: the suitable engines; empty while they are starting.
+        heap: of (key of the policy, entry number, queue); entries may be outdated. Empty if the
+            policy chooses by engine.
+        clock, turns: of the policy: virtual time; when each tenant had its last turn.
+    """
+
+    engines: tuple[EngineState, ...]
+    heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
+    queues: dict[Flow, CallQueue] = field(default_factory=dict)
+    clock: float = 0.0
+    turns: dict[Tenant, int] = field(default_factory=dict)
+
+
+NO_LANE = Lane(())
+
+
+@dataclass(slots=True, eq=False)
+class CallQueue:
+    """Calls of one flow that wait in one lane.
+
+    Attributes:
+        calls: by priority, then by place.
+        slots: when the queue has its turns, one for each call; ascending. They are the places of
+            the calls, unless calls with other priorities used slots of each other.
+        entry: the number of its valid entry in the lane's heap; 0 if it has none.
+    """
+
+    flow: Flow
+    lane: Lane
+    calls: deque[CallState] = field(default_factory=deque)
+    slots: deque[float] = field(default_factory=deque)
+    entry: int = 0
+    parked: bool = False
 
 
 class Phase(enum.Enum):
@@ -169,6 +211,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         alone: it must not run in a shared fault domain.
         demand: of a device, where engines differ.
         engine: its current or last engine.
+        lane: where it waits or waited, or the lane of its turn.
+        rank: its priority and place; the smallest of its queue is next.
+        turn: the flow in whose turn it was sent, if another one of its tenant.
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
@@ -189,6 +234,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     demand: Demand | None = None
     engine: EngineState | None = None
     queue: CallQueue | None = None
+    lane: Lane = NO_LANE
+    rank: tuple[int, float] = (0, 0.0)
+    turn: Flow | None = None
     expected_ns: float = 0.0
     queued_ns: int = 0
     sent_ns: int = 0
@@ -205,6 +253,7 @@ class InvocationState(msgspec.Struct, eq=False):
 
     Attributes:
         deadline_ns: on the clock of `now_ns`.
+        priority: among the calls of its tenant; higher first.
         input_bytes: size of its inputs in the arena.
         arena_bytes: bytes charged to its tenant's quota, inputs included.
         calls: by the walk's instance number.
@@ -219,6 +268,7 @@ class InvocationState(msgspec.Struct, eq=False):
     deadline_ns: int
     deadline_s: float
     input_bytes: int = 0
+    priority: int = 0
     arena_bytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
@@ -255,6 +305,7 @@ class EngineState:
         sent: its calls, in the order in which they were sent.
         lanes: the lanes that it takes calls from.
         last: the flow that was sent last.
+        owner, held_ns: of the policy: the tenant that it serves, and for how much engine time.
         failed_starts, retry_ns: number of failed starts in a row, and time of the next attempt.
         calls, failures, busy_ns: counters since it was added.
     """
@@ -273,6 +324,8 @@ class EngineState:
     sent: dict[int, CallState] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     last: Flow | None = None
+    owner: Tenant | None = None
+    held_ns: int = 0
     short_call_ns: int = SHORT_CALL_NS
     mean_ns: float = 0.0
     failed_starts: int = 0
@@ -297,32 +350,3 @@ class EngineState:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:
             self.mean_ns = float(duration_ns)
-
-
-@dataclass(slots=True, eq=False)
-class CallQueue:
-    """Calls of one flow that wait in one lane, in order.
-
-    Attributes:
-        entry: the number of its valid entry in the lane's heap; 0 if it has none.
-    """
-
-    flow: Flow
-    lane: Lane
-    calls: deque[CallState] = field(default_factory=deque)
-    entry: int = 0
-    parked: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """Calls for which the same engines are suitable.
-
-    Attributes:
-        engines: the suitable engines; empty while they are starting.
-        heap: of (key of the policy, entry number, queue); entries may be outdated.
-    """
-
-    engines: tuple[EngineState, ...]
-    heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
-    queues: dict[Flow, CallQueue] = field(default_factory=dict)

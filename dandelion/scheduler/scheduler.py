@@ -89,6 +89,8 @@ class Scheduler:
         if tenant.arena_bytes + invocation.input_bytes > quota.arena_bytes:
             left = max(0, quota.arena_bytes - tenant.arena_bytes)
             raise ContextFull(f"tenant '{tenant.name}'", invocation.input_bytes, left)
+        if tenant.name not in self.tenants:
+            self.tenant_changed(tenant, now_ns)
         invocation.started_ns = now_ns
         self.invocations[invocation.id] = invocation
         tenant.invocations += 1
@@ -158,7 +160,7 @@ class Scheduler:
     def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
         """A tenant is new, or its quota or weight changed."""
         self.tenants[tenant.name] = tenant
-        self.calls.unpark(tenant, now_ns)
+        self.calls.tenant_changed(tenant, now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.policy import Fifo
+from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import CallQueue, EngineState
 from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
