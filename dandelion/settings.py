@@ -76,8 +76,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             of it.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest
             limits that a function may declare.
-        policy: order in which waiting calls are sent: ``fair`` shares engine time between functions
-            by their tenants' weights; ``fifo`` is first in, first out.
+        policy: which waiting call is next, and on which engine: ``fair`` (engine time by weight),
+            ``fifo``, ``lifo``, ``deadline``, ``balance`` (equal load), ``affinity`` (functions keep
+            their engines), ``exclusive`` (one tenant at a time), ``static`` (fixed engines).
         functions_bytes: memory for code and constants of functions; part of the arena. By default
             one half of it.
         tenants: quotas and weights, by name of the tenant.
