@@ -82,8 +82,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             limits that a function may declare.
         max_concurrency, max_queue_length: the same, of calls of a function on engines, and of those
             that wait.
-        policy: order in which waiting calls are sent: ``fair`` shares engine time between functions
-            by their tenants' weights; ``fifo`` is first in, first out.
+        policy: which waiting call is next, and on which engine: ``fair`` (engine time by weight),
+            ``fifo``, ``lifo``, ``deadline``, ``balance`` (equal load), ``affinity`` (functions keep
+            their engines), ``exclusive`` (one tenant at a time), ``static`` (fixed engines).
         functions_bytes: memory for code and constants of functions; part of the arena. By default
             one half of it.
         tenants: quotas and weights, by name of the tenant.

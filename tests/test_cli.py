@@ -174,6 +174,8 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["ecko", "a=x"], 1, "did you mean 'echo'"),
         (["echo", "a=x", "--version", "9"], 1, "version 9"),
         (["echo", "a=x", "--deadline", "-1"], 1, "deadline"),
+        (["echo", "a=x", "--priority", "1001"], 1, "1001"),
+        (["echo", "a=x", "--priority", "high"], 2, "high"),
         (["pair", "left=x", "right=y", "--raw"], 1, "2 items"),
         (["pair", "left=x", "right=y", "--set", "rigth"], 1, "did you mean 'right'"),
         (["fails", "x=y"], 1, "ValueError: no"),

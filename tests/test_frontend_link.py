@@ -230,7 +230,7 @@ def with_node(test: Callable[[Node, Frontend], Awaitable[None]]) -> None:
 
 
 def submit(number: int, item: WireItem, name: str = "echo") -> Submit:
-    return Submit(number, name, None, None, (WireSet("a", (item,)),))
+    return Submit(number, name, None, None, 0, (WireSet("a", (item,)),))
 
 
 def test_a_lease_lives_as_long_as_what_was_made_of_it() -> None:

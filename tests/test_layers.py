@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors"],
     ["search_path"],
+    ["priority"],
     ["confinement"],
     ["arrays"],
     ["data"],

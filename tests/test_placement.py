@@ -13,7 +13,7 @@ from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import CallState, EngineState, Flow, InvocationState, Tenant
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines, Needs, best_free
-from dandelion.scheduler.policy import Fifo
+from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import EnginePhase, Lane, Presence
 
 NUMBERS = itertools.count()
@@ -68,7 +68,7 @@ class Placement:
 
     def chosen(self, needs: Needs) -> str | None:
         """Name the engine that a call with these needs is sent to at once."""
-        found = best_free(self.lane(needs), call_of().flow)
+        found = best_free(self.lane(needs).engines, call_of().flow)
         return None if found is None else found.name
 
     def wait(self, needs: Needs) -> CallState:
@@ -168,10 +168,10 @@ def test_an_idle_worker_that_ran_the_function_comes_first() -> None:
     f, g = call_of().flow, call_of().flow
     p.named("worker0").last, p.named("worker1").last = g, f
     lane = p.lane(GPU)
-    assert best_free(lane, f) is p.named("worker1")
-    assert best_free(lane, g) is p.named("worker0")
+    assert best_free(lane.engines, f) is p.named("worker1")
+    assert best_free(lane.engines, g) is p.named("worker0")
     p.busy("worker1")
-    assert best_free(lane, f) is p.named("worker0")
+    assert best_free(lane.engines, f) is p.named("worker0")
 
 
 def test_filling_calls_take_a_worker_where_there_is_nothing_else() -> None:

@@ -26,7 +26,11 @@ def run(arguments: Arguments, out: Output) -> int:
     sets = read_sets(arguments.sets)
     with Client(arguments.url) as client:
         id_, result = client.invoke_sets(
-            arguments.name, sets, version=arguments.version_, deadline_s=arguments.deadline
+            arguments.name,
+            sets,
+            version=arguments.version_,
+            deadline_s=arguments.deadline,
+            priority=arguments.priority,
         )
     if arguments.set_ is not None:
         result = _only_set(result, arguments.set_)

@@ -32,6 +32,7 @@ class Arguments(argparse.Namespace):
     kind: str | None
     sets: list[str]
     deadline: float | None
+    priority: int
     output: Path | None
     raw: bool
     set_: str | None
@@ -138,6 +139,13 @@ def _invoke(parser: VerbParser) -> None:
     )
     parser.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
+    )
+    parser.add_argument(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="among waiting calls of the same tenant, from -1000 to 1000; higher is first",
     )
     parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
     parser.add_argument("--raw", action="store_true", help="write the only item's bytes")

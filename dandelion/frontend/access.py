@@ -37,11 +37,12 @@ _ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://" + _HOST)
 _PORTS = {"http": 80, "https": 443}
 _KNOWN_LIMIT = 1024
 _PREFLIGHT_AGE_S = 600
+_ALLOWED_HEADERS = (
+    "content-type accept dandelion-deadline dandelion-priority dandelion-dtype dandelion-shape "
+    "traceparent"
+)
 _PREFLIGHT = (
-    (
-        b"access-control-allow-headers",
-        b"content-type, accept, dandelion-deadline, dandelion-dtype, dandelion-shape, traceparent",
-    ),
+    (b"access-control-allow-headers", ", ".join(_ALLOWED_HEADERS.split()).encode()),
     (b"access-control-max-age", b"%d" % _PREFLIGHT_AGE_S),
 )
 _EXPOSED = (

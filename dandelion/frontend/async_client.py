@@ -86,10 +86,13 @@ class AsyncClient:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `Client.invoke`."""
-        _, result = await self.invoke_sets(name, sets, version=version, deadline_s=deadline_s)
+        _, result = await self.invoke_sets(
+            name, sets, version=version, deadline_s=deadline_s, priority=priority
+        )
         return result
 
     async def invoke_sets(
@@ -99,9 +102,10 @@ class AsyncClient:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
-        return await self._run(client_protocol.invoke(name, sets, version, deadline_s))
+        return await self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
 
     async def register(
         self,

@@ -103,6 +103,7 @@ class Client:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `dandelion.node.Node.invoke`.
@@ -111,6 +112,8 @@ class Client:
             name: what to invoke.
             version: which version; by default the newest.
             deadline_s: seconds until the node cancels the invocation.
+            priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
+                priority are next.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -120,7 +123,9 @@ class Client:
             DandelionError: of the same class as in-process; a note has the id of the invocation.
             Unreachable: the node gave no answer.
         """
-        return self.invoke_sets(name, sets, version=version, deadline_s=deadline_s)[1]
+        return self.invoke_sets(
+            name, sets, version=version, deadline_s=deadline_s, priority=priority
+        )[1]
 
     def invoke_sets(
         self,
@@ -129,9 +134,10 @@ class Client:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
-        return self._run(client_protocol.invoke(name, sets, version, deadline_s))
+        return self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
 
     # --- the catalogue --------------------------------------------------------------------------
 

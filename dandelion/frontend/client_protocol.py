@@ -164,7 +164,11 @@ class _Engines(msgspec.Struct):
 
 
 def invoke(
-    name: str, sets: Mapping[str, Value], version: int | None, deadline_s: float | None
+    name: str,
+    sets: Mapping[str, Value],
+    version: int | None,
+    deadline_s: float | None,
+    priority: int,
 ) -> Steps[tuple[str, Sets]]:
     """Invoke; returns the invocation's id and its sets."""
     chunks = encode_request({key: outgoing_set(key, value) for key, value in sets.items()})
@@ -172,6 +176,8 @@ def invoke(
     if deadline_s is not None:
         headers = {**_MSGPACK, "Dandelion-Deadline": repr(float(deadline_s))}
         timeout_s = max(deadline_s, 0.0) + _GRACE_S
+    if priority:
+        headers = {**headers, "Dandelion-Priority": str(priority)}
     path = _path("/v1/invoke", name, version)
     response = _checked((yield ClientRequest("POST", path, headers, chunks, timeout_s)))
     return decode_response(response.body)

@@ -39,13 +39,14 @@ from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
 from dandelion.frontend.problem import NotAcceptable
 from dandelion.frontend.service import Service
+from dandelion.priority import read_priority
 
 PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
 """JSON takes ten times its size when it is parsed. Send large data as MessagePack."""
 
 PLAN_LIMIT = 4096
-QUERY = ("version", "deadline_s", "set")
+QUERY = ("version", "deadline_s", "priority", "set")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
@@ -65,7 +66,7 @@ class _Plan:
         codec: of the body.
         response_codecs: codecs that the client accepts, best first.
         raw_set: the input set of a raw body.
-        deadline_s: of the query.
+        deadline_s, priority: of the query.
         limit_bytes: of the body.
     """
 
@@ -77,6 +78,7 @@ class _Plan:
     response_codecs: tuple[Codec, ...]
     raw_set: str
     deadline_s: float | None
+    priority: int
     limit_bytes: int
 
 
@@ -101,6 +103,10 @@ class Invocations:
         if b"dandelion-deadline" in request.headers:
             given = request.header(b"dandelion-deadline")
             deadline_s = _deadline_s("header.dandelion-deadline", given)
+        priority = plan.priority
+        if b"dandelion-priority" in request.headers:
+            given = request.header(b"dandelion-priority")
+            priority = read_priority("header.dandelion-priority", clipped(given))
         try:
             sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
@@ -110,6 +116,7 @@ class Invocations:
                 sets,
                 version=plan.version,
                 deadline_s=deadline_s,
+                priority=priority,
                 on_wait=request.watch,
             )
             del sets  # free the memory of the inputs before the response is written
@@ -148,6 +155,7 @@ class Invocations:
         request.expect_query(QUERY)
         version = request.version
         deadline = request.query.get("deadline_s")
+        priority = clipped(request.query.get("priority", "0"))
         signature = self._node.signature(name, version)
         specs = {s.name: s for s in signature.inputs}
         limit = self._node.settings.body_limit_bytes
@@ -160,6 +168,7 @@ class Invocations:
             response_codecs,
             _raw_set(request, name, specs) if codec is Codec.RAW else "",
             None if deadline is None else _deadline_s("query.deadline_s", deadline),
+            read_priority("query.priority", priority),
             min(limit, JSON_LIMIT_BYTES) if codec is Codec.JSON else limit,
         )
 

@@ -18,6 +18,7 @@ from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
+from dandelion.priority import PRIORITY_LIMIT
 
 Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""
@@ -162,12 +163,20 @@ def _invoke() -> Json:
         "application/octet-stream": bytes_,
     }
     seconds = {"type": "number", "exclusiveMinimum": 0}
+    priority = {
+        "type": "integer",
+        "minimum": -PRIORITY_LIMIT,
+        "maximum": PRIORITY_LIMIT,
+        "default": 0,
+    }
     parameters = [
         _NAME,
         _VERSION,
         _parameter("query", "set", {"type": "string"}, "the input set of a raw body"),
         _parameter("query", "deadline_s", seconds),
         _parameter("header", "Dandelion-Deadline", seconds, "seconds"),
+        _parameter("query", "priority", priority),
+        _parameter("header", "Dandelion-Priority", priority, "among calls of the same tenant"),
         _parameter("header", "Dandelion-Dtype", {"type": "string"}, "element type of a raw body"),
         _parameter(
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"

@@ -121,6 +121,7 @@ class Service(Protocol):
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         on_wait: Callable[[], None] | None = None,
     ) -> Outcome:
         """Invoke with sets; cancelling it cancels the invocation.

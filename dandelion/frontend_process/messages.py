@@ -205,6 +205,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="submit
     name: str
     version: int | None
     deadline_s: float | None
+    priority: int
     sets: WireSets
 
 

@@ -176,6 +176,7 @@ class NodeLink:
                 sets,
                 version=message.version,
                 deadline_s=message.deadline_s,
+                priority=message.priority,
                 ended=partial(self._ended, number),
             )
         except DandelionError as error:

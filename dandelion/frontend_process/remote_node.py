@@ -236,6 +236,7 @@ class RemoteNode(RemoteQueries):
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         on_wait: Callable[[], None] | None = None,
     ) -> RemoteOutcome:
         """Invoke with sets; cancelling it cancels the invocation."""
@@ -244,7 +245,7 @@ class RemoteNode(RemoteQueries):
         try:
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
-            self._link.post(Submit(number, name, version, deadline_s, wire))
+            self._link.post(Submit(number, name, version, deadline_s, priority, wire))
             self._release()  # after what refers to it
             del sets, wire
             if on_wait is not None:

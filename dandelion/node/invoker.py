@@ -24,6 +24,7 @@ from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 from dandelion.node.traces import Trace
+from dandelion.priority import check_priority
 
 SLICE = 1024
 """How many sets a walk settles before others have their turn."""
@@ -76,14 +77,19 @@ class Invoker:
         return plan
 
     def call(
-        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+        self,
+        plan: CompositionPlan,
+        inputs: InputSets,
+        deadline_s: float | None,
+        tenant: str,
+        priority: int,
     ) -> InvocationResult:
         """Invoke, and block until the result is there; raises as `Node.invoke`."""
         if self._loop.is_current:
-            return self._call_here(plan, inputs, deadline_s, tenant)
+            return self._call_here(plan, inputs, deadline_s, tenant, priority)
         inputs, staged_bytes = self._stager.stage(plan, inputs)
         try:
-            invocation = self.made(plan, inputs, deadline_s, tenant)
+            invocation = self.made(plan, inputs, deadline_s, tenant, priority)
             del inputs
             lock = threading.Lock()
             lock.acquire()
@@ -100,14 +106,19 @@ class Invoker:
         return invocation.result()
 
     def _call_here(
-        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+        self,
+        plan: CompositionPlan,
+        inputs: InputSets,
+        deadline_s: float | None,
+        tenant: str,
+        priority: int,
     ) -> InvocationResult:
         """Invoke on the loop's own thread, which works until the result is there.
 
         Functions that need the loop itself, such as HTTP, cannot go on meanwhile: they end with
         the deadline.
         """
-        invocation = self.made(plan, inputs, deadline_s, tenant)
+        invocation = self.made(plan, inputs, deadline_s, tenant, priority)
         self._runtime.submit(invocation)
         if not invocation.ended:
             self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)
@@ -121,15 +132,16 @@ class Invoker:
         inputs: InputSets,
         deadline_s: float | None,
         tenant: str,
+        priority: int,
         on_wait: Callable[[], None] | None = None,
     ) -> InvocationResult:
         """Invoke, and wait on the running loop; raises as `Node.invoke`.
 
         Args:
-            plan, inputs, deadline_s, tenant: what to invoke.
+            plan, inputs, deadline_s, tenant, priority: what to invoke.
             on_wait: called if the result is not there at once, before this waits for it.
         """
-        invocation = self.made(plan, inputs, deadline_s, tenant)
+        invocation = self.made(plan, inputs, deadline_s, tenant, priority)
         del inputs
         here = self._loop.is_current
         if here:
@@ -163,23 +175,30 @@ class Invoker:
         version: int | None,
         deadline_s: float | None,
         tenant: str,
+        priority: int,
         ended: Callable[[Invocation], None],
     ) -> Invocation:
         """Begin an invocation on the node's own loop; see `Node.submit`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
-        invocation = self.made(plan, positional(plan, sets), deadline_s, tenant)
+        invocation = self.made(plan, positional(plan, sets), deadline_s, tenant, priority)
         invocation.on_end = partial(ended, invocation)
         self._runtime.submit(invocation)
         return invocation
 
     def made(
-        self, plan: CompositionPlan, inputs: InputSets, deadline_s: float | None, tenant: str
+        self,
+        plan: CompositionPlan,
+        inputs: InputSets,
+        deadline_s: float | None,
+        tenant: str,
+        priority: int,
     ) -> Invocation:
         """Make the record of an invocation.
 
         Raises:
             Cancelled: the node does not run.
-            InvalidInput: the deadline is not a positive number of seconds.
+            InvalidInput: the deadline is not a positive number of seconds, or the priority is not
+                an integer within its limits.
         """
         if not self.running:
             raise Cancelled("the node is not running")
@@ -187,6 +206,8 @@ class Invoker:
             deadline_s = self._default_deadline_s
         elif not 0 < deadline_s < 1e9:
             raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
+        if priority != 0:
+            check_priority("priority", priority)
         number = f"{self._prefix}-{next(self._ids):x}"
         now_ns = time.monotonic_ns()
         return Invocation(
@@ -197,6 +218,7 @@ class Invoker:
             now_ns + int(deadline_s * 1e9),
             deadline_s,
             sum([s.size_bytes for s in inputs if s is not None]),
+            priority,
             trace=Trace(number, plan.name, now_ns, tenant),
         )
 

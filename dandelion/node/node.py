@@ -389,6 +389,7 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         **sets: Value,
     ) -> Sets:
@@ -398,6 +399,8 @@ class Node:
             name: what to invoke.
             version: which version; by default the newest.
             deadline_s: seconds until the invocation is given up.
+            priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
+                priority are next. Calls of other tenants are not affected.
             tenant: whose function or composition it is; its quotas and share hold.
             **sets: the input sets. All must be named; None is an absent set.
 
@@ -411,7 +414,7 @@ class Node:
         """
         plan = self._spaces.of(tenant).library.plan(name, version)
         inputs = positional(plan, _converted(plan, sets))
-        return self._invoker.call(plan, inputs, deadline_s, tenant).sets
+        return self._invoker.call(plan, inputs, deadline_s, tenant, priority).sets
 
     async def invoke_async(
         self,
@@ -420,13 +423,15 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
         plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, _converted(plan, sets))
-        return (await self._invoker.await_result(plan, inputs, deadline_s, tenant)).sets
+        result = await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority)
+        return result.sets
 
     def invoke_sets(
         self,
@@ -435,11 +440,13 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         tenant: str = DEFAULT_TENANT,
     ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
-        return self._invoker.call(plan, positional(plan, sets), deadline_s, tenant)
+        inputs = positional(plan, sets)
+        return self._invoker.call(plan, inputs, deadline_s, tenant, priority)
 
     async def invoke_sets_async(
         self,
@@ -448,6 +455,7 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         on_wait: Callable[[], None] | None = None,
     ) -> InvocationResult:
@@ -457,7 +465,7 @@ class Node:
         """
         plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, sets)
-        return await self._invoker.await_result(plan, inputs, deadline_s, tenant, on_wait)
+        return await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority, on_wait)
 
     def submit(
         self,
@@ -466,19 +474,20 @@ class Node:
         *,
         version: int | None = None,
         deadline_s: float | None = None,
+        priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         ended: Callable[[Invocation], None],
     ) -> Invocation:
         """Begin an invocation, on the node's own loop only.
 
         Args:
-            name, sets, version, deadline_s, tenant: as of `invoke_sets`.
+            name, sets, version, deadline_s, priority, tenant: as of `invoke_sets`.
             ended: called on the loop at the end, perhaps before this returns.
 
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
         """
-        return self._invoker.submit(name, sets, version, deadline_s, tenant, ended)
+        return self._invoker.submit(name, sets, version, deadline_s, tenant, priority, ended)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `submit` began, on the node's own loop only."""

@@ -25,7 +25,7 @@ file             content
 ===============  ==============================================================================
 `records`        tenant, flow, call, invocation, engine: all state
 `actions`        requests to executors, and their answers
-`policy`         the order of flows: fifo, fair
+`policy`         the contract of policies, which are in `policies`
 `placement`      which engines suit a call
 `lines`          queues
 `residency`      functions in the node's memory and on devices
@@ -35,7 +35,8 @@ file             content
 ===============  ==============================================================================
 """
 
-from dandelion.scheduler.policy import Policy, policy_of
+from dandelion.scheduler.policies import policy_of
+from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import (
     CallState,
     EngineState,

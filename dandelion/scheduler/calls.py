@@ -18,7 +18,7 @@ from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
 from dandelion.scheduler.batches import Batches, Parts, live
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
-from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import (
     CallState,
     EngineState,
@@ -76,7 +76,7 @@ class Calls:
         self.batches = Batches(self.lines)
         self.residency = Residency(memory_bytes, actions)
         self.flows: dict[tuple[str, str, int], Flow] = {}
-        self._policy = policy
+        self.policy = policy
         self.sizes = sizes
         self._act = actions
         self._walks = walks
@@ -133,6 +133,13 @@ class Calls:
         for lane in lanes:
             self._feed_lane(lane, now_ns)
 
+    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant is new, or its quota or weight changed: its calls may have other engines."""
+        self.policy.tenant_changed(tenant)
+        self.unpark((tenant,), now_ns)
+        if self.lines.waiting:
+            self._feed_all(now_ns)
+
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
         waiting = self.lines.drain(self.engines.changed())
@@ -140,8 +147,7 @@ class Calls:
             if not call.cancelled:  # the failure of another one may have cancelled it
                 call.requeued = True
                 self._plan(call, now_ns)
-        for engine in list(self.engines.all.values()):
-            self._feed(engine, now_ns)
+        self._feed_all(now_ns)
 
     # --- events of executors --------------------------------------------------------------------
 
@@ -257,7 +263,7 @@ class Calls:
         else:
             self._fail(call, blamed(call, error), now_ns)
 
-    def _queue(self, call: CallState, now_ns: int, front: bool = False) -> None:
+    def _queue(self, call: CallState, now_ns: int) -> None:
         """Send a call, or queue it for an engine or until others come."""
         flow = call.flow
         batching = flow.spec.batching
@@ -268,14 +274,14 @@ class Calls:
         lane = self._lane_of(call, now_ns)
         if lane is None:
             return
-        if not lane.heap and busy_owner(flow) is None:
-            engine = best_free(lane, flow)
+        waiting = lane.queues if self.policy.by_engine else lane.heap
+        if not waiting and busy_owner(flow) is None:
+            engine = self._free(lane, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
                 return
-        self.lines.add(call, lane, front)
-        if lane.heap:
-            self._feed_lane(lane, now_ns)
+        self.lines.add(call, lane)
+        self._feed_lane(lane, now_ns)
         self._refuse_overfull(call, now_ns)
 
     def _queue_gathered(self, flow: Flow, now_ns: int) -> None:
@@ -308,9 +314,10 @@ class Calls:
                 what = f"device memory for one call of '{flow.spec.name}'"
                 self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
                 return None
-        if not flow.queues:
-            self._policy.waits(flow)
+        if lane not in flow.queues:
+            self.policy.waits(flow, lane)
         call.phase = Phase.QUEUED
+        call.lane = lane
         if not call.queued_ns:
             call.queued_ns = now_ns
         return lane
@@ -322,6 +329,18 @@ class Calls:
             if error is not None:
                 self.lines.remove(call)
                 self._fail(call, error, now_ns)
+
+    def _free(self, lane: Lane, flow: Flow) -> EngineState | None:
+        """Choose a free engine for a call before which none waits."""
+        if not self.policy.by_engine:
+            return best_free(lane.engines, flow)
+        free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
+        least = min((cost for cost, _ in free), default=NEVER)
+        return best_free([e for cost, e in free if cost == least < NEVER], flow)
+
+    def _feed_all(self, now_ns: int) -> None:
+        for engine in list(self.engines.all.values()):
+            self._feed(engine, now_ns)
 
     def _feed_lane(self, lane: Lane, now_ns: int) -> None:
         for engine in lane.engines:
@@ -358,7 +377,7 @@ class Calls:
         engine.last = flow
         tenant.calls += 1
         flow.calls += 1
-        self._policy.sent(call)
+        self.policy.sent(call, engine)
         if self.residency.devices:
             self._act(Send(call, *self.residency.keep_on_device(engine, flow)))
         else:
@@ -377,9 +396,10 @@ class Calls:
             duration_ns = 0
         engine.measured(duration_ns)
         flow.measured(duration_ns)
-        self._policy.ended(call, duration_ns)
-        if flow.queues:
-            self.lines.reorder(flow)
+        self.policy.ended(call, engine, duration_ns)
+        turn = call.turn or flow
+        if turn.queues:
+            self.lines.reorder(turn)
         return engine
 
     def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
@@ -392,13 +412,13 @@ class Calls:
         """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
         call.requeued = True
-        call.engine = None
+        call.engine = call.turn = None
         if begun:
             call.attempt += 1
             call.alone = call.alone or (engine is not None and engine.shared_fault_domain)
             self._number += 1
             call.id = self._number
-        self._queue(call, now_ns, front=not begun)
+        self._queue(call, now_ns)
 
     def _left_batch(self, call: CallState, now_ns: int) -> None:
         """A member was cancelled: cancel its batch if it was the last one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dandelion.scheduler.lines import busy_owner
+from dandelion.scheduler.policy import NEVER
 from dandelion.scheduler.records import CallState, EnginePhase, Owner, Phase, Presence
 from dandelion.scheduler.scheduler import Scheduler
 
@@ -46,6 +47,7 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
 
 def _check_engines(scheduler: Scheduler) -> None:
     """Engines have no more calls than places, and none is idle while a suitable call waits."""
+    policy = scheduler.calls.policy
     for engine in scheduler.calls.engines.all.values():
         for call in engine.sent.values():
             assert call.phase is Phase.SENT, f"call {call.id} on {engine.id} is {call.phase}"
@@ -57,9 +59,10 @@ def _check_engines(scheduler: Scheduler) -> None:
         if engine.free > 0:
             for lane in engine.lanes:
                 for queue in lane.queues.values():
-                    assert busy_owner(queue.flow) is not None, (
-                        f"engine {engine.id} is free while {queue.flow.name} waits"
-                    )
+                    waits = busy_owner(queue.flow) is not None
+                    if not waits and policy.by_engine:
+                        waits = policy.cost(engine, queue.flow, lane) == NEVER
+                    assert waits, f"engine {engine.id} is free while {queue.flow.name} waits"
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
@@ -100,18 +103,27 @@ def _check_tenants(scheduler: Scheduler) -> None:
 
 
 def _check_lines(scheduler: Scheduler) -> None:
-    """Every queue with calls is parked or has one valid entry in its lane's heap."""
-    count = 0
+    """Every queue is in order, and is parked or has one valid entry in its lane's heap."""
+    waiting = []
+    by_engine = scheduler.calls.policy.by_engine
     for lane in scheduler.calls.engines.lanes.values():
         entries = {entry for _, entry, _ in lane.heap}
         for flow, queue in lane.queues.items():
-            count += len(queue.calls)
-            assert queue.calls, f"an empty queue of {flow.name} is kept"
+            calls, slots = list(queue.calls), list(queue.slots)
+            waiting += calls
+            assert calls, f"an empty queue of {flow.name} is kept"
             assert flow.queues[lane] is queue, f"{flow.name} does not know its queue"
-            assert queue.parked or queue.entry in entries, f"a queue of {flow.name} is lost"
-            for call in queue.calls:
+            known = queue.entry in entries or by_engine or queue.parked
+            assert known, f"a queue of {flow.name} is lost"
+            for call in calls:
                 assert call.queue is queue, f"call {call.id} is in another queue"
-    assert count == scheduler.calls.lines.waiting, f"{count} calls wait"
+            assert calls == sorted(calls, key=lambda call: call.rank), f"order of {flow.name}"
+            assert slots == sorted(slots), f"slots of {flow.name}"
+            assert len(slots) == len(calls), f"{flow.name}: {len(slots)} slots"
+    assert len(waiting) == scheduler.calls.lines.waiting, f"{len(waiting)} calls wait"
+    for tenant in scheduler.tenants.values():
+        found = sum(c.flow.tenant is tenant and c.rank[0] != 0 for c in waiting)
+        assert tenant.prioritized == found, f"{tenant.name}: {tenant.prioritized} priorities"
 
 
 def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:

@@ -2,19 +2,25 @@
 
 Calls that the same engines suit share a lane. In a lane each flow has one queue, and a heap orders
 the queues by the policy's key. Entries of the heap are numbered; only the last number of a queue is
-valid, so a queue is moved by pushing it again.
+valid, so a queue is moved by pushing it again. A policy that chooses by engine needs no heap: all
+queues are compared.
 
-A queue whose tenant or flow has as many calls on engines as its quota allows is *parked*: it is in
-no heap until one of these calls ends.
+A queue whose tenant or flow has as many calls on engines as its quota allows is *parked*: it takes
+no turn until one of these calls ends.
+
+The turn of a queue may be used by a call of another queue that has a higher priority, of the same
+tenant. The first queue then keeps its call, and gets the last slot of the other one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from dandelion.errors import Overloaded
-from dandelion.scheduler.policy import Policy, engine_stays
+from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Owner
 
 
@@ -36,6 +42,9 @@ def overfull(flow: Flow, more: int = 0) -> Overloaded | None:
     return None
 
 
+_RANK = attrgetter("rank")
+
+
 class Lines:
     """All calls that wait for an engine.
 
@@ -48,19 +57,28 @@ class Lines:
         self._entry = 0
         self.waiting = 0
 
-    def add(self, call: CallState, lane: Lane, front: bool = False) -> None:
-        """Queue a call in a lane, behind the others of its flow or before them."""
+    def add(self, call: CallState, lane: Lane) -> None:
+        """Queue a call in a lane."""
         flow = call.flow
         queue = lane.queues.get(flow)
         if queue is None:
             queue = lane.queues[flow] = flow.queues[lane] = CallQueue(flow, lane)
-        if front:
-            queue.calls.appendleft(call)
+        place = self._policy.place(call)
+        priority = call.invocation.priority
+        call.rank = (-priority, place)
+        if priority:
+            flow.tenant.prioritized += 1
+        calls, slots = queue.calls, queue.slots
+        first = not slots or place < slots[0]
+        if not slots or (calls[-1].rank <= call.rank and slots[-1] <= place):
+            calls.append(call)
+            slots.append(place)
         else:
-            queue.calls.append(call)
+            insort(calls, call, key=_RANK)
+            insort(slots, place)
         call.queue = queue
         self._count(flow, 1)
-        if not queue.parked and (front or len(queue.calls) == 1):
+        if first and not queue.parked:
             self._push(queue)
 
     def _count(self, flow: Flow, more: int) -> None:
@@ -71,63 +89,111 @@ class Lines:
     def _push(self, queue: CallQueue) -> None:
         self._entry += 1
         queue.entry = self._entry
-        heapq.heappush(queue.lane.heap, (self._policy.key(queue), self._entry, queue))
+        if not self._policy.by_engine:
+            heapq.heappush(queue.lane.heap, (self._policy.key(queue), self._entry, queue))
 
     def next_for(self, engine: EngineState) -> CallState | None:
         """Take the call that an engine should run next."""
-        best: CallQueue | None = None
-        best_key = (0.0, 0)
-        for lane in engine.lanes:
-            queue = self._top(lane)
-            if queue is not None:
-                key = (self._policy.key(queue), queue.calls[0].id)
-                if best is None or key < best_key:
-                    best, best_key = queue, key
-        if best is None:
+        queue = self._best(engine)
+        if queue is None:
             return None
-        queue = engine_stays(self._policy, engine, best)
-        if queue is not best and busy_owner(queue.flow) is not None:
-            queue = best  # the other one is not parked yet
         call = queue.calls[0]
-        self.remove(call)
+        if queue.flow.tenant.prioritized:
+            call = self._first_by_priority(engine, call)
+        own = call.queue
+        assert own is not None, "it waits"
+        queue.slots.popleft()
+        if own is not queue:
+            call.turn, call.lane = queue.flow, queue.lane
+            insort(queue.slots, own.slots.pop())
+            self._push(queue)
+        self._take(call, own)
         return call
+
+    def _first_by_priority(self, engine: EngineState, call: CallState) -> CallState:
+        """Return the call of the same tenant that uses the turn of this one; perhaps this one."""
+        heads = [
+            queue.calls[0]
+            for lane in engine.lanes
+            for queue in lane.queues.values()
+            if queue.flow.tenant is call.flow.tenant
+            and busy_owner(queue.flow) is None
+            and self._policy.cost(engine, queue.flow, lane) < NEVER
+        ]
+        first = min(heads, key=_RANK)
+        return first if first.rank[0] < call.rank[0] else call
+
+    def _best(self, engine: EngineState) -> CallQueue | None:
+        """Return the queue that has its turn on an engine."""
+        best, best_rank = None, (NEVER, -NEVER)
+        for lane in engine.lanes:
+            for queue in self._contenders(lane, engine.last):
+                key = self._policy.key(queue) + self._policy.cost(engine, queue.flow, lane)
+                rank = (key, queue.slots[0])
+                if rank < best_rank:
+                    best, best_rank = queue, rank
+        return best
+
+    def _contenders(self, lane: Lane, last: Flow | None) -> Sequence[CallQueue]:
+        """Return the queues of a lane whose costs count: all, or the first and that of a flow."""
+        if self._policy.by_engine:
+            return [q for q in lane.queues.values() if not q.parked and not self._parks(q)]
+        top = self._top(lane)
+        if top is None:
+            return ()
+        queue = None if last is None or last is top.flow else lane.queues.get(last)
+        if queue is None or queue.parked or self._parks(queue):
+            return (top,)
+        return (top, queue)
 
     def _top(self, lane: Lane) -> CallQueue | None:
         """Return the next queue of a lane; park queues over their quota on the way."""
         heap = lane.heap
         while heap:
             key, entry, queue = heap[0]
-            if entry != queue.entry:
-                heapq.heappop(heap)
-                continue
-            owner = busy_owner(queue.flow)
-            if owner is not None:
-                heapq.heappop(heap)
-                queue.entry = 0
-                queue.parked = owner
-                owner.parked.append(queue)
-                continue
-            if self._policy.key(queue) > key:
-                heapq.heappop(heap)
+            stale = entry != queue.entry
+            later = not stale and self._policy.key(queue) > key
+            if not stale and not later and not self._parks(queue):
+                return queue
+            heapq.heappop(heap)
+            if later:
                 self._push(queue)
-                continue
-            return queue
         return None
 
+    def _parks(self, queue: CallQueue) -> bool:
+        """Park a queue if its tenant or flow is at its quota."""
+        owner = busy_owner(queue.flow)
+        if owner is None:
+            return False
+        queue.entry = 0
+        queue.parked = owner
+        owner.parked.append(queue)
+        return True
+
     def remove(self, call: CallState) -> None:
-        """Take a call out of its queue."""
+        """Take a call out of its queue that is not sent."""
         queue = call.queue
         assert queue is not None, "it waits"
+        try:
+            queue.slots.remove(call.rank[1])
+        except ValueError:  # another call used it
+            queue.slots.pop()
+        self._take(call, queue)
+
+    def _take(self, call: CallState, queue: CallQueue) -> None:
+        """Take a call out of its queue, which has given up a slot."""
         call.queue = None
         self._count(call.flow, -1)
-        head = queue.calls[0] is call
-        if head:
+        if call.invocation.priority:
+            queue.flow.tenant.prioritized -= 1
+        is_head = queue.calls[0] is call
+        if is_head:
             queue.calls.popleft()
         else:
             queue.calls.remove(call)
         if not queue.calls:
             self._forget(queue)
-        elif head and not queue.parked:
+        elif is_head and not queue.parked:
             self._push(queue)
 
     def _forget(self, queue: CallQueue) -> None:

@@ -94,6 +94,7 @@ class Engines:
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(tuple(engines))
+            lane.clock = max((other.clock for e in engines for other in e.lanes), default=0.0)
             for engine in engines:
                 engine.lanes.append(lane)
         return lane
@@ -192,9 +193,8 @@ def _without_suspects(
     return [e for e in engines if not e.shared_fault_domain or e.device not in lost]
 
 
-def best_free(lane: Lane, flow: Flow) -> EngineState | None:
-    """Choose among the free engines of a lane: idle ones first, then the one that ran the flow."""
-    engines = lane.engines
+def best_free(engines: Sequence[EngineState], flow: Flow) -> EngineState | None:
+    """Choose among the free ones of some engines: an idle one, then one that ran the flow last."""
     if len(engines) == 1:
         return engines[0] if engines[0].free > 0 else None
     best: EngineState | None = None

@@ -65,6 +65,7 @@ class Tenant:
         results: charged since the results of its invocations were counted, see `Scheduler.recount`.
         counted: items of the last count.
         parked: its queues that may send no calls until others of its calls end.
+        prioritized: how many of its waiting calls have a priority other than 0.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Tenant:
     results: int = 0
     counted: int = 0
     parked: list[CallQueue] = field(default_factory=list)
+    prioritized: int = 0
 
     @property
     def label(self) -> str:
@@ -121,7 +123,7 @@ class FlowCounts:
         self.batches += other.batches
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Flow:
     """One function of one tenant: the unit of queueing, ordering and accounting.
 
@@ -137,7 +139,7 @@ class Flow:
         gathering: calls that wait for others, to be joined.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
-        tag: of the policy, see `Policy`.
+        tags: of the policy, by lane.
         functions: written by executors: its loaded forms, by format.
         counts: counters of its calls.
     """
@@ -156,7 +158,7 @@ class Flow:
     gathering: dict[CallState, None] = field(default_factory=dict)
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
-    tag: float = 0.0
+    tags: dict[Lane, float] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     counts: FlowCounts = field(default_factory=lambda: FlowCounts())
 
@@ -189,6 +191,47 @@ def quota_of_function(spec: FunctionSpec) -> Quota:
     return Quota(calls=spec.limits.concurrency, queue_length=spec.limits.queue_length)
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Calls for which the same engines are suitable.
+
+    Attributes:
+        engines: the suitable engines; empty while they are starting.
+        heap: of (key of the policy, entry number, queue); entries may be outdated. Empty if the
+            policy chooses by engine.
+        clock, turns: of the policy: virtual time; when each tenant had its last turn.
+    """
+
+    engines: tuple[EngineState, ...]
+    heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
+    queues: dict[Flow, CallQueue] = field(default_factory=dict)
+    clock: float = 0.0
+    turns: dict[Tenant, int] = field(default_factory=dict)
+
+
+NO_LANE = Lane(())
+
+
+@dataclass(slots=True, eq=False)
+class CallQueue:
+    """Calls of one flow that wait in one lane.
+
+    Attributes:
+        calls: by priority, then by place.
+        slots: when the queue has its turns, one for each call; ascending. They are the places of
+            the calls, unless calls with other priorities used slots of each other.
+        entry: the number of its valid entry in the lane's heap; 0 if it has none.
+        parked: at its tenant or flow, which has as many calls on engines as it may have.
+    """
+
+    flow: Flow
+    lane: Lane
+    calls: deque[CallState] = field(default_factory=deque)
+    slots: deque[float] = field(default_factory=deque)
+    entry: int = 0
+    parked: Owner | None = None
+
+
 class Phase(enum.Enum):
     """The state of a call; see the diagram in `dandelion.scheduler`."""
 
@@ -211,6 +254,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         alone: it must not run in a shared fault domain.
         demand: of a device, where engines differ.
         engine: its current or last engine.
+        lane: where it waits or waited, or the lane of its turn.
+        rank: its priority and place; the smallest of its queue is next.
+        turn: the flow in whose turn it was sent, if another one of its tenant.
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
@@ -235,6 +281,9 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     demand: Demand | None = None
     engine: EngineState | None = None
     queue: CallQueue | None = None
+    lane: Lane = NO_LANE
+    rank: tuple[int, float] = (0, 0.0)
+    turn: Flow | None = None
     expected_ns: float = 0.0
     queued_ns: int = 0
     sent_ns: int = 0
@@ -255,6 +304,7 @@ class InvocationState(msgspec.Struct, eq=False):
 
     Attributes:
         deadline_ns: on the clock of `now_ns`.
+        priority: among the calls of its tenant; higher first.
         input_bytes: size of its inputs in the arena.
         arena_bytes: bytes charged to its tenant's quota, inputs included.
         calls: by the walk's instance number.
@@ -269,6 +319,7 @@ class InvocationState(msgspec.Struct, eq=False):
     deadline_ns: int
     deadline_s: float
     input_bytes: int = 0
+    priority: int = 0
     arena_bytes: int = 0
     started_ns: int = 0
     ended_ns: int = 0
@@ -306,6 +357,7 @@ class EngineState:
         sent: its calls, in the order in which they were sent.
         lanes: the lanes that it takes calls from.
         last: the flow that was sent last.
+        owner, held_ns: of the policy: the tenant that it serves, and for how much engine time.
         failed_starts, retry_ns: number of failed starts in a row, and time of the next attempt.
         calls, failures, busy_ns: counters since it was added.
     """
@@ -325,6 +377,8 @@ class EngineState:
     sent: dict[int, CallState] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     last: Flow | None = None
+    owner: Tenant | None = None
+    held_ns: int = 0
     short_call_ns: int = SHORT_CALL_NS
     mean_ns: float = 0.0
     failed_starts: int = 0
@@ -349,33 +403,3 @@ class EngineState:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:
             self.mean_ns = float(duration_ns)
-
-
-@dataclass(slots=True, eq=False)
-class CallQueue:
-    """Calls of one flow that wait in one lane, in order.
-
-    Attributes:
-        entry: the number of its valid entry in the lane's heap; 0 if it has none.
-        parked: at its tenant or flow, which has as many calls on engines as it may have.
-    """
-
-    flow: Flow
-    lane: Lane
-    calls: deque[CallState] = field(default_factory=deque)
-    entry: int = 0
-    parked: Owner | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """Calls for which the same engines are suitable.
-
-    Attributes:
-        engines: the suitable engines; empty while they are starting.
-        heap: of (key of the policy, entry number, queue); entries may be outdated.
-    """
-
-    engines: tuple[EngineState, ...]
-    heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
-    queues: dict[Flow, CallQueue] = field(default_factory=dict)

@@ -106,6 +106,8 @@ class Scheduler:
                 raise refusal
             finally:
                 del refusal  # its traceback refers to this frame, which has the inputs
+        if tenant.name not in self.tenants:
+            self.tenant_changed(tenant, now_ns)
         invocation.started_ns = now_ns
         self.invocations[invocation.id] = invocation
         tenant.invocations += 1
@@ -178,7 +180,7 @@ class Scheduler:
     def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
         """A tenant is new, or its quota or weight changed."""
         self.tenants[tenant.name] = tenant
-        self.calls.unpark((tenant,), now_ns)
+        self.calls.tenant_changed(tenant, now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 

@@ -119,6 +119,7 @@ def test_results_as_arrays(client: Client) -> None:
         (lambda c: c.invoke("fails", x=b""), ApplicationFailed),
         (lambda c: c.invoke("wait", a=b"", deadline_s=0.05), DeadlineExceeded),
         (lambda c: c.invoke("echo", a=b"", deadline_s=-1.0), InvalidInput),
+        (lambda c: c.invoke("echo", a=b"", priority=1001), InvalidInput),
         (lambda c: c.invoke("echo", a=b"", version=9), Unknown),
     ],
 )

@@ -258,6 +258,7 @@ def test_keep_alive_and_pipelining(served: Served) -> None:
         ("POST", "/v1/invoke/echo?deadline_s=-1", 400, "InvalidInput"),
         ("POST", "/v1/invoke/echo?deadline_s=nan", 400, "InvalidInput"),
         ("POST", "/v1/invoke/echo?deadline=1", 400, "InvalidInput"),
+        ("POST", "/v1/invoke/echo?priority=high", 400, "InvalidInput"),
         ("POST", "/v1/register", 415, "UnsupportedMedia"),
     ],
 )

@@ -1,13 +1,18 @@
 """A deterministic simulation of a node: the real scheduler, and executors with a virtual clock.
 
 Everything random comes from one seed: tenants and quotas, functions and their sizes, engines and
-their kinds, how long things take, and faults. After every event the invariants are checked.
+their kinds, how long things take, faults, and priorities. After every event the invariants are
+checked, and every choice of a call (`watch`).
+
+Run ``python -m tests.scheduler.simulation [--steps N] [POLICY ...]`` for many steps of each policy.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,7 +50,9 @@ from dandelion.scheduler.actions import (
     Stop,
 )
 from dandelion.scheduler.invariants import check_invariants
+from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
+from tests.scheduler.watch import Watch
 
 MS = 1_000_000
 MEMORY_BYTES = 1000
@@ -109,6 +116,8 @@ class Simulation:
         self.scheduler = Scheduler(
             policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
+        self.priorities = (-3, 0, 0, 7) if self.random.random() < 0.5 else (0,)
+        self.watch = Watch(self.scheduler, self.policy, len(self.priorities) > 1)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self.alive: dict[str, InvocationState] = {}
@@ -261,7 +270,14 @@ class Simulation:
         tenant = self.random.choice(self.tenants)
         self.submitted += 1
         invocation = InvocationState(
-            str(self.submitted), tenant, walk, sets(count), deadline_ns, 1.0, 10 * count
+            str(self.submitted),
+            tenant,
+            walk,
+            sets(count),
+            deadline_ns,
+            1.0,
+            10 * count,
+            self.random.choice(self.priorities),
         )
         self.alive[invocation.id] = invocation
         try:
@@ -407,3 +423,37 @@ class Simulation:
 
 def _damage() -> DandelionError:
     return Raised("f", "damaged", "")
+
+
+STEPS_OF_ONE = 20_000
+
+
+def main() -> None:
+    """Run many steps of each policy, in nodes of many kinds, and print a table."""
+    parser = argparse.ArgumentParser(description="Simulate nodes, and check every step.")
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help="default: all")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of each policy")
+    parser.add_argument("--seed", type=int, default=0, help="of the first node")
+    arguments = parser.parse_args()
+    print(f"{'policy':10} {'steps':>9} {'nodes':>6} {'invocations':>12} {'ok':>9} {'seconds':>8}")
+    for policy in arguments.policies or sorted(POLICIES):
+        begin = time.perf_counter()
+        outcomes: Counter[str] = Counter()
+        steps = nodes = 0
+        while steps < arguments.steps:
+            simulation = Simulation(arguments.seed + nodes, policy)
+            try:
+                simulation.run(min(STEPS_OF_ONE, arguments.steps - steps))
+            except Exception as error:
+                error.add_note(f"{policy}, seed {simulation.seed}, step {simulation.steps}")
+                raise
+            steps += simulation.steps
+            nodes += 1
+            outcomes += simulation.outcomes
+        seconds = time.perf_counter() - begin
+        total, ok = sum(outcomes.values()), outcomes["ok"]
+        print(f"{policy:10} {steps:9} {nodes:6} {total:12} {ok:9} {seconds:8.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import Plan, Send
 from dandelion.scheduler.invariants import check_invariants
-from dandelion.scheduler.policy import STICKY_NS
+from dandelion.scheduler.policies.fair import STICKY_NS
 
 
 def a_set(size_bytes: int = 4) -> tuple[ItemSet]:

@@ -7,7 +7,7 @@ import pytest
 from dandelion.scheduler import calls, lines
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.policy import Fifo
+from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Tenant
 from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
@@ -89,11 +89,11 @@ def queue_length_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def device_memory_of_a_call_is_ignored(patch: pytest.MonkeyPatch) -> None:
     original = Calls._queue
 
-    def queue(self: Calls, call: CallState, now_ns: int, front: bool = False) -> None:
+    def queue(self: Calls, call: CallState, now_ns: int) -> None:
         tenant = call.flow.tenant
         quota = tenant.quota
         tenant.quota = quota._replace(call_device_bytes=1 << 62)
-        original(self, call, now_ns, front)
+        original(self, call, now_ns)
         tenant.quota = quota
 
     patch.setattr(Calls, "_queue", queue)

@@ -2,12 +2,13 @@
 
 import pytest
 
+from dandelion.scheduler.policies import POLICIES
 from tests.scheduler.simulation import Simulation
 
 
-@pytest.mark.parametrize("policy", ["fifo", "fair"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("seed", range(6))
 def test_simulation(policy: str, seed: int) -> None:
     simulation = Simulation(seed, policy)
-    simulation.run(1500)
+    simulation.run(1200)
     assert simulation.outcomes["ok"] > 50

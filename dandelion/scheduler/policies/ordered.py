@@ -1,0 +1,48 @@
+"""Policies that order calls by one property of each: `fifo`, `lifo`, `deadline`, `balance`."""
+
+from __future__ import annotations
+
+from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
+
+_CALL_NS = 1e18
+
+
+class Fifo(Policy):
+    """First in, first out. A tenant gets engine time in proportion to its calls."""
+
+    name = "fifo"
+
+    def key(self, queue: CallQueue) -> float:
+        return queue.slots[0]
+
+
+class Lifo(Fifo):
+    """Last in, first out. An old call waits while newer ones arrive, or until its deadline."""
+
+    name = "lifo"
+
+    def place(self, call: CallState) -> float:
+        return -call.id
+
+
+class Deadline(Fifo):
+    """The call whose invocation has to end first is next."""
+
+    name = "deadline"
+
+    def place(self, call: CallState) -> float:
+        return call.invocation.deadline_ns
+
+
+class Balance(Fifo):
+    """First in, first out, on the engine with the fewest calls, then the least busy one so far.
+
+    Source: the policy `balance` of KaaS, whose workers are equal and have no locality.
+    """
+
+    name = "balance"
+    by_engine = True
+
+    def cost(self, engine: EngineState, flow: Flow, lane: Lane) -> float:
+        return len(engine.sent) + engine.busy_ns / _CALL_NS
