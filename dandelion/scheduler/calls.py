@@ -245,19 +245,18 @@ class Calls:
         call.lane = lane
         if not call.queued_ns:
             call.queued_ns = now_ns
-        waiting = lane.queues if self.policy.by_engine else lane.heap
+        by_engine = self.policy.by_engine
+        waiting = lane.queues if by_engine else lane.heap
         if not waiting and flow.tenant.calls < flow.tenant.quota.calls:
-            engine = self._free(lane, flow)
+            engine = self._cheapest(lane, flow) if by_engine else best_free(lane.engines, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
                 return
         self.lines.add(call, lane)
         self._feed_lane(lane, now_ns)
 
-    def _free(self, lane: Lane, flow: Flow) -> EngineState | None:
-        """Choose a free engine for a call before which none waits."""
-        if not self.policy.by_engine:
-            return best_free(lane.engines, flow)
+    def _cheapest(self, lane: Lane, flow: Flow) -> EngineState | None:
+        """Choose the free engine of the least cost."""
         free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
         least = min((cost for cost, _ in free), default=NEVER)
         return best_free([e for cost, e in free if cost == least < NEVER], flow)
