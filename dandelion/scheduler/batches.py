@@ -120,9 +120,10 @@ class Batches:
             (),
             latest.deadline_ns,
             latest.deadline_s,
+            priority=first.invocation.priority,
         )
         batch = CallState(number, invocation, first.run, first.flow, members=members)
-        batch.queued_ns = first.queued_ns
+        batch.lane, batch.turn, batch.queued_ns = first.lane, first.turn, first.queued_ns
         batch.requeued = True
         for call in members:
             call.phase = Phase.JOINED

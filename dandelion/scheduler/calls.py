@@ -12,20 +12,18 @@ from typing import Protocol
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import ContextFull, DandelionError, EngineDied, QuotaExceeded
+from dandelion.errors import DandelionError, EngineDied
 from dandelion.function import FunctionSpec
-from dandelion.scheduler.actions import Action, Look, Plan, Send, Stop
-from dandelion.scheduler.batches import Batches, Parts, live
-from dandelion.scheduler.lines import Lines, busy_owner, overfull
-from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
-from dandelion.scheduler.policy import NEVER, Policy
+from dandelion.scheduler.actions import Action, Look, Plan, Stop
+from dandelion.scheduler.batches import Parts, live
+from dandelion.scheduler.lines import Lines
+from dandelion.scheduler.placement import Engines
+from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import (
     CallState,
     EngineState,
     Flow,
     InvocationState,
-    Lane,
-    Owner,
     Phase,
     Presence,
     Tenant,
@@ -33,6 +31,7 @@ from dandelion.scheduler.records import (
 )
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
+from dandelion.scheduler.sending import Sending
 
 Sizes = Callable[[Flow], tuple[int, int]]
 """Returns the bytes of a function's code and constants in the node's memory, and the part of them
@@ -73,26 +72,25 @@ class Calls:
     ) -> None:
         self.engines = Engines()
         self.lines = Lines(policy)
-        self.batches = Batches(self.lines)
         self.residency = Residency(memory_bytes, actions)
+        self.sending = Sending(
+            self.engines, self.lines, self.residency, policy, actions, self._fail, walks.recount
+        )
         self.flows: dict[tuple[str, str, int], Flow] = {}
-        self.policy = policy
         self.sizes = sizes
         self._act = actions
         self._walks = walks
-        self._number = 0
         self._making_room = False
 
     # --- the scheduler's side -----------------------------------------------------------------
 
     def want(self, invocation: InvocationState, run: Run, now_ns: int) -> None:
         """Make the call of a walk's instance."""
-        self._number += 1
         function = run.function
         flow = self.flows.get((invocation.tenant.name, function.name, function.version))
         if flow is None:
             flow = self._new_flow(invocation.tenant, function)
-        call = CallState(self._number, invocation, run, flow)
+        call = CallState(self.sending.next_number(), invocation, run, flow)
         invocation.calls[run.instance] = call
         if function.cache:
             call.phase = Phase.LOOKING
@@ -124,22 +122,6 @@ class Calls:
         if flow is not None:
             self.residency.forget(flow)
 
-    def unpark(self, owners: tuple[Owner, ...], now_ns: int) -> None:
-        """Send calls of tenants and flows that are below their quotas again."""
-        lanes: list[Lane] = []
-        for owner in owners:
-            if owner.parked and owner.calls < owner.quota.calls:
-                lanes += self.lines.unpark(owner)
-        for lane in lanes:
-            self._feed_lane(lane, now_ns)
-
-    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
-        """A tenant is new, or its quota or weight changed: its calls may have other engines."""
-        self.policy.tenant_changed(tenant)
-        self.unpark((tenant,), now_ns)
-        if self.lines.waiting:
-            self._feed_all(now_ns)
-
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
         waiting = self.lines.drain(self.engines.changed())
@@ -147,7 +129,7 @@ class Calls:
             if not call.cancelled:  # the failure of another one may have cancelled it
                 call.requeued = True
                 self._plan(call, now_ns)
-        self._feed_all(now_ns)
+        self.sending.feed_all(now_ns)
 
     # --- events of executors --------------------------------------------------------------------
 
@@ -178,13 +160,13 @@ class Calls:
         if call.phase is Phase.PLANNING:
             call.demand = demand
             call.attempt = 1  # what died while it was planned says nothing about running it
-            self._queue(call, now_ns)
+            self.sending.queue(call, now_ns)
 
     def done(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """A sent call has returned its outputs."""
-        engine = self._off(call, now_ns)
+        engine = self.sending.off(call, now_ns)
         self._finish(call, outputs, now_ns)
-        self._after(call, engine, now_ns)
+        self.sending.after(call, engine, now_ns)
 
     def failed(
         self, call: CallState, error: DandelionError, now_ns: int, begun: bool = True
@@ -202,7 +184,7 @@ class Calls:
             return
         if call.phase is not Phase.SENT:
             return
-        engine = self._off(call, now_ns)
+        engine = self.sending.off(call, now_ns)
         engine.failures += 1
         call.flow.counts.failures += 1
         if call.members and begun:
@@ -211,22 +193,17 @@ class Calls:
             self._again(call, engine, begun, now_ns)
         else:
             self._fail(call, blamed(call, error), now_ns)
-        self._after(call, engine, now_ns)
+        self.sending.after(call, engine, now_ns)
 
     def batch_done(self, batch: CallState, parts: Parts, now_ns: int) -> None:
         """A sent batch has returned the outputs of its members, in their order."""
-        engine = self._off(batch, now_ns)
+        engine = self.sending.off(batch, now_ns)
         batch.phase = Phase.ENDED
         batch.flow.counts.calls += len(parts) - 1
         batch.flow.counts.batches += 1
         for call, outputs in zip(batch.members, parts, strict=True):
             self._finish(call, outputs, now_ns)
-        self._after(batch, engine, now_ns)
-
-    def due(self, now_ns: int) -> None:
-        """Queue the calls that have waited long enough for others."""
-        for flow in self.batches.due(now_ns):
-            self._queue_gathered(flow, now_ns)
+        self.sending.after(batch, engine, now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 
@@ -253,7 +230,7 @@ class Calls:
                 call.phase = Phase.PLANNING
                 self._act(Plan(call, planner))
                 return
-        self._queue(call, now_ns)
+        self.sending.queue(call, now_ns)
 
     def _unplanned(self, call: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
         """A call could not be planned: have another engine plan it if this one died."""
@@ -263,151 +240,6 @@ class Calls:
         else:
             self._fail(call, blamed(call, error), now_ns)
 
-    def _queue(self, call: CallState, now_ns: int) -> None:
-        """Send a call, or queue it for an engine or until others come."""
-        flow = call.flow
-        batching = flow.spec.batching
-        if batching is not None and self.batches.gather(call, now_ns):
-            if len(flow.gathering) >= batching.calls:
-                self._queue_gathered(flow, now_ns)
-            return
-        lane = self._lane_of(call, now_ns)
-        if lane is None:
-            return
-        waiting = lane.queues if self.policy.by_engine else lane.heap
-        if not waiting and busy_owner(flow) is None:
-            engine = self._free(lane, flow)
-            if engine is not None:
-                self._send(call, engine, now_ns)
-                return
-        self.lines.add(call, lane)
-        self._feed_lane(lane, now_ns)
-        self._refuse_overfull(call, now_ns)
-
-    def _queue_gathered(self, flow: Flow, now_ns: int) -> None:
-        """Queue calls that waited for others, all before one is sent."""
-        calls = list(flow.gathering)
-        flow.gathering.clear()
-        lanes: dict[Lane, None] = {}
-        for call in calls:
-            lane = self._lane_of(call, now_ns)
-            if lane is not None:
-                self.lines.add(call, lane)
-                lanes[lane] = None
-        for lane in lanes:
-            self._feed_lane(lane, now_ns)
-        for call in calls:
-            self._refuse_overfull(call, now_ns)
-
-    def _lane_of(self, call: CallState, now_ns: int) -> Lane | None:
-        """Return the lane where a call is queued now; None if it failed."""
-        lane = self.engines.lane(call.run.application.formats, call.demand, call.alone)
-        flow = call.flow
-        if not lane.engines:
-            needs = Needs(call.run.application.formats, call.demand, call.alone)
-            if not self.engines.possible(needs):
-                self._fail(call, no_engine(self.engines, needs, call.run.function.name), now_ns)
-                return None
-        if call.demand is not None:
-            needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes
-            if needed > quota:
-                what = f"device memory for one call of '{flow.spec.name}'"
-                self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
-                return None
-        if lane not in flow.queues:
-            self.policy.waits(flow, lane)
-        call.phase = Phase.QUEUED
-        call.lane = lane
-        if not call.queued_ns:
-            call.queued_ns = now_ns
-        return lane
-
-    def _refuse_overfull(self, call: CallState, now_ns: int) -> None:
-        """Fail a new call that waits if too many do."""
-        if call.queue is not None and not call.requeued:
-            error = overfull(call.flow)
-            if error is not None:
-                self.lines.remove(call)
-                self._fail(call, error, now_ns)
-
-    def _free(self, lane: Lane, flow: Flow) -> EngineState | None:
-        """Choose a free engine for a call before which none waits."""
-        if not self.policy.by_engine:
-            return best_free(lane.engines, flow)
-        free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
-        least = min((cost for cost, _ in free), default=NEVER)
-        return best_free([e for cost, e in free if cost == least < NEVER], flow)
-
-    def _feed_all(self, now_ns: int) -> None:
-        for engine in list(self.engines.all.values()):
-            self._feed(engine, now_ns)
-
-    def _feed_lane(self, lane: Lane, now_ns: int) -> None:
-        for engine in lane.engines:
-            self._feed(engine, now_ns)
-
-    def _feed(self, engine: EngineState, now_ns: int) -> None:
-        """Send waiting calls to an engine."""
-        while engine.free > 0:
-            call = self.lines.next_for(engine)
-            if call is None:
-                return
-            members = self.batches.members(call, engine)
-            if members:
-                self._number += 1
-                call = self.batches.batch(members, self._number)
-            self._send(call, engine, now_ns)
-
-    def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
-        flow = call.flow
-        tenant = flow.tenant
-        needed = sum([c.demand.output_bytes or 0 for c in call.members or (call,) if c.demand])
-        if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            self._walks.recount(tenant)
-            left = tenant.quota.arena_bytes - tenant.arena_bytes
-            if needed > left:
-                self._fail(call, ContextFull(tenant.label, needed, max(0, left)), now_ns)
-                return
-        call.phase = Phase.SENT
-        call.engine = engine
-        call.sent_ns = now_ns
-        for one in call.members or (call,):
-            flow.counts.queued_ns += now_ns - one.queued_ns
-        engine.sent[call.id] = call
-        engine.last = flow
-        tenant.calls += 1
-        flow.calls += 1
-        self.policy.sent(call, engine)
-        if self.residency.devices:
-            self._act(Send(call, *self.residency.keep_on_device(engine, flow)))
-        else:
-            self._act(Send(call))
-
-    def _off(self, call: CallState, now_ns: int) -> EngineState:
-        """Remove a call from its engine."""
-        engine = call.engine
-        assert engine is not None, "it was sent"
-        del engine.sent[call.id]
-        flow = call.flow
-        flow.calls -= 1
-        flow.tenant.calls -= 1
-        duration_ns = now_ns - (call.started_ns or call.sent_ns)
-        if duration_ns < 0:  # it was lost before it was known to have started
-            duration_ns = 0
-        engine.measured(duration_ns)
-        flow.measured(duration_ns)
-        self.policy.ended(call, engine, duration_ns)
-        turn = call.turn or flow
-        if turn.queues:
-            self.lines.reorder(turn)
-        return engine
-
-    def _after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
-        """Continue other calls after a call was removed from its engine."""
-        if self.lines.waiting:
-            self.unpark((call.flow.tenant, call.flow), now_ns)
-            self._feed(engine, now_ns)
-
     def _again(self, call: CallState, engine: EngineState | None, begun: bool, now_ns: int) -> None:
         """Retry a call: behind all others and alone, if it may be the cause of the fault."""
         call.started_ns = call.queued_ns = 0
@@ -416,15 +248,14 @@ class Calls:
         if begun:
             call.attempt += 1
             call.alone = call.alone or (engine is not None and engine.shared_fault_domain)
-            self._number += 1
-            call.id = self._number
-        self._queue(call, now_ns)
+            call.id = self.sending.next_number()
+        self.sending.queue(call, now_ns)
 
     def _left_batch(self, call: CallState, now_ns: int) -> None:
         """A member was cancelled: cancel its batch if it was the last one."""
         batch = call.batch
         assert batch is not None, "it was joined"
-        if live(batch.members):
+        if live(batch.members) or batch.phase is Phase.ENDED:
             return
         batch.cancelled = True
         if batch.queue is None:

@@ -34,6 +34,8 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
         places = {
             Phase.QUEUED: call.queue is not None and call in call.queue.calls,
             Phase.BLOCKED: call in call.flow.blocked,
+            Phase.GATHERING: call in call.flow.gathering,
+            Phase.JOINED: call.batch is not None and call in call.batch.members,
             Phase.SENT: call.id in sent,
         }
         for phase, there in places.items():
@@ -47,10 +49,14 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
 
 def _check_engines(scheduler: Scheduler) -> None:
     """Engines have no more calls than places, and none is idle while a suitable call waits."""
-    policy = scheduler.calls.policy
+    policy = scheduler.calls.sending.policy
     for engine in scheduler.calls.engines.all.values():
         for call in engine.sent.values():
             assert call.phase is Phase.SENT, f"call {call.id} on {engine.id} is {call.phase}"
+            for member in call.members:
+                assert member.phase is Phase.JOINED, f"a member of {call.id} is {member.phase}"
+                assert member.flow is call.flow, f"a member of {call.id} is of another function"
+                assert engine.joins, f"engine {engine.id} cannot run batches"
             assert call.engine is engine, f"call {call.id} refers to another engine"
         if engine.places:
             assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
@@ -98,14 +104,14 @@ def _check_tenants(scheduler: Scheduler) -> None:
             assert queue.calls, f"{label}: an empty queue is parked"
             assert owner.calls >= quota.calls, f"{label} is parked without reason"
     for call in sent:
-        needed = call.demand.device_bytes if call.demand is not None else 0
+        needed = sum(c.demand.device_bytes for c in call.members or (call,) if c.demand)
         assert needed <= call.flow.tenant.quota.call_device_bytes, f"{call.id} takes too much"
 
 
 def _check_lines(scheduler: Scheduler) -> None:
     """Every queue is in order, and is parked or has one valid entry in its lane's heap."""
     waiting = []
-    by_engine = scheduler.calls.policy.by_engine
+    by_engine = scheduler.calls.sending.policy.by_engine
     for lane in scheduler.calls.engines.lanes.values():
         entries = {entry for _, entry, _ in lane.heap}
         for flow, queue in lane.queues.items():
@@ -137,7 +143,8 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
     for tenant, size in residency.node.by_tenant.items():
         assert size <= tenant.quota.arena_bytes, f"{tenant.name} has too much memory"
     sent = [c for e in scheduler.calls.engines.all.values() for c in e.sent.values()]
-    pins = Counter(c.flow for c in {*wanted, *sent} if c.pinned)
+    joined = [member for call in sent for member in call.members]
+    pins = Counter(c.flow for c in {*wanted, *sent, *joined} if c.pinned)
     for flow in {*scheduler.calls.flows.values(), *pins}:
         expected = pins[flow] + (flow.presence is Presence.FETCHING)
         assert flow.pins == expected, f"{flow.name}: {flow.pins} pins, not {expected}"

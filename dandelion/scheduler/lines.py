@@ -2,8 +2,7 @@
 
 Calls that the same engines suit share a lane. In a lane each flow has one queue, and a heap orders
 the queues by the policy's key. Entries of the heap are numbered; only the last number of a queue is
-valid, so a queue is moved by pushing it again. A policy that chooses by engine needs no heap: all
-queues are compared.
+valid, so a queue is moved by pushing it again. Policies that choose by engine need no heap.
 
 A queue whose tenant or flow has as many calls on engines as its quota allows is *parked*: it takes
 no turn until one of these calls ends.
@@ -125,13 +124,15 @@ class Lines:
 
     def _best(self, engine: EngineState) -> CallQueue | None:
         """Return the queue that has its turn on an engine."""
+        contenders = [q for lane in engine.lanes for q in self._contenders(lane, engine.last)]
+        if len(contenders) == 1 and not self._policy.by_engine:
+            return contenders[0]
         best, best_rank = None, (NEVER, -NEVER)
-        for lane in engine.lanes:
-            for queue in self._contenders(lane, engine.last):
-                key = self._policy.key(queue) + self._policy.cost(engine, queue.flow, lane)
-                rank = (key, queue.slots[0])
-                if rank < best_rank:
-                    best, best_rank = queue, rank
+        for queue in contenders:
+            cost = self._policy.cost(engine, queue.flow, queue.lane)
+            rank = (self._policy.key(queue) + cost, queue.slots[0])
+            if rank < best_rank:
+                best, best_rank = queue, rank
         return best
 
     def _contenders(self, lane: Lane, last: Flow | None) -> Sequence[CallQueue]:

@@ -137,7 +137,7 @@ class Scheduler:
             invocation = heapq.heappop(heap)[2]
             if not invocation.ended:
                 self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
-        self.calls.due(now_ns)
+        self.calls.sending.due(now_ns)
         self.fleet.tick(now_ns)
 
     @property
@@ -149,7 +149,7 @@ class Scheduler:
         times = (
             heap[0][0] if heap else None,
             self.fleet.next_retry_ns,
-            self.calls.batches.next_due_ns,
+            self.calls.sending.batches.next_due_ns,
         )
         return min([time_ns for time_ns in times if time_ns is not None], default=None)
 
@@ -180,7 +180,7 @@ class Scheduler:
     def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
         """A tenant is new, or its quota or weight changed."""
         self.tenants[tenant.name] = tenant
-        self.calls.tenant_changed(tenant, now_ns)
+        self.calls.sending.tenant_changed(tenant, now_ns)
 
     # --- private: nothing below is an event -----------------------------------------------------
 

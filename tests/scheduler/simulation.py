@@ -35,7 +35,7 @@ from dandelion.errors import (
     Overloaded,
     Raised,
 )
-from dandelion.function import CodeObject, FunctionSpec, Limits
+from dandelion.function import Batching, CodeObject, FunctionSpec, Limits
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import (
     Action,
@@ -108,11 +108,13 @@ class Simulation:
     now_ns: int = 0
     steps: int = 0
     submitted: int = 0
+    batches: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.sizes: dict[str, tuple[int, int]] = {}
+        self.crowded = self.random.random() < 0.3  # many calls of few functions, so they are joined
         self.scheduler = Scheduler(
             policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
@@ -126,7 +128,8 @@ class Simulation:
         self.running: dict[int, set[int]] = {}
         self.planning: dict[int, set[CallState]] = {}
         self.plans = self._make_plans()
-        self.tenants = [self._tenant(i) for i in range(self.random.randint(1, 5))]
+        tenants = 1 if self.crowded else self.random.randint(1, 5)
+        self.tenants = [self._tenant(i) for i in range(tenants)]
         self._make_engines()
 
     # the world
@@ -135,6 +138,10 @@ class Simulation:
         cache = kind == "compute" and self.random.random() < 0.2
         constants = self.random.choice([0, 0, 50, 200])
         self.sizes[name] = (constants + self.random.choice([0, 10, 100]), constants)
+        batching = None
+        if kind == "compute" and self.random.random() < (1 if self.crowded else 0.3):
+            wait_s = self.random.choice([0.0, 0.005, 0.05])
+            batching = Batching(("x",), self.random.choice([2, 3, 30]), wait_s)
         return FunctionSpec(
             name,
             (SetSpec("x"),),
@@ -142,6 +149,7 @@ class Simulation:
             code=(CodeObject(code_format),),
             kind=kind,
             cache=cache,
+            batching=batching,
             limits=Limits(
                 concurrency=self.random.choice([1, 2, 100]),
                 queue_length=self.random.choice([2, 10, 1000]),
@@ -155,7 +163,8 @@ class Simulation:
             "gpu": self._function("gpu", "gpu"),
             "io": self._function("io", "net", "io"),
         }
-        extra = [self._function(f"f{i}", self.random.choice(["cpu", "gpu"])) for i in range(8)]
+        more = 0 if self.crowded else 8
+        extra = [self._function(f"f{i}", self.random.choice(["cpu", "gpu"])) for i in range(more)]
         plans = [direct_plan(spec) for spec in (*specs.values(), *extra)]
         parsed = parse(TEXT, "simulation")
         plans += [compile_composition(c, lambda name: specs[name]) for c in parsed.compositions]
@@ -200,6 +209,7 @@ class Simulation:
             )
 
     def _add(self, engine: EngineState) -> None:
+        engine.joins = "net" not in engine.formats and self.random.random() < 0.8
         self.running[engine.id] = set()
         self.planning[engine.id] = set()
         self.scheduler.fleet.added(engine)
@@ -238,7 +248,7 @@ class Simulation:
             assert tenant.invocations == tenant.arena_bytes == 0
 
     def _one(self, arrivals: bool) -> None:
-        if arrivals and self.random.random() < 0.2:
+        if arrivals and self.random.random() < (0.4 if self.crowded else 0.2):
             self._arrive()
             return
         if self.scheduler.has_turns and self.random.random() < 0.5:
@@ -265,7 +275,7 @@ class Simulation:
         plan = self.random.choice(self.plans)
         slice_ = self.random.choice([0, 2])
         walk = Walk(plan, Partitioning("auto", 1, 2), window=4, slice_=slice_)
-        count = self.random.choice([1, 1, 3, 9])
+        count = self.random.choice([1, 1, 1, 9] if self.crowded else [1, 1, 3, 9])
         deadline_ns = self.now_ns + self.random.choice([5, 1000, 100_000]) * MS
         tenant = self.random.choice(self.tenants)
         self.submitted += 1
@@ -376,6 +386,10 @@ class Simulation:
         self.running[engine.id].remove(number)
         if error is not None:
             self.event(self.scheduler.calls.failed, call, error, self.now_ns)
+        elif call.members:
+            parts = [sets(1) for _ in call.members]
+            self.event(self.scheduler.calls.batch_done, call, parts, self.now_ns)
+            self.batches += 1
         else:
             self.event(self.scheduler.calls.done, call, sets(1), self.now_ns)
 

@@ -1,16 +1,21 @@
 """Deliberate bugs of every kind: the simulation finds each of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from dandelion.scheduler import calls, lines
+from dandelion.driver import InstanceSets
+from dandelion.scheduler import batches, lines, sending
+from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Tenant
 from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
+from dandelion.scheduler.sending import Sending
 from tests.scheduler.simulation import Simulation
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -35,11 +40,11 @@ def engine_takes_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def engine_is_left_idle(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Calls, "_after", nothing)
+    patch.setattr(Sending, "after", nothing)
 
 
 def tenant_is_never_unparked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Calls, "unpark", nothing)
+    patch.setattr(Sending, "unpark", nothing)
 
 
 def quota_of_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -51,7 +56,7 @@ def quota_of_a_tenants_calls_is_ignored(patch: pytest.MonkeyPatch) -> None:
         return flow if flow.calls >= flow.quota.calls else None
 
     patch.setattr(lines, "busy_owner", busy)
-    patch.setattr(calls, "busy_owner", busy)
+    patch.setattr(sending, "busy_owner", busy)
 
 
 def concurrency_of_a_function_is_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -59,22 +64,24 @@ def concurrency_of_a_function_is_ignored(patch: pytest.MonkeyPatch) -> None:
         return flow.tenant if flow.tenant.calls >= flow.tenant.quota.calls else None
 
     patch.setattr(lines, "busy_owner", busy)
-    patch.setattr(calls, "busy_owner", busy)
+    patch.setattr(sending, "busy_owner", busy)
 
 
 def calls_of_a_function_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
-    original = Calls._off
+    original = Sending.off
 
-    def off(self: Calls, call: CallState, now_ns: int) -> EngineState:
+    def off(self: Sending, call: CallState, now_ns: int) -> EngineState:
         call.flow.calls += 1
         return original(self, call, now_ns)
 
-    patch.setattr(Calls, "_off", off)
+    patch.setattr(Sending, "off", off)
 
 
 def function_is_never_unparked(patch: pytest.MonkeyPatch) -> None:
-    original = Calls.unpark
-    patch.setattr(Calls, "unpark", lambda self, owners, now_ns: original(self, owners[:1], now_ns))
+    original = Sending.unpark
+    patch.setattr(
+        Sending, "unpark", lambda self, owners, now_ns: original(self, owners[:1], now_ns)
+    )
 
 
 def waiting_calls_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
@@ -83,20 +90,20 @@ def waiting_calls_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
 
 
 def queue_length_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(calls, "overfull", lambda flow: None)
+    patch.setattr(sending, "overfull", lambda flow: None)
 
 
 def device_memory_of_a_call_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = Calls._queue
+    original = Sending.queue
 
-    def queue(self: Calls, call: CallState, now_ns: int) -> None:
+    def queue(self: Sending, call: CallState, now_ns: int) -> None:
         tenant = call.flow.tenant
         quota = tenant.quota
         tenant.quota = quota._replace(call_device_bytes=1 << 62)
         original(self, call, now_ns)
         tenant.quota = quota
 
-    patch.setattr(Calls, "_queue", queue)
+    patch.setattr(Sending, "queue", queue)
 
 
 def results_that_are_needed_are_discharged(patch: pytest.MonkeyPatch) -> None:
@@ -145,6 +152,42 @@ def deadline_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "tick", lambda self, now_ns: self.fleet.tick(now_ns))
 
 
+def batches_take_too_much_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batches, "_Room", lambda call, engine: SimpleNamespace(takes=lambda other: True))
+
+
+def engines_that_join_nothing_get_batches(patch: pytest.MonkeyPatch) -> None:
+    original = Batches.members
+
+    def members(self: Batches, call: CallState, engine: EngineState) -> tuple[CallState, ...]:
+        return original(self, call, replace(engine, joins=True))
+
+    patch.setattr(Batches, "members", members)
+
+
+def gathered_calls_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Batches, "due", lambda self, now_ns: [])
+
+
+def members_of_a_failed_batch_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Calls, "_separate", nothing)
+
+
+def cancelled_members_keep_their_pins(patch: pytest.MonkeyPatch) -> None:
+    original = Calls.batch_done
+
+    def done(self: Calls, batch: CallState, parts: list[InstanceSets], now_ns: int) -> None:
+        kept = [
+            (call, part)
+            for call, part in zip(batch.members, parts, strict=True)
+            if not call.cancelled
+        ]
+        batch.members = tuple(call for call, _ in kept)
+        original(self, batch, [part for _, part in kept], now_ns)
+
+    patch.setattr(Calls, "batch_done", done)
+
+
 def queue_starves(patch: pytest.MonkeyPatch) -> None:
     def key(self: Fifo, queue: CallQueue) -> float:
         return float("inf") if queue.flow.spec.name == "gpu" else queue.calls[0].id
@@ -184,6 +227,11 @@ BUGS: list[Plant] = [
     cancelled_call_stays_queued,
     bytes_are_charged_for_ever,
     deadline_is_forgotten,
+    batches_take_too_much_memory,
+    engines_that_join_nothing_get_batches,
+    gathered_calls_are_forgotten,
+    members_of_a_failed_batch_are_lost,
+    cancelled_members_keep_their_pins,
     queue_starves,
 ]
 

@@ -33,9 +33,9 @@ class Watch:
         self._priorities = priorities
         self._scheduler = scheduler
         self._next_for = scheduler.calls.lines.next_for
-        self._sent = scheduler.calls.policy.sent
+        self._sent = scheduler.calls.sending.policy.sent
         scheduler.calls.lines.next_for = self.next_for  # type: ignore[method-assign]
-        scheduler.calls.policy.sent = self.sent  # type: ignore[method-assign]
+        scheduler.calls.sending.policy.sent = self.sent  # type: ignore[method-assign]
 
     def next_for(self, engine: EngineState) -> CallState | None:
         queues = [

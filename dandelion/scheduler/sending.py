@@ -1,0 +1,230 @@
+"""From the queues to the engines: where a call waits, which engine takes it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
+from dandelion.scheduler.actions import Action, Send
+from dandelion.scheduler.batches import Batches
+from dandelion.scheduler.lines import Lines, busy_owner, overfull
+from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
+from dandelion.scheduler.policy import NEVER, Policy
+from dandelion.scheduler.records import (
+    CallState,
+    EngineState,
+    Flow,
+    Lane,
+    Owner,
+    Phase,
+    Tenant,
+)
+from dandelion.scheduler.residency import Residency
+
+
+class Sending:
+    """Queues calls and sends them.
+
+    Args:
+        engines: of the node.
+        lines: the waiting calls.
+        residency: decides about constants on devices.
+        policy: orders waiting calls.
+        actions: receives the actions for executors.
+        fail: ends a call that cannot be sent.
+        recount: charges a tenant for what its walks hold now.
+
+    Attributes:
+        batches: joins calls.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        lines: Lines,
+        residency: Residency,
+        policy: Policy,
+        actions: Callable[[Action], None],
+        fail: Callable[[CallState, DandelionError, int], None],
+        recount: Callable[[Tenant], None],
+    ) -> None:
+        self.batches = Batches(lines)
+        self._engines = engines
+        self._lines = lines
+        self._residency = residency
+        self.policy = policy
+        self._act = actions
+        self._fail = fail
+        self._recount = recount
+        self._number = 0
+
+    def next_number(self) -> int:
+        """Return the id of a new call, or of one that is moved behind all others."""
+        self._number += 1
+        return self._number
+
+    def unpark(self, owners: tuple[Owner, ...], now_ns: int) -> None:
+        """Send calls of tenants and flows that are below their quotas again."""
+        lanes: list[Lane] = []
+        for owner in owners:
+            if owner.parked and owner.calls < owner.quota.calls:
+                lanes += self._lines.unpark(owner)
+        for lane in lanes:
+            self._feed_lane(lane, now_ns)
+
+    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant is new, or its quota or weight changed: its calls may have other engines."""
+        self.policy.tenant_changed(tenant)
+        self.unpark((tenant,), now_ns)
+        if self._lines.waiting:
+            self.feed_all(now_ns)
+
+    def due(self, now_ns: int) -> None:
+        """Queue the calls that have waited long enough for others."""
+        for flow in self.batches.due(now_ns):
+            self._queue_gathered(flow, now_ns)
+
+    def queue(self, call: CallState, now_ns: int) -> None:
+        """Send a call, or queue it for an engine or until others come."""
+        flow = call.flow
+        batching = flow.spec.batching
+        if batching is not None and self.batches.gather(call, now_ns):
+            if len(flow.gathering) >= batching.calls:
+                self._queue_gathered(flow, now_ns)
+            return
+        lane = self._lane_of(call, now_ns)
+        if lane is None:
+            return
+        by_engine = self.policy.by_engine
+        waiting = lane.queues if by_engine else lane.heap
+        if not waiting and busy_owner(flow) is None:
+            engine = self._cheapest(lane, flow) if by_engine else best_free(lane.engines, flow)
+            if engine is not None:
+                self._send(call, engine, now_ns)
+                return
+        self._lines.add(call, lane)
+        self._feed_lane(lane, now_ns)
+        self._refuse_overfull(call, now_ns)
+
+    def _queue_gathered(self, flow: Flow, now_ns: int) -> None:
+        """Queue calls that waited for others, all before one is sent."""
+        calls: list[CallState] = []
+        lanes: dict[Lane, None] = {}
+        while flow.gathering:  # the failure of one may cancel others
+            call = next(iter(flow.gathering))
+            del flow.gathering[call]
+            lane = self._lane_of(call, now_ns)
+            if lane is not None:
+                self._lines.add(call, lane)
+                calls.append(call)
+                lanes[lane] = None
+        for lane in lanes:
+            self._feed_lane(lane, now_ns)
+        for call in calls:
+            self._refuse_overfull(call, now_ns)
+
+    def _lane_of(self, call: CallState, now_ns: int) -> Lane | None:
+        """Return the lane where a call is queued now; None if it failed."""
+        lane = self._engines.lane(call.run.application.formats, call.demand, call.alone)
+        flow = call.flow
+        if not lane.engines:
+            needs = Needs(call.run.application.formats, call.demand, call.alone)
+            if not self._engines.possible(needs):
+                self._fail(call, no_engine(self._engines, needs, call.run.function.name), now_ns)
+                return None
+        if call.demand is not None:
+            needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes
+            if needed > quota:
+                what = f"device memory for one call of '{flow.spec.name}'"
+                self._fail(call, QuotaExceeded(flow.tenant.label, what, needed, quota), now_ns)
+                return None
+        if lane not in flow.queues:
+            self.policy.waits(flow, lane)
+        call.phase = Phase.QUEUED
+        call.lane = lane
+        if not call.queued_ns:
+            call.queued_ns = now_ns
+        return lane
+
+    def _refuse_overfull(self, call: CallState, now_ns: int) -> None:
+        """Fail a new call that waits if too many do."""
+        if call.queue is not None and not call.requeued:
+            error = overfull(call.flow)
+            if error is not None:
+                self._lines.remove(call)
+                self._fail(call, error, now_ns)
+
+    def _cheapest(self, lane: Lane, flow: Flow) -> EngineState | None:
+        """Choose the free engine of the least cost."""
+        free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
+        least = min((cost for cost, _ in free), default=NEVER)
+        return best_free([e for cost, e in free if cost == least < NEVER], flow)
+
+    def feed_all(self, now_ns: int) -> None:
+        for engine in list(self._engines.all.values()):
+            self._feed(engine, now_ns)
+
+    def _feed_lane(self, lane: Lane, now_ns: int) -> None:
+        for engine in lane.engines:
+            self._feed(engine, now_ns)
+
+    def _feed(self, engine: EngineState, now_ns: int) -> None:
+        """Send waiting calls to an engine."""
+        while engine.free > 0:
+            call = self._lines.next_for(engine)
+            if call is None:
+                return
+            members = self.batches.members(call, engine)
+            if members:
+                call = self.batches.batch(members, self.next_number())
+            self._send(call, engine, now_ns)
+
+    def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
+        flow = call.flow
+        tenant = flow.tenant
+        needed = sum([c.demand.output_bytes or 0 for c in call.members or (call,) if c.demand])
+        if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
+            self._recount(tenant)
+            left = tenant.quota.arena_bytes - tenant.arena_bytes
+            if needed > left:
+                self._fail(call, ContextFull(tenant.label, needed, max(0, left)), now_ns)
+                return
+        call.phase = Phase.SENT
+        call.engine = engine
+        call.sent_ns = now_ns
+        for one in call.members or (call,):
+            flow.counts.queued_ns += now_ns - one.queued_ns
+        engine.sent[call.id] = call
+        engine.last = flow
+        tenant.calls += 1
+        flow.calls += 1
+        self.policy.sent(call, engine)
+        if self._residency.devices:
+            self._act(Send(call, *self._residency.keep_on_device(engine, flow)))
+        else:
+            self._act(Send(call))
+
+    def off(self, call: CallState, now_ns: int) -> EngineState:
+        """Take a call that ended off its engine."""
+        engine = call.engine
+        assert engine is not None, "it was sent"
+        del engine.sent[call.id]
+        flow = call.flow
+        flow.calls -= 1
+        flow.tenant.calls -= 1
+        duration_ns = now_ns - (call.started_ns or call.sent_ns)
+        if duration_ns < 0:  # it was lost before it was known to have started
+            duration_ns = 0
+        engine.measured(duration_ns)
+        flow.measured(duration_ns)
+        self.policy.ended(call, engine, duration_ns)
+        turn = call.turn or flow
+        if turn.queues:
+            self._lines.reorder(turn)
+        return engine
+
+    def after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
+        """Continue other calls after a call was removed from its engine."""
+        if self._lines.waiting:
+            self.unpark((call.flow.tenant, call.flow), now_ns)
+            self._feed(engine, now_ns)
