@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import math
 import random
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dandelion.backends.native.structures import WASM
-from dandelion.backends.wasm import module
+from dandelion.backends.wasm import library, module
 from dandelion.backends.wasm.driver import WasmDriver
 from dandelion.backends.wasm.engine import FUEL_PER_CPU_S, WasmEngine
 
@@ -437,3 +439,14 @@ def _runs(engine: Engine, data: bytes) -> bool:
     finally:
         engine.forget(fn)
     return True
+
+
+def test_only_short_calls_of_the_library_keep_the_interpreter() -> None:
+    WasmDriver()
+    bindings: Any = importlib.import_module("wasmtime._bindings")
+    keeping = {
+        name.removeprefix("_")
+        for name, value in vars(bindings).items()
+        if isinstance(value, ctypes._CFuncPtr) and value._flags_ & 4  # FUNCFLAG_PYTHONAPI
+    }
+    assert keeping == set(library.SHORT)

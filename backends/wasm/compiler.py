@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from dandelion.errors import BackendUnavailable
 
+from . import library
+
 if TYPE_CHECKING:
     import wasmtime
 
@@ -29,6 +31,7 @@ def require() -> None:
         raise BackendUnavailable(
             "wasm", f"wasmtime cannot be loaded: {error}", "pip install 'dandelion-engine[wasm]'"
         ) from None
+    library.keep_interpreter()
 
 
 def new_engine() -> wasmtime.Engine:

@@ -4,10 +4,16 @@ libuv (used by uvloop) accepts one connection in an iteration of the event loop.
 thousands of busy connections takes tenths of a second, so new connections would wait for minutes.
 This acceptor accepts many in one iteration.
 
-A transport and a protocol cost several times as much as a system call. So a connection is only a
+A transport and a protocol cost twenty times as much as a system call. So a connection is only a
 socket until its first head is complete. The head is peeked at and stays in the kernel. If it is
-long or arrives in many pieces, the connection gets a protocol earlier. Thousands of connections
-that are silent or send half a head then cause little delay for others.
+long or arrives in many pieces, the connection gets a protocol earlier. A connection that ends
+before its head is complete is closed without one.
+
+Most clients send their head with the connection, so a connection is examined as soon as it is
+accepted. Those that have not sent it are watched in an epoll of their own. Where thousands of them
+send something or end at once, the order matters: a new connection must not wait behind them. So an
+iteration of the loop first examines the connections that are new and have sent nothing before.
+The others are **late**, and a limited number of them is examined in each iteration.
 
 When descriptors or memory are exhausted, the acceptor pauses and tries again. Meanwhile connections
 wait in the kernel.
@@ -21,6 +27,8 @@ import errno
 import logging
 import select
 import socket
+import time
+from collections import deque
 from collections.abc import Callable
 
 from dandelion.frontend.admission import ConnectionTable, Peer, Wait, reset
@@ -28,10 +36,15 @@ from dandelion.frontend.problem import Stalled, closing_response
 
 log = logging.getLogger("dandelion.frontend")
 
-BATCH = 512
-"""Connections accepted in one iteration of the loop; more would delay requests."""
-LOOK_BATCH = 256
-"""Connections examined in one iteration of the loop."""
+ACCEPT_S = 0.004
+"""For how long connections are accepted in one iteration of the loop; longer would delay requests,
+and the opening of a connection, which takes several iterations."""
+EVENTS = 1024
+"""Connections in which something has happened, taken from the epoll in one iteration."""
+LATE_BATCH = 64
+"""Late connections examined in one iteration of the loop."""
+LATE_S = 1.0
+"""After how long a silent connection is late."""
 LOOK_BYTES = 4096
 """A longer head is left to the parser."""
 LOOKS = 32
@@ -50,12 +63,16 @@ class Newcomer:
         surplus: whether it exceeds the limits, see `ConnectionTable.admit`.
         looks: how often its input was examined.
         has_begun: whether part of a head has arrived.
+        has_ended: whether the client sends no more.
+        is_queued: whether it is to be examined with the late ones.
     """
 
     __slots__ = (
         "_acceptor",
         "address",
         "has_begun",
+        "has_ended",
+        "is_queued",
         "looks",
         "mark",
         "peer",
@@ -71,6 +88,8 @@ class Newcomer:
         self.surplus = False
         self.looks = 0
         self.has_begun = False
+        self.has_ended = False
+        self.is_queued = False
         # Used by the table:
         self.address = address
         self.wait: Wait | None = None
@@ -95,12 +114,16 @@ class Newcomer:
         """Close it, with an error response if part of a head has arrived."""
         if self.has_begun:
             error = Stalled("head", self.table.limits.head_s)
-            with contextlib.suppress(OSError):
-                while self.socket.recv(LOOK_BYTES, socket.MSG_DONTWAIT):
-                    pass  # unread input would reset the connection
+            self.discard_input()
             with contextlib.suppress(OSError):
                 self.socket.send(closing_response(error), socket.MSG_DONTWAIT)
         self._acceptor.drop(self)
+
+    def discard_input(self) -> None:
+        """Read what has arrived: unread input would reset the connection when it is closed."""
+        with contextlib.suppress(OSError):
+            while self.socket.recv(LOOK_BYTES, socket.MSG_DONTWAIT):
+                pass
 
     def abort(self) -> None:
         """Close it at once."""
@@ -131,11 +154,13 @@ class Acceptor:
         self._factory = factory
         self._newcomers: dict[int, Newcomer] = {}
         self._poll = select.epoll()
+        self._late: deque[Newcomer] = deque()
+        self._late_turn: asyncio.Handle | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._is_open = True
         listener.setblocking(False)
-        loop.add_reader(self._poll, self._look_at_all)
+        loop.add_reader(self._poll, self._on_events)
         self._resume()
 
     def _resume(self) -> None:
@@ -144,7 +169,8 @@ class Acceptor:
 
     def _accept(self) -> None:
         now = self._loop.time()
-        for _ in range(BATCH):
+        end = time.monotonic() + ACCEPT_S
+        while time.monotonic() < end:
             try:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -158,37 +184,64 @@ class Acceptor:
                 continue  # the client has closed the connection
             connection.setblocking(False)
             newcomer = Newcomer(self, connection, peer[0])
-            self._newcomers[connection.fileno()] = newcomer
-            self._poll.register(connection.fileno(), _EVENTS)
             newcomer.surplus = not self.table.admit(newcomer, now)
+            if not self._examine(newcomer):
+                self._newcomers[connection.fileno()] = newcomer
+                self._poll.register(connection.fileno(), _EVENTS)
 
-    def _look_at_all(self) -> None:
-        for number, events in self._poll.poll(0, LOOK_BATCH):
+    def _on_events(self) -> None:
+        oldest = self._loop.time() - LATE_S
+        for number, events in self._poll.poll(0, EVENTS):
             newcomer = self._newcomers.get(number)
-            if newcomer is not None:
-                self._look(newcomer, is_all=bool(events & _ENDED))
+            if newcomer is None:
+                continue
+            if events & _ENDED:
+                newcomer.has_ended = True
+            if not newcomer.has_begun and newcomer.since > oldest:
+                self._examine(newcomer)
+            elif not newcomer.is_queued:
+                newcomer.is_queued = True
+                self._late.append(newcomer)
+        if self._late_turn is None:
+            self._examine_late()
 
-    def _look(self, newcomer: Newcomer, *, is_all: bool) -> None:
+    def _examine_late(self) -> None:
+        late = self._late
+        for _ in range(min(LATE_BATCH, len(late))):
+            newcomer = late.popleft()
+            newcomer.is_queued = False
+            if newcomer.socket.fileno() >= 0:  # else it was evicted
+                self._examine(newcomer)
+        self._late_turn = self._loop.call_soon(self._examine_late) if late else None
+
+    def _examine(self, newcomer: Newcomer) -> bool:
+        """Open or drop the connection if that can be decided; return whether it could."""
         try:
             begun = newcomer.socket.recv(LOOK_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             begun = b""
-        if not begun:
-            self.drop(newcomer)
-            return
         newcomer.looks += 1
         head = begun.lstrip(b"\r\n")  # allowed before a request
         newcomer.has_begun = bool(head)
-        if is_all or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES or _is_over(head):
-            number = newcomer.socket.fileno()
-            self._poll.unregister(number)
-            del self._newcomers[number]
+        if begun and (_is_over(head) or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES):
+            self._unwatch(newcomer)
             self.table.enter(newcomer, None, 0.0)  # its protocol takes its place
             opening = self._loop.create_task(self._open(newcomer))
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
+            return True
+        if not begun or newcomer.has_ended:
+            newcomer.discard_input()
+            self.drop(newcomer)
+            return True
+        return False
+
+    def _unwatch(self, newcomer: Newcomer) -> None:
+        number = newcomer.socket.fileno()
+        if self._newcomers.pop(number, None) is not None:
+            self._poll.unregister(number)
 
     async def _open(self, newcomer: Newcomer) -> None:
         try:
@@ -215,6 +268,8 @@ class Acceptor:
         else:
             self._pause.cancel()
         self._loop.remove_reader(self._poll)
+        if self._late_turn is not None:
+            self._late_turn.cancel()
         for newcomer in list(self._newcomers.values()):
             self.drop(newcomer)
         self._poll.close()

@@ -24,7 +24,7 @@ from dandelion.frontend.acceptor import Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
-from dandelion.frontend.descriptors import connection_limit, raise_limit
+from dandelion.frontend.descriptors import connection_limit, reserve_descriptors
 from dandelion.frontend.protocol import Protocol
 from dandelion.frontend.service import Service
 from dandelion.settings import Settings
@@ -116,7 +116,7 @@ async def serve(
     Raises:
         InvalidInput: the address cannot be bound.
     """
-    raise_limit(node.settings.max_connections)
+    reserve_descriptors(node.settings.max_connections)
     bound = bind(host, port)
     try:
         server = make_server(node, host, bound, ready_callback, drain_s)

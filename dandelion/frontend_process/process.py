@@ -18,7 +18,7 @@ import uvloop
 
 from dandelion.confinement import libc
 from dandelion.frontend.collector import Collector
-from dandelion.frontend.descriptors import raise_limit
+from dandelion.frontend.descriptors import reserve_descriptors
 from dandelion.frontend.logs import log_to_stderr
 from dandelion.frontend.server import make_server
 from dandelion.frontend_process.link import Link
@@ -81,7 +81,7 @@ class Frontend:
         opened, *rest = self._early
         assert isinstance(opened, Open)
         log_to_stderr(opened.log_level)
-        raise_limit(opened.settings.max_connections)
+        reserve_descriptors(opened.settings.max_connections)
         node = RemoteNode(loop, link, opened, self._arena, self._arena_descriptors)
 
         def ready(host: str, port: int) -> None:

@@ -56,9 +56,12 @@ LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
 LOOKS = 16
 """How often the loop looks for answers, without sleeping, before its other work has its turn."""
-YIELD_S = 50e-6
-"""A thread asks for the interpreter only after it has waited 5 ms without any release of it. A loop
-that releases it more often, for microseconds each time, would starve all other threads."""
+STARVED_NS = 2_000_000
+"""After how long without an answer of short calls in threads the loop waits for one. A thread asks
+for the interpreter only after it has waited 5 ms without any release of it. So a loop that releases
+it more often, for microseconds each time, would keep it for ever."""
+ANSWER_S = 0.002
+"""How long it waits at most."""
 LOOK_NS = 500_000
 """How old the last look for answers may be when an invocation begins."""
 LATE_S = 0.1
@@ -107,6 +110,7 @@ class Runtime:
         self._spin_ns = 1000 * spin_us
         self._spin_until_ns = 0
         self._looked_ns = 0
+        self._answered_ns = 0  # when another thread last posted something
         self._posted: deque[Callable[[], None]] = deque()
         self._begun: deque[Callable[[], None]] = deque()  # posted by other threads
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
@@ -180,6 +184,8 @@ class Runtime:
             os.eventfd_read(self._wake)
         self._woken = False  # first: what is posted from here on wakes the loop again
         posted = self._posted
+        if posted:
+            self._answered_ns = time.monotonic_ns()
         while posted:
             self._begun.append(posted.popleft())
 
@@ -253,10 +259,20 @@ class Runtime:
         if turn_ns > self.longest_turn_ns:
             self.longest_turn_ns = turn_ns
         if not finished:
-            time.sleep(YIELD_S)
+            self._look_for_answers(self._patience_s(started_ns + turn_ns))
             self._continue_soon()
         self._set_timer()
         return finished
+
+    def _patience_s(self, now_ns: int) -> float:
+        """How long to wait for answers, so that threads with short calls get the interpreter."""
+        if now_ns - self._answered_ns > STARVED_NS:
+            self._answered_ns = now_ns
+            for executor in self._in_threads:
+                engine = executor.engine
+                if engine.sent and engine.mean_ns < engine.short_call_ns:
+                    return ANSWER_S
+        return 0.0
 
     def _continue(self) -> None:
         self._continues = False
@@ -359,9 +375,7 @@ class Runtime:
         """
         now_ns = time.monotonic_ns()
         if now_ns - self._looked_ns > LOOK_NS and not self._working:
-            if any(executor.engine.sent for executor in self._in_threads):
-                time.sleep(YIELD_S)
-            self._look_for_answers(0)
+            self._look_for_answers(self._patience_s(now_ns))
         try:
             self.scheduler.submitted(invocation, now_ns)
         except DandelionError as error:

@@ -47,6 +47,9 @@ from dandelion.settings import Settings
 SHORT_THREAD_CALL_NS = 25_000_000
 """Under load a call's thread waits for the interpreter several times, 5 ms each. If calls then
 counted as long, the thread would also wait for the loop after each call."""
+THREAD_AHEAD = 7
+"""Calls that a thread runs one after the other without the loop, which then takes all their answers
+at once. With one call ahead, each call costs several switches between the thread and the loop."""
 ANY_NUMBER = 1 << 30
 """Places of an engine whose calls end where they begin."""
 
@@ -209,6 +212,7 @@ class EngineStarter:
             state = self._state(driver, info, 0)
             state.short_call_ns = SHORT_THREAD_CALL_NS
             state.joins = True
+            state.ahead = THREAD_AHEAD
             return ThreadExecutor(
                 state, info, around, lambda: _synchronous(factory.engine(resource), driver)
             )

@@ -348,7 +348,8 @@ class EngineState:
         formats: of code objects that it runs.
         device: backend and resource; engines of one device are its sequential one and its workers.
         places: how many calls it takes at once; with 0 this depends on the duration of calls.
-        short_call_ns: below which mean it takes its next call while one runs.
+        short_call_ns: while one call runs, it takes the next ones that take so long together.
+        ahead: how many it takes then at most.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         capacity: known when it is ready.
@@ -380,6 +381,7 @@ class EngineState:
     owner: Tenant | None = None
     held_ns: int = 0
     short_call_ns: int = SHORT_CALL_NS
+    ahead: int = 1
     mean_ns: float = 0.0
     failed_starts: int = 0
     retry_ns: int = 0
@@ -392,7 +394,10 @@ class EngineState:
         """How many more calls it takes now."""
         if self.phase is not EnginePhase.READY:
             return 0
-        places = self.places or (2 if 0 < self.mean_ns < self.short_call_ns else 1)
+        places = self.places
+        if not places:
+            mean_ns = self.mean_ns
+            places = 1 + min(self.ahead, int(self.short_call_ns / mean_ns)) if mean_ns else 1
         return places - len(self.sent)
 
     def measured(self, duration_ns: int) -> None:
