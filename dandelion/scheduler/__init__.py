@@ -13,12 +13,15 @@ Life of a call::
                         | absent: Fetch, BLOCKED                      ENDED --> walk continues
                         v                                                ^
                       Plan, where engines differ: PLANNING               |
+                        | it may be run with others: GATHERING           |
                         v                                                |
                       a lane (engines that suit it equally): QUEUED      |
                         |  order: policy over flows; parked over quota   |
                         v                                                |
                       Send: SENT -- done, failed ------------------------'
                         '-- engine died: QUEUED again, alone if the call may be the cause
+
+A call that is run with others is JOINED: a member of a batch, which is QUEUED or SENT in its place.
 
 ===============  ==============================================================================
 file             content
@@ -28,6 +31,8 @@ file             content
 `policy`         the contract of policies, which are in `policies`
 `placement`      which engines suit a call
 `lines`          queues
+`batches`        calls that are run as one
+`sending`        from the queues to the engines
 `residency`      functions in the node's memory and on devices
 `retries`        which calls are retried
 `scheduler`      the events
