@@ -251,7 +251,13 @@ class Node:
         return all(executor.engine.phase is not EnginePhase.STARTING for executor in executors)
 
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
-        """Wait until `ready`. False if that takes longer than the timeout."""
+        """Wait until `ready`. False if that takes longer than the timeout.
+
+        On the node's own loop, as in a coroutine, other work of the loop waits meanwhile.
+        """
+        if self._loop.is_current:
+            self._runtime.wait(self.ready, timeout_s)
+            return self.ready()
         with self._changed:
             return self._changed.wait_for(self.ready, timeout_s)
 

@@ -109,6 +109,15 @@ def test_async_from_any_loop(node: Node) -> None:
     assert asyncio.run(several()) == [b"%d" % i for i in range(50)]
 
 
+def test_a_coroutine_on_the_loop_may_wait_until_engines_are_up() -> None:
+    async def main() -> None:
+        async with Node(Settings(backends=("process",), engines={"process": 1})) as node:
+            assert node.wait_ready(30)
+            assert not any(engine.state == "starting" for engine in node.engines())
+
+    asyncio.run(main())
+
+
 def test_the_node_runs_on_a_loop_that_it_is_given() -> None:
     async def main() -> bytes:
         async with Node(Settings(backends=("null",))) as node:
