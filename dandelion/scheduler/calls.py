@@ -201,7 +201,7 @@ class Calls:
         batch.phase = Phase.ENDED
         batch.flow.counts.calls += len(parts) - 1
         batch.flow.counts.batches += 1
-        for call, outputs in zip(batch.members, parts, strict=True):
+        for call, outputs in zip(_released(batch), parts, strict=True):
             self._finish(call, outputs, now_ns)
         self.sending.after(batch, engine, now_ns)
 
@@ -254,9 +254,8 @@ class Calls:
     def _left_batch(self, call: CallState, now_ns: int) -> None:
         """A member was cancelled: cancel its batch if it was the last one."""
         batch = call.batch
-        assert batch is not None, "it was joined"
-        if live(batch.members) or batch.phase is Phase.ENDED:
-            return
+        if batch is None or live(batch.members):
+            return  # it has ended, or goes on for others
         batch.cancelled = True
         if batch.queue is None:
             self._act(Stop(batch))
@@ -276,8 +275,7 @@ class Calls:
             now_ns: now.
         """
         batch.phase = Phase.ENDED
-        for call in batch.members:
-            call.batch = None
+        for call in _released(batch):
             call.single = call.requeued = True
             if call.cancelled:
                 self._leave(call, now_ns)
@@ -325,3 +323,14 @@ class Calls:
                         self._need(call, now_ns)
         finally:
             self._making_room = False
+
+
+def _released(batch: CallState) -> tuple[CallState, ...]:
+    """Part a batch that ended from its members, and return them.
+
+    Else they would refer to each other, and the collector does not look at calls.
+    """
+    members, batch.members = batch.members, ()
+    for call in members:
+        call.batch = None
+    return members

@@ -96,6 +96,8 @@ class Lines:
         queue = self._best(engine)
         if queue is None:
             return None
+        if queue.calls[0].attempt > 1:
+            queue = self._before_suspect(engine, queue)
         call = queue.calls[0]
         if queue.flow.tenant.prioritized:
             call = self._first_by_priority(engine, call)
@@ -134,6 +136,24 @@ class Lines:
             if rank < best_rank:
                 best, best_rank = queue, rank
         return best
+
+    def _before_suspect(self, engine: EngineState, suspect: CallQueue) -> CallQueue:
+        """Return the queue of the oldest call that waited before a call that is run again.
+
+        The engine may have died of that one, so calls that did no harm go first.
+        """
+        oldest = suspect
+        for lane in engine.lanes:
+            for queue in lane.queues.values():
+                call = queue.calls[0]
+                if (
+                    call.attempt == 1
+                    and call.id < oldest.calls[0].id
+                    and busy_owner(queue.flow) is None
+                    and self._policy.cost(engine, queue.flow, lane) < NEVER
+                ):
+                    oldest = queue
+        return oldest
 
     def _contenders(self, lane: Lane, last: Flow | None) -> Sequence[CallQueue]:
         """Return the queues of a lane whose costs count: all, or the first and that of a flow."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dandelion.data import Item, ItemSet, Origin, SetSpec
@@ -51,6 +51,7 @@ def array_of(item_set: ItemSet | None) -> np.ndarray:
     return item_set.numpy()
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 3))
 def test_what_is_joined_and_divided_is_what_it_was(rows: list[int], columns: int) -> None:
     runs = []

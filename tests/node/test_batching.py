@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from dandelion.documents import FunctionDocument, gpu_function, python_function
 from dandelion.errors import DandelionError, InvalidFunction, Raised, root_of
 from dandelion.function import Batching
 from dandelion.node import Node, Settings
+from dandelion.testing import wait_until
 
 COLUMNS = 8
 KERNEL = """
@@ -186,6 +188,18 @@ def test_calls_of_two_tenants_are_not_joined(node: Node) -> None:
     before = batches(node, "GpuRows")
     asyncio.run(main())
     assert batches(node, "GpuRows") == before + 2
+
+
+def test_batches_keep_no_memory(node: Node) -> None:
+    async def main() -> None:
+        await asyncio.gather(*[call(node, "GpuRows", number, 2.0) for number in range(40)])
+
+    asyncio.run(call(node, "GpuRows", 1, 2.0))  # its code is in memory from now on
+    gc.collect()
+    before = node.info().arena.contexts
+    asyncio.run(main())
+    gc.collect()
+    wait_until(lambda: node.info().arena.contexts <= before)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ class Watch:
             if queue.flow.tenant is tenant:
                 highest = max(other.invocation.priority for other in calls)
                 assert priority >= highest, f"call {call.id} overtakes one of higher priority"
+        if any(other.attempt > 1 for _, calls, _ in rivals for other in calls):
+            return call  # calls that did no harm go before those
         place = PLACES.get(self._policy)
         if place is not None:
             first = min(slot for _, _, slot in rivals)
