@@ -42,6 +42,8 @@ GROUPS = {
     "plover": "the tables of PyPlover",
     "kaas": "the figures of KaaS, with synthetic graphs of the same shape",
     "kaas_load": "the figures of KaaS with many tenants at once",
+    "knix": "the experiments of KNIX on a shared GPU",
+    "sharing": "how do tenants share a device?",
     "gpu": "what do the GPU engines cost over bare loops?",
 }
 """Groups of experiments, and what each asks."""

@@ -24,6 +24,7 @@ from ..experiment import Bench, experiment
 from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_least
 from ..samples import ACHIEVED
 from ..systems import names
+from ..systems.spinning import spun
 from ..timing import throughput
 from .gpu_engines import gpu_node
 
@@ -80,20 +81,6 @@ def on_nodes(
         except BackendUnavailable as error:
             skips.append(Skip(system, str(error)))
     return tuple(skips)
-
-
-def spun(rounds: int) -> int:
-    """Compute what `spin` makes of 1, with the powers of its step instead of a loop."""
-    factor, term = 6364136223846793005, 1442695040888963407
-    whole_factor, whole_term = 1, 0
-    while rounds:
-        if rounds % 2:
-            whole_factor, whole_term = whole_factor * factor, whole_term * factor + term
-        factor, term = factor * factor, term * factor + term
-        rounds //= 2
-        whole_factor, whole_term = whole_factor % 2**64, whole_term % 2**64
-        factor, term = factor % 2**64, term % 2**64
-    return (whole_factor + whole_term) % 2**64
 
 
 @dataclass(frozen=True, slots=True)

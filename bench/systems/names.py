@@ -45,6 +45,11 @@ def concurrent(workers: int) -> str:
     return f"{CONCURRENT}, {workers} workers" if workers != 1 else f"{CONCURRENT}, 1 worker"
 
 
+def policy(name: str) -> str:
+    """Name a node with a policy; the default one has no mark."""
+    return DANDELION if name == "fair" else f"{DANDELION}, {name}"
+
+
 def engines(workers: int) -> str:
     """Name the GPU engines of a node: a sequential one, or workers beside it."""
     return concurrent(workers) if workers else SEQUENTIAL
