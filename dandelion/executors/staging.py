@@ -24,7 +24,7 @@ from dandelion.scheduler import CallState, Flow
 
 LIGHT_BYTES = 64 * 1024 * 1024
 """How much device memory there is beside a process that ends, for sure."""
-INLINE_COPY_BYTES = 256 * 1024
+INLINE_COPY_BYTES = 512 * 1024
 """How much of the arena the loop itself fills for a call. Many small items count by what they take
 there, since copying one takes as long as copying a longer one."""
 

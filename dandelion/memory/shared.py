@@ -33,7 +33,7 @@ from dandelion.memory.free_ranges import FreeRanges
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
 _LOOKS = 4
-"""How many returned slices are looked at for one of the right size."""
+"""How many of the last returned slices are kept for `acquire_to_fill`, unless all are zeroed."""
 _WAITING_BYTES = 1024 * 1024  # zeroed by a waiting thread while it is still in the caches
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
@@ -102,7 +102,7 @@ class SharedDomain(MemoryDomain):
 
     def _acquire(self, size_bytes: int) -> Context:
         size = _pages(size_bytes)
-        self.recycle_some(_EAGER_BYTES)
+        self.recycle_some(_EAGER_BYTES, 0)
         start = self._take(size)
         while start is None:  # other threads may return and take memory meanwhile
             zeroed = self.recycle()
@@ -117,12 +117,12 @@ class SharedDomain(MemoryDomain):
         size = _pages(size_bytes)
         for _ in range(min(len(self._returned), _LOOKS)):
             try:
-                found = self._returned.popleft()
+                found = self._returned.pop()  # the newest is still in the caches
             except IndexError:  # another thread zeroes it
                 break
             if found[1] == size:
                 return self._context(*found, size_bytes)
-            self._returned.append(found)
+            self._returned.appendleft(found)
         return self.acquire(size_bytes)
 
     def acquire_clean(self, size_bytes: int) -> Context | None:
@@ -162,22 +162,31 @@ class SharedDomain(MemoryDomain):
         with self._zeroing:  # a thread that waits here finds all of the memory afterwards
             return self._zero(self.map.size_bytes)
 
-    def recycle_some(self, budget_bytes: int = _WAITING_BYTES) -> None:
+    def recycle_some(self, budget_bytes: int = _WAITING_BYTES, keep: int = _LOOKS) -> None:
         """Zero some memory unless another thread does; for a thread that waits anyway.
 
         Args:
             budget_bytes: largest amount; a larger context is left to `recycle`.
+            keep: how many of the newest slices are left, to be filled again.
         """
         if self._returned and self._zeroing.acquire(blocking=False):
             try:
-                self._zero(budget_bytes)
+                self._zero(budget_bytes, keep)
             finally:
                 self._zeroing.release()
 
-    def _zero(self, budget_bytes: int) -> int:
-        """Zero returned memory up to about a budget, and free it. Returns the number of bytes."""
+    def _zero(self, budget_bytes: int, keep: int = 0) -> int:
+        """Zero returned memory up to about a budget, and free it.
+
+        Args:
+            budget_bytes: how much at most.
+            keep: how many slices are left as they are.
+
+        Returns:
+            The number of zeroed bytes.
+        """
         total = 0
-        while self._returned:
+        while len(self._returned) > keep:
             try:
                 start, size = self._returned.popleft()
             except IndexError:  # another thread took it to fill it

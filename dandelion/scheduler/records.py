@@ -20,8 +20,9 @@ from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function, FunctionSpec
 
-SHORT_CALL_NS = 5_000_000
-"""An engine whose calls are shorter on average gets its next call while one runs."""
+SHORT_CALL_NS = 2_000_000
+"""An engine whose calls are shorter on average gets its next call while one runs. With longer ones
+the pause between calls is a small part, and the second one would keep others from their turn."""
 DEFAULT_TENANT = "default"
 _MEAN_WEIGHT = 0.2
 
