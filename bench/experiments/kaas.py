@@ -8,11 +8,11 @@ clients for each GPU are compared.
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Mapping, Sequence
 
 from ..experiment import Bench, experiment
 from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
+from ..samples import spread
 from ..systems import kaas_graphs, names
 from ..systems.kaas_lineup import (
     TenantLineup,
@@ -112,17 +112,10 @@ def _window(lineup: TenantLineup, clients: int) -> list[Row]:
                 if isinstance(system, Exclusive):
                     system.close()  # an idle process would keep its memory from the others
     return [
-        Row(name, clients, _spread([load.per_s for load in found]),
+        Row(name, clients, spread("achieved_per_s", [load.per_s for load in found]),
             sum(load.latency.count for load in found), sum(load.failed for load in found))
         for name, found in loads.items()
     ]  # fmt: skip
-
-
-def _spread(rates: list[float]) -> dict[str, float]:
-    values = {"achieved_per_s": statistics.median(rates)}
-    if len(rates) > 1:
-        values |= {"achieved_per_s_low": min(rates), "achieved_per_s_high": max(rates)}
-    return values
 
 
 def _asked(lineup: TenantLineup, system: Tenants, clients: int, seconds: float) -> TenantLoad:
@@ -228,7 +221,7 @@ def chosen_engines(panel: Panel, clients: int, bench: Bench) -> list[Claim]:
             "with 16 clients of cGEMM on 4 GPUs, affinity has 7 times the throughput of balance, "
             "since each GPU has room for 7 clients; with resnet50, which fits, there is no gain",
             f"{kept:.2f} times with {clients} clients, where each worker has room for half of them",
-            kept > 1.1 if bench.gpu and not bench.quick else None,
+            kept > 1.1 if bench.judges else None,
         ),
         Claim(
             "KaaS, affinity against exclusive",
