@@ -74,6 +74,11 @@ class Bench:
         """Whether there is a real GPU; OpenCL on processors is none."""
         return self.backend in ("cuda", "hip")
 
+    @property
+    def judges(self) -> bool:
+        """Whether values are held against budgets: those of a full run on a real GPU."""
+        return self.gpu and not self.quick
+
     def pick(self, quick: T, small: T, full: T) -> T:
         """Choose a size: of a quick run, of a machine without a GPU, or of one with a GPU."""
         if self.quick:

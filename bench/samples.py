@@ -8,7 +8,8 @@ of 100,000 samples, 0.1 % off, and it needs ``setuptools`` at run time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ P99 = Metric("p99", "99th percentile", Unit.US, logarithmic=True)
 P999 = Metric("p999", "99.9th percentile", Unit.US, logarithmic=True, drawn=False)
 LOWEST = Metric("lowest", "fastest", Unit.US, logarithmic=True, drawn=False)
 ACHIEVED = Metric("achieved_per_s", "achieved", Unit.PER_SECOND, drawn=False, better="higher")
+RATE = Metric("achieved_per_s", "answers", Unit.PER_SECOND, better="higher")
 LATENCIES = (P50, P99, LOWEST)
 
 
@@ -78,6 +80,12 @@ def _ranked(ordered: NDArray[np.float64], q: float) -> float:
     # The product may be slightly above a whole number because of rounding.
     rank = math.ceil(q / 100 * len(ordered) - 1e-9 * len(ordered))
     return float(ordered[max(rank, 1) - 1])
+
+
+def spread(key: str, values: Sequence[float]) -> dict[str, float]:
+    """Give the median of a metric's values, and their spread if there are several."""
+    ends = {f"{key}_low": min(values), f"{key}_high": max(values)} if len(values) > 1 else {}
+    return {key: statistics.median(values)} | ends
 
 
 def row(system: str, x: float | str, samples: Samples, *, per: int = 1, note: str = "") -> Row:

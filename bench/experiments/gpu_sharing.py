@@ -24,7 +24,7 @@ from ..experiment import Bench, experiment
 from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_least
 from ..samples import ACHIEVED
 from ..systems import names
-from ..systems.spinning import spun
+from ..systems.spinning import FUNCTION, spin, spun
 from ..timing import throughput
 from .gpu_engines import gpu_node
 
@@ -33,18 +33,11 @@ SHARED = (
     "same graph, reached 1.84 times one of them on an H200"
 )
 RATIO = Metric("ratio", "over the sequential engine", Unit.RATIO, better="higher")
-SPIN = """#include "dandelion.h"
-KERNEL void spin(GLOBAL u64 *a, u64 rounds) {
-    u64 x = a[0] + LOCAL_ID(0);
-    for (u64 i = 0; i < rounds; i++) { x = x * 6364136223846793005UL + 1442695040888963407UL; }
-    if (LOCAL_ID(0) == 0) { a[0] = x; }
-}
-"""
 
 
-def one_block(name: str, source: str, arguments: str = "") -> FunctionDocument:
+def one_block(name: str, source: str) -> FunctionDocument:
     """Describe a function of one kernel, one block of 32 threads, in place on its input `a`."""
-    launch = f"""["{name}", [{{"Ptr": "a"}}{arguments}], {{"block_dim_x": {{"Absolute": 32}}}}]"""
+    launch = f"""["{name}", [{{"Ptr": "a"}}], {{"block_dim_x": {{"Absolute": 32}}}}]"""
     blueprint = f"""{{
       "modules": {{"work": "work.c"}}, "kernels": {{"{name}": "work"}},
       "blueprint": {{"inputs": ["a"], "buffers": {{}}, "outputs": ["a"],
@@ -109,12 +102,12 @@ def _calls(bench: Bench, rounds: int) -> tuple[CheckedCall, ...]:
             lambda found: bool(inference.agrees(inference.results(found), wanted)),
         )  # fmt: skip
 
-    spin = CheckedCall(
-        "one block", "spin", {"a": np.ones(1, np.uint64)},
-        lambda found: bool(found["a"].numpy(np.uint64, (-1,))[0] == spun(rounds)),
+    one = CheckedCall(
+        "one block", FUNCTION, {"a": np.array([rounds, 1], np.int64)},
+        lambda found: bool(found["y"].numpy(np.uint64, (-1,))[0] == spun(rounds)),
     )  # fmt: skip
     return (
-        spin,
+        one,
         layers(f"inference x{depth}, unsaturated", depth, 1),
         layers(f"inference x{shallow}, batch {batch}, saturated", shallow, batch),
     )
@@ -137,8 +130,7 @@ def workers(bench: Bench) -> Findings:
         by_engine = ", ".join(f"{e.name} {e.calls}" for e in node.engines() if e.name)
         notes.append(f"{system}: calls by engine: {by_engine}")
 
-    spin = one_block("spin", SPIN, f', {{"Constant": {rounds}}}')
-    documents = (inference.document(), RegistrationDocument(functions=(spin,)))
+    documents = (inference.document(), RegistrationDocument(functions=(spin(),)))
     skips = on_nodes(bench, documents, measure)
     rows = []
     for (call, system), rate in found.items():

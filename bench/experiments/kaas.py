@@ -8,14 +8,21 @@ clients for each GPU are compared.
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Mapping, Sequence
 
 from ..experiment import Bench, experiment
 from ..records import Axis, Claim, Findings, Metric, Panel, Plot, Row, Skip, Unit
+from ..samples import spread
 from ..systems import kaas_graphs, names
-from ..systems.kaas_lineup import TenantLineup, fitted, scaled_words, shapes_of, tenant_lineup
-from ..systems.kaas_shapes import JACOBI, RESNET50, SHAPES
+from ..systems.kaas_lineup import (
+    TenantLineup,
+    fitted,
+    policies_of,
+    scaled_words,
+    shapes_of,
+    tenant_lineup,
+)
+from ..systems.kaas_shapes import JACOBI, MICRO, RESNET50, SHAPES
 from ..systems.tenant_load import TenantLoad, closed_loop, open_loop
 from ..systems.tenants import Exclusive, Tenants
 
@@ -105,17 +112,10 @@ def _window(lineup: TenantLineup, clients: int) -> list[Row]:
                 if isinstance(system, Exclusive):
                     system.close()  # an idle process would keep its memory from the others
     return [
-        Row(name, clients, _spread([load.per_s for load in found]),
+        Row(name, clients, spread("achieved_per_s", [load.per_s for load in found]),
             sum(load.latency.count for load in found), sum(load.failed for load in found))
         for name, found in loads.items()
     ]  # fmt: skip
-
-
-def _spread(rates: list[float]) -> dict[str, float]:
-    values = {"achieved_per_s": statistics.median(rates)}
-    if len(rates) > 1:
-        values |= {"achieved_per_s_low": min(rates), "achieved_per_s_high": max(rates)}
-    return values
 
 
 def _asked(lineup: TenantLineup, system: Tenants, clients: int, seconds: float) -> TenantLoad:
@@ -182,6 +182,55 @@ def partitioned(panels: Sequence[Panel], clients: int) -> list[Claim]:
         )
         claims.append(Claim(source, says, measured, ours < 1))
     return claims
+
+
+@experiment(
+    "kaas_policies", group="kaas_load", needs_device=True,
+    question="what do policies change when many tenants share two engines?",
+    source="KaaS, throughput with the policies balance, affinity and exclusive",
+)  # fmt: skip
+def policies(bench: Bench) -> Findings:
+    """Ask nodes with different policies, in turns; see `policies_of` for the memory they have."""
+    counts = bench.pick((2,), (1, 4), (1, 4, 16))
+    (given,) = fitted(bench, (MICRO if bench.quick else RESNET50,))
+    with tenant_lineup(bench, given, max(counts), policies_of) as lineup:
+        rows = tuple(row for clients in counts for row in _window(lineup, clients))
+    panel = Panel(
+        "policies", f"{given.shape.name}: two workers with room for half of the constants each",
+        Axis("clients", logarithmic=True), (THROUGHPUT,), rows, baseline=names.CONCURRENT,
+    )  # fmt: skip
+    return Findings(
+        (panel,), tuple(chosen_engines(panel, max(counts), bench)), skips=tuple(lineup.skips),
+        scaled=scaled_words(bench),
+    )  # fmt: skip
+
+
+def chosen_engines(panel: Panel, clients: int, bench: Bench) -> list[Claim]:
+    """What KaaS says of policies: tenants should keep their engines, and share them."""
+    rates = _rates(panel, clients)
+    affinity, balance, exclusive = (
+        rates.get(f"{names.CONCURRENT}, {policy}", 0.0)
+        for policy in ("affinity", "balance", "exclusive")
+    )
+    if not (affinity and balance and exclusive):
+        return []
+    kept, shared = affinity / balance, affinity / exclusive
+    return [
+        Claim(
+            "KaaS, affinity against balance",
+            "with 16 clients of cGEMM on 4 GPUs, affinity has 7 times the throughput of balance, "
+            "since each GPU has room for 7 clients; with resnet50, which fits, there is no gain",
+            f"{kept:.2f} times with {clients} clients, where each worker has room for half of them",
+            kept > 1.1 if bench.judges else None,
+        ),
+        Claim(
+            "KaaS, affinity against exclusive",
+            "with 16 clients of resnet50 on 4 GPUs, affinity has 116 times the throughput of "
+            "exclusive processes, which are restarted for each tenant",
+            f"{shared:.2f} times that of the policy exclusive with {clients} clients, which "
+            "restarts no process",
+        ),
+    ]
 
 
 @experiment(

@@ -269,7 +269,7 @@ def data_sharing(bench: Bench) -> Findings:
             bench.say(f"{size} MiB")
             x = np.arange(size * MIB // 4, dtype=np.float32)
             actions = {
-                COMPOSED: partial(composed, node, x.tobytes()),
+                COMPOSED: partial(only, node, "twice", x.tobytes()),
                 FILE: partial(through_file, node, x.tobytes(), Path(folder) / "y"),
             }
             for name, action in actions.items():
@@ -293,18 +293,14 @@ def data_sharing(bench: Bench) -> Findings:
     return Findings((panel,), (claim,))
 
 
-def composed(node: Node, given: bytes) -> bytes:
-    """Run both functions as one composition."""
-    result = node.invoke("twice", x=given)["z"]
+def only(node: Node, name: str, given: bytes) -> bytes:
+    """Invoke a function or composition with one input and one result."""
+    (result,) = node.invoke(name, x=given).values()
     assert result is not None
     return bytes(result.items[0].data)
 
 
 def through_file(node: Node, given: bytes, path: Path) -> bytes:
     """Run both functions by themselves; the first one's result is written to a file and read."""
-    first = node.invoke("increment", x=given)["y"]
-    assert first is not None
-    path.write_bytes(first.items[0].data)
-    second = node.invoke("increment", x=path.read_bytes())["y"]
-    assert second is not None
-    return bytes(second.items[0].data)
+    path.write_bytes(only(node, "increment", given))
+    return only(node, "increment", path.read_bytes())

@@ -23,7 +23,7 @@ from ..records import (
     at_least,
     at_most,
 )
-from ..samples import P50, P99, Samples
+from ..samples import P50, P99, RATE, Samples, spread
 from ..systems import names
 from ..systems.spinning import (
     Callers,
@@ -40,7 +40,6 @@ SHARE = Metric("share", "share of device time", Unit.RATIO, better="")
 DUE = Metric("due", "by weight", Unit.RATIO, better="")
 OFF = Metric("off", "largest difference, median window", Unit.RATIO)
 OFF_WORST = Metric("off_worst", "largest difference, worst window", Unit.RATIO)
-RATE = Metric("achieved_per_s", "answers", Unit.PER_SECOND, better="higher")
 USED = Metric("used", "device used", Unit.RATIO, better="higher")
 BACK = Metric("back", "until the share is back", Unit.US)
 OVER = (
@@ -81,7 +80,7 @@ def weights(bench: Bench) -> Findings:
         (SHARE, DUE, OFF, OFF_WORST), tuple(rows), Plot.BARS,
     )  # fmt: skip
     budgets: tuple[Budget, ...] = ()
-    if bench.gpu and not bench.quick:
+    if bench.judges:
         measured = 100 * statistics.median(off["fair"])
         why = f"the worst window: {100 * max(off['fair']):.1f} %"
         path = "device time off the weights 1:2:4, median window of 1 s"
@@ -96,11 +95,8 @@ def _shares(
     rows = []
     for name, weight in WEIGHTS.items():
         shares = [part.get(name, 0.0) / (sum(part.values()) or 1.0) for part in parts]
-        values = {
-            "share": statistics.median(shares), "share_low": min(shares),
-            "share_high": max(shares), "due": weight / sum(WEIGHTS.values()),
-            "off": statistics.median(off), "off_worst": max(off),
-        }  # fmt: skip
+        values = spread("share", shares) | {"due": weight / sum(WEIGHTS.values())}
+        values |= {"off": statistics.median(off), "off_worst": max(off)}
         count = sum(call.tenant == name for call in calls)
         rows.append(Row(names.policy(policy), f"{weight:g}", values, count))
     return rows
@@ -145,7 +141,7 @@ def light_budgets(
     bench: Bench, found: Mapping[tuple[str, str], Samples]
 ) -> tuple[Budget, ...]:  # fmt: skip
     """Judge a GPU's values."""
-    if not bench.gpu or bench.quick:
+    if not bench.judges:
         return ()
     alone = found["fair", ALONE].percentile(99)
     return tuple(
@@ -175,8 +171,7 @@ def alone(bench: Bench) -> Findings:
                     rates.setdefault((length_s, policy), []).append(count / seconds)
     rows = tuple(
         Row(names.policy(policy), f"{length_s * 1e3:g} ms",
-            {"achieved_per_s": statistics.median(found), "achieved_per_s_low": min(found),
-             "achieved_per_s_high": max(found)}, round(sum(found) * seconds))
+            spread("achieved_per_s", found), round(sum(found) * seconds))
         for (length_s, policy), found in rates.items()
     )  # fmt: skip
     panel = Panel(
@@ -184,7 +179,7 @@ def alone(bench: Bench) -> Findings:
         names.policy("fifo"),
     )  # fmt: skip
     budgets = []
-    for length_s in (0.0001, 0.001) if bench.gpu and not bench.quick else ():
+    for length_s in (0.0001, 0.001) if bench.judges else ():
         fair, fifo = (statistics.median(rates[length_s, p]) for p in ("fair", "fifo"))
         path = f"throughput lost to fairness, one tenant, calls of {length_s * 1e3:g} ms"
         budgets.append(at_most(path, 100 * (1 - fair / fifo), 2.0, " %"))
@@ -209,15 +204,14 @@ def lent(bench: Bench) -> Findings:
             whole = half_s * 0.8 * node.lanes
             used.append(used_s(calls, half_s * 0.2, half_s)[LIGHT] / whole)
             back.append(back_s(calls, GREEDY, half_s, 2 * half_s, 0.9) * 1e6)
-    values = {"used": statistics.median(used), "used_low": min(used), "used_high": max(used)}
-    times = {"back": statistics.median(back), "back_low": min(back), "back_high": max(back)}
-    row = Row(names.policy("fair"), "0.1 and 0.9", values | times, rounds)
+    values = spread("used", used) | spread("back", back)
+    row = Row(names.policy("fair"), "0.1 and 0.9", values, rounds)
     panel = Panel("lent", "A share that is lent", Axis("shares"), (USED, BACK), (row,), Plot.TABLE)
     budgets: tuple[Budget, ...] = ()
-    if bench.gpu and not bench.quick:
+    if bench.judges:
         budgets = (
             at_least("device used by a tenant of share 0.1, alone", values["used"], 0.95, ""),
-            at_most("until a share of 0.9 is back", times["back"] / 1e3, 100.0, " ms"),
+            at_most("until a share of 0.9 is back", values["back"] / 1e3, 100.0, " ms"),
         )
     return Findings((panel,), budgets=budgets)
 
@@ -261,11 +255,10 @@ def devices(bench: Bench) -> Findings:
                     done = sum(call.end_s <= seconds for call in calls)
                     rates[count].append(done / seconds)
     rows = tuple(
-        Row(names.DANDELION, count, {"achieved_per_s": statistics.median(found)})
+        Row(names.DANDELION, count, spread("achieved_per_s", found))
         for count, found in rates.items()
     )
     panel = Panel("devices", "Throughput by devices", Axis("devices"), (RATE,), rows)
     gain = statistics.median(rates[2]) / statistics.median(rates[1])
-    judged = bench.gpu and not bench.quick
     line = at_least("two devices over one, 32 tenants", gain, 1.95, "x")
-    return Findings((panel,), budgets=(line,) if judged else ())
+    return Findings((panel,), budgets=(line,) if bench.judges else ())

@@ -15,17 +15,15 @@ import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, gpu_function
 from dandelion.function import Batching
 from dandelion.node import Node
-from dandelion.settings import Settings
 
 from ..experiment import Bench, experiment
-from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Unit, at_least, at_most
-from ..samples import P50, P99, Samples
+from ..records import Axis, Budget, Findings, Panel, Plot, Row, at_least, at_most
+from ..samples import P50, P99, RATE, Samples, spread
 from ..systems import names
-from ..systems.nodes import MIB, pool_for
-from ..systems.spinning import wait_default_engines
+from ..systems.nodes import MIB
+from ..systems.spinning import default_node
 
 CALLERS, TOGETHER, WAIT_S = 64, 32, 0.002
-RATE = Metric("achieved_per_s", "answers", Unit.PER_SECOND, better="higher")
 BATCHED = f"{names.DANDELION}, batched"
 LIMITS = {"matmul": 4.0, "network": 8.0}
 """Throughput of batched calls over that of others, on a GPU."""
@@ -101,13 +99,8 @@ def batching(bench: Bench) -> Findings:
     width, deep, depth = bench.pick((64, 64, 2), (256, 128, 4), (4096, 1024, 8))
     works = (Layers.of("matmul", width, 1), Layers.of("network", deep, depth))
     rounds, seconds = bench.pick(1, 3, 5), bench.pick(0.2, 0.5, 1.0)
-    settings = Settings(
-        backends=(bench.backend,), options={bench.backend: {"pool_bytes": pool_for(bench.gpu)}},
-        engines={bench.backend: 1}, arena_bytes=1024 * MIB, keep_traces=4,
-    )  # fmt: skip
     found: dict[tuple[str, int, str], list[Samples]] = {}
-    with Node(settings) as node:
-        wait_default_engines(node)
+    with default_node(bench, arena_bytes=1024 * MIB) as node:
         for work in works:
             node.register(*(work.function(declared) for declared in SYSTEMS.values()))
             for declared in SYSTEMS.values():
@@ -134,14 +127,9 @@ def at(work: str, callers: int) -> str:
 
 
 def _row(work: str, callers: int, system: str, turns: list[Samples], seconds: float) -> Row:
-    rates = sorted(turn.count / seconds for turn in turns)
+    rates = spread("achieved_per_s", [turn.count / seconds for turn in turns])
     every = Samples([ns for turn in turns for ns in turn.ns])
-    values = every.values() | {
-        "achieved_per_s": float(np.median(rates)),
-        "achieved_per_s_low": rates[0],
-        "achieved_per_s_high": rates[-1],
-    }
-    return Row(system, at(work, callers), values, every.count)
+    return Row(system, at(work, callers), every.values() | rates, every.count)
 
 
 async def _checked(node: Node, work: Layers, declared: Batching | None) -> None:
@@ -181,7 +169,7 @@ async def _called(
 
 def budgets(bench: Bench, rows: tuple[Row, ...]) -> tuple[Budget, ...]:
     """Judge a GPU's values."""
-    if not bench.gpu or bench.quick:
+    if not bench.judges:
         return ()
     values = {(row.x, row.system): row.values for row in rows}
     lines = []

@@ -6,6 +6,7 @@ import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from dandelion.errors import DandelionError, InternalError
 
@@ -14,6 +15,7 @@ from ..processes import Closeable
 from ..records import Skip
 from . import kaas_graphs, names
 from .kaas_shapes import JACOBI, RESNET50, SHAPES, Scale, Shape, TunedShape, calibrated, tuned
+from .nodes import MIB
 from .tenant_load import closed_loop
 from .tenant_process import TenantProcess, TenantReady, TenantStart
 from .tenants import (
@@ -181,14 +183,40 @@ def contenders_of(
     return starts
 
 
+Contenders: TypeAlias = Callable[[Bench, TunedShape, int], dict[str, Callable[[], Tenants]]]
+POLICIES = ("fair", "fifo", "affinity", "balance", "exclusive", "static")
+
+
+def policies_of(bench: Bench, given: TunedShape, tenants: int) -> dict[str, Callable[[], Tenants]]:
+    """List nodes with two workers, one for each policy, and how each is started.
+
+    Each worker has room for the constants of half the tenants and one, so all constants fit if
+    tenants keep their workers.
+    """
+    constants = given.shape.constant_bytes + 2 * MIB
+    room = (tenants // 2 + 1) * constants
+    document = kaas_graphs.document(given, tenants)
+
+    def node(policy: str) -> Callable[[], Tenants]:
+        return lambda: SharedNode(
+            bench.backend, given, tenants, workers=2, policy=policy, weights_bytes=room,
+            document=document,
+        )  # fmt: skip
+
+    return {policy: node(policy) for policy in bench.pick(POLICIES[2:5], POLICIES, POLICIES)}
+
+
 @contextlib.contextmanager
-def tenant_lineup(bench: Bench, given: TunedShape, tenants: int) -> Iterator[TenantLineup]:
+def tenant_lineup(
+    bench: Bench, given: TunedShape, tenants: int,
+    contenders: Contenders = contenders_of,
+) -> Iterator[TenantLineup]:  # fmt: skip
     """Start all systems for a shape and at most so many tenants, and compare their results."""
     bodies = [kaas_graphs.body(given.shape, bench.seed + tenant) for tenant in range(tenants)]
     lineup = TenantLineup(bench, given, bodies)
     expected: list[bytes] = []
     with contextlib.ExitStack() as stack:
-        for name, start in contenders_of(bench, given, tenants).items():
+        for name, start in contenders(bench, given, tenants).items():
             lineup.say(f"starting {name}")
             try:
                 system = stack.enter_context(start())

@@ -20,6 +20,7 @@ from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.frontend_process.serving import serve
+from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node import Node, Settings
 
 from ..processes import ServerProcess, module
@@ -143,10 +144,12 @@ def split_call(spans: Sequence[Any], total_us: float) -> dict[str, float]:  # of
     return {"dispatch": rest, **stages, "total": total_us}
 
 
-def staged_call(node: Node, function: str, sets: Mapping[str, Any]) -> tuple[Any, dict[str, float]]:
+def staged_call(
+    node: Node, function: str, sets: Mapping[str, Any], tenant: str = DEFAULT_TENANT
+) -> tuple[Any, dict[str, float]]:
     """Invoke a function; give its result and the stages of `split_call`."""
     began = time.perf_counter_ns()
-    result = node.invoke_sets(function, sets)
+    result = node.invoke_sets(function, sets, tenant=tenant)
     total = (time.perf_counter_ns() - began) / 1e3
     return result, split_call(result.trace.spans, total)
 

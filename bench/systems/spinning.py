@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import uvloop
@@ -42,6 +43,7 @@ KERNEL void spin(GLOBAL const u64 *a, GLOBAL u64 *y) {
     y[0] = x;
 }
 """
+_NO_TENANTS: Mapping[str, TenantSettings] = MappingProxyType({})
 _READY_S = 120.0
 _CALIBRATED_S = 0.01
 
@@ -128,19 +130,14 @@ class SpinNode(Closeable):
         devices: int = 1,
         rounds_per_s: float = 0.0,
     ) -> None:
-        options = {"pool_bytes": pool_for(bench.gpu)}
-        if workers is not None:
-            options["workers"] = str(workers)
-        settings = Settings(
-            backends=(bench.backend,), options={bench.backend: options}, policy=policy,
-            engines={bench.backend: devices}, arena_bytes=256 * MIB, keep_traces=4,
-            tenants={name: TenantSettings(weight=weight) for name, weight in weights.items()},
+        shares = {name: TenantSettings(weight=weight) for name, weight in weights.items()}
+        opened = default_node(
+            bench, workers=workers, devices=devices, policy=policy, tenants=shares
         )  # fmt: skip
         self._warm: set[tuple[str, float, int]] = set()
         self._seed = bench.seed
         with contextlib.ExitStack() as closing:
-            self.node = closing.enter_context(Node(settings))
-            wait_default_engines(self.node)
+            self.node = closing.enter_context(opened)
             resources = Counter(e.resource for e in self.node.engines() if e.state == "ready")
             self.devices = len(resources)
             self.lanes = sum(max(1, count - 1) for count in resources.values())
@@ -222,16 +219,30 @@ def _input(rounds: int, launches: int) -> NDArray[np.int64]:
     return np.array([rounds, launches], np.int64)
 
 
-def wait_default_engines(node: Node) -> None:
-    """Wait until all engines are up, however many the backend starts by default.
+@contextlib.contextmanager
+def default_node(
+    bench: Bench, *, workers: int | None = None, devices: int = 1, arena_bytes: int = 256 * MIB,
+    policy: str = "fair", tenants: Mapping[str, TenantSettings] = _NO_TENANTS,
+) -> Iterator[Node]:  # fmt: skip
+    """Start a node, and wait for its engines, however many its backend starts by default.
 
     Raises:
         BackendUnavailable: none of them starts.
     """
-    node.wait_ready(_READY_S)
-    if not any(engine.state == "ready" for engine in node.engines()):
-        reasons = "; ".join(dict.fromkeys(e.reason for e in node.engines() if e.reason))
-        raise BackendUnavailable("node", reasons or "no engine started")
+    options = {"pool_bytes": pool_for(bench.gpu)}
+    if workers is not None:
+        options["workers"] = str(workers)
+    settings = Settings(
+        backends=(bench.backend,), options={bench.backend: options}, policy=policy,
+        engines={bench.backend: devices}, arena_bytes=arena_bytes, keep_traces=4,
+        tenants=dict(tenants),
+    )  # fmt: skip
+    with Node(settings) as node:
+        node.wait_ready(_READY_S)
+        if not any(engine.state == "ready" for engine in node.engines()):
+            reasons = "; ".join(dict.fromkeys(e.reason for e in node.engines() if e.reason))
+            raise BackendUnavailable("node", reasons or "no engine started")
+        yield node
 
 
 @contextlib.contextmanager

@@ -52,9 +52,10 @@ class SharedNode(Tenants):
         given: what each request runs.
         tenants: how many.
         workers: that share the device, 0 for the sequential engine alone.
+        policy: of the node.
         same: all tenants have the constants of the first.
         weights_bytes: device memory that constants may take in each engine; 0 for enough.
-        document: registered instead of the tenants' functions.
+        document: the tenants' functions, in order, instead of new ones.
 
     Raises:
         BackendUnavailable: an engine does not start.
@@ -67,35 +68,47 @@ class SharedNode(Tenants):
         tenants: int,
         *,
         workers: int = 0,
+        policy: str = "fair",
         same: bool = False,
         weights_bytes: int = 0,
         document: RegistrationDocument | None = None,
     ) -> None:
         self.name = names.CONCURRENT if workers == 2 else names.engines(workers)
+        self.name += f", {policy}" if policy != "fair" else ""
         self.workers = workers
         self._functions = [kaas_graphs.function_name(given.shape, t) for t in range(tenants)]
         self._closing = contextlib.ExitStack()
         settings = _settings(backend, given, tenants, workers, weights_bytes)
+        settings |= {"policy": policy}
         self.node = self._closing.enter_context(open_node(settings, workers + 1))
         try:
-            self.node.register(document or kaas_graphs.document(given, tenants, same=same))
+            document = document or kaas_graphs.document(given, tenants, same=same)
+            for tenant, function in enumerate(document.functions):
+                self.node.register(function, tenant=_tenant(tenant))
         except BaseException:
             self.close()
             raise
 
     def call(self, tenant: int, body: bytes) -> bytes:
         sets = one_item(kaas_graphs.INPUT, body)
-        result = self.node.invoke_sets(self._functions[tenant], sets, deadline_s=300.0)
+        result = self.node.invoke_sets(
+            self._functions[tenant], sets, deadline_s=300.0, tenant=_tenant(tenant)
+        )
         found = result.sets[kaas_graphs.OUTPUT]
         assert found is not None
         return bytes(found.items[0].data)
 
     def stages(self, tenant: int, body: bytes) -> dict[str, float]:
         """Answer a request, and give the stages of `staged_call`."""
-        return staged_call(self.node, self._functions[tenant], one_item(kaas_graphs.INPUT, body))[1]
+        sets = one_item(kaas_graphs.INPUT, body)
+        return staged_call(self.node, self._functions[tenant], sets, _tenant(tenant))[1]
 
     def close(self) -> None:
         self._closing.close()
+
+
+def _tenant(number: int) -> str:
+    return f"tenant{number}"
 
 
 def _settings(

@@ -8,14 +8,14 @@ from dandelion.bench.experiment import Bench, all_experiments
 from dandelion.bench.experiments import kaas, kaas_alone, kaas_memory
 from dandelion.bench.records import Axis, Claim, Findings, Panel, Row
 from dandelion.bench.systems import names
-from dandelion.bench.systems.kaas_lineup import TenantLineup
+from dandelion.bench.systems.kaas_lineup import POLICIES, TenantLineup
 from dandelion.bench.systems.kaas_shapes import CGEMM, RESNET50, SHAPES, Scale, tuned
 from dandelion.bench.systems.nodes import MIB
 from dandelion.bench.systems.tenants import Tenants
 
 from dandelion.errors import InternalError
 
-NAMES = ("kaas_alone", "kaas_cold", "kaas_latency", "kaas_memory", "kaas_throughput")
+NAMES = [name for name in all_experiments() if name.startswith("kaas_")]
 
 
 def panel(rates: dict[str, dict[int, float]]) -> Panel:
@@ -151,6 +151,25 @@ def test_cold_starts_are_measured_by_stages() -> None:
         assert min(r.values["total"], *parts.values()) > 0
     assert all(isinstance(c, Claim) for c in found.claims)
     assert len(found.claims) == 2
+
+
+def test_policies_are_systems_of_one_table_with_the_claims_beside() -> None:
+    pytest.importorskip("pyopencl")
+    found = kaas.policies(Bench(quick=True, backend="opencl"))
+    (shown,) = found.panels
+    marks = [r.system.removeprefix(names.CONCURRENT).lstrip(", ") for r in shown.rows]
+    assert tuple(marks) == POLICIES[2:5]
+    assert all(r.values["achieved_per_s"] > 0 for r in shown.rows)
+    assert [claim.holds for claim in found.claims] == [None, None]
+
+
+@pytest.mark.parametrize(("balance", "holds"), [(50.0, True), (99.0, False)])
+def test_affinity_is_compared_with_balance(balance: float, holds: bool) -> None:
+    rates = {f"{names.CONCURRENT}, {p}": {16: 100.0} for p in ("affinity", "exclusive")}
+    rates[f"{names.CONCURRENT}, balance"] = {16: balance}
+    claims = kaas.chosen_engines(panel(rates), 16, Bench(backend="cuda"))
+    assert claims[0].holds is holds
+    assert kaas.chosen_engines(panel({}), 16, Bench(backend="cuda")) == []
 
 
 def test_every_shape_has_the_papers_figures() -> None:
