@@ -301,6 +301,12 @@ def test_options_that_need_another_launcher(option: str, value: object) -> None:
     kernels.add_function(["sm_90"], options={option: 1 if option == "num_ctas" else False})
 
 
+def test_targets_ignore_options_of_others() -> None:
+    made = kernels.add_function(options={"maxnreg": 128, "waves_per_eu": 2})
+    config, files = parts(made)
+    assert misfits(config, files) == []
+
+
 @pytest.mark.parametrize(
     ("more", "where"),
     [

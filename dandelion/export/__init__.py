@@ -1,4 +1,4 @@
-"""Functions from kernels and models of other systems; an offline tool.
+"""Functions from kernels and models of other systems; an offline tool, see ``docs/triton.md``.
 
 A node needs none of it: what is made here are ordinary documents. Triton is imported when a
 function is made, and not before.
