@@ -120,6 +120,7 @@ def matmul_function(
     dtype: str = "float16",
     targets: Sequence[str] = TARGETS,
     stages: Mapping[str, int] = STAGES,
+    **more: Any,
 ) -> FunctionDocument:
     """c = a @ b of fixed sizes, with sums in float32."""
     return dandelion.triton_function(
@@ -135,6 +136,7 @@ def matmul_function(
         num_warps=8,
         num_stages=stages,
         targets=targets,
+        **more,
     )  # fmt: skip
 
 
