@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,17 @@ def test_launches_fit_the_binaries(documents: dict[str, FunctionDocument], name:
     assert '{"Constant": 0}' in bp.print_argument(bp.Scalar(bp.ScalarType.I64, 0))
     broken = text.replace('"Constant": 0', '"i32": 0', 1)
     assert misfits(bp.parse_blueprint(broken), files) != []
+
+
+def test_binaries_depend_on_the_kernel_alone(
+    documents: dict[str, FunctionDocument], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    again = FUNCTIONS["matmul"]()
+    assert again == documents["matmul"]
+    _, files = parts(again)
+    folder = str(Path(kernels.__file__).parent).encode()
+    assert all(folder not in data for data in files.values())
 
 
 @pytest.mark.parametrize("arch", kernels.TARGETS)

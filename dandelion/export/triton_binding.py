@@ -198,7 +198,9 @@ def compile_kernel(
     try:
         source = compiler.ASTSource(kernel.function, dict(signature), dict(constants), attributes)
         gpu = backends.GPUTarget(target.backend, target.number, target.warp_threads)
-        made = triton.compile(source, target=gpu, options=dict(options))
+        with triton.knobs.compilation.scope():  # binaries must not have paths of this machine
+            triton.knobs.compilation.disable_line_info = True
+            made = triton.compile(source, target=gpu, options=dict(options))
         operations = _operations(made.asm["ttir"], gpu)
     except Exception as error:  # the compiler raises errors of every class, also assertions
         message = f"Triton does not compile it for {target.arch}"
