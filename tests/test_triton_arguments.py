@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -160,6 +161,14 @@ def test_no_targets(arch: str) -> None:
 def test_without_triton_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'dandelion-engine\[export\]'"):
+        dandelion.triton_function("f", object(), inputs=["x"], outputs=["y"], grid=1)
+
+
+def test_another_version_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = types.ModuleType("triton")
+    other.__version__ = "3.60.1"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", other)
+    with pytest.raises(BackendUnavailable, match=r"version 3\.60\.1 is installed"):
         dandelion.triton_function("f", object(), inputs=["x"], outputs=["y"], grid=1)
 
 

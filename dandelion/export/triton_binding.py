@@ -21,8 +21,8 @@ from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, 
 from dandelion.export.memory_access import Operation
 from dandelion.export.targets import Target
 
-VERSION = "3.6.0"
-"""The version that the extra ``export`` installs and the tests use."""
+VERSION = "3.6"
+"""The only version: intermediate code, metadata and parameters differ between versions."""
 
 ALIGNMENT = 16
 """Pointers and integers that are known to be multiples of it are loaded and stored as vectors."""
@@ -98,13 +98,18 @@ def load() -> Any:
     """Import Triton.
 
     Raises:
-        BackendUnavailable: it is not installed.
+        BackendUnavailable: it is not installed, or in another version.
     """
+    remedy = "pip install 'dandelion-engine[export]'"
     try:
-        return importlib.import_module("triton")
+        triton: Any = importlib.import_module("triton")
     except ImportError as error:
-        remedy = "pip install 'dandelion-engine[export]'"
         raise BackendUnavailable("triton", str(error), remedy) from error
+    found = str(triton.__version__)
+    if not found.startswith(f"{VERSION}."):
+        missing = f"version {found} is installed, version {VERSION} is needed"
+        raise BackendUnavailable("triton", missing, remedy)
+    return triton
 
 
 def kernel_of(kernel: object, config: object = None) -> tuple[TritonKernel, dict[str, Any]]:
@@ -121,7 +126,8 @@ def kernel_of(kernel: object, config: object = None) -> tuple[TritonKernel, dict
         InvalidInput: it is something else, or was decorated with more.
         BackendUnavailable: Triton is not installed.
     """
-    runtime = importlib.import_module(f"{load().__name__}.runtime")
+    load()
+    runtime = importlib.import_module("triton.runtime")
     found: Any = kernel
     if isinstance(found, runtime.Heuristics):
         hint = "pass the undecorated kernel, 'kernel.fn', and its values in 'constants'"

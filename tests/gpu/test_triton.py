@@ -27,7 +27,8 @@ LEAST_RATIO = 0.95
 
 @pytest.fixture(scope="module")
 def node(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    options = {"cuda": {"cache": str(tmp_path_factory.mktemp("code")), "pool_bytes": "2G"}}
+    cache = str(tmp_path_factory.mktemp("code"))
+    options = {"cuda": {"cache": cache, "pool_bytes": "2G", "workers": "0"}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         with Node(Settings(backends=("null", "cuda"), options=options)) as started:
