@@ -324,6 +324,7 @@ def test_targets_ignore_options_of_others() -> None:
     [
         ({"num_warps": 1}, "num_warps"),
         ({"num_warps": 3}, "num_warps"),
+        ({"num_stages": {"sm90": 3}}, "num_stages.sm90"),
         ({"options": {"num_stages": 2}}, "options.num_stages"),
         ({"sizes": {}}, "outputs.z"),
         ({"sizes": {"z": "x", "y": 4}}, "sizes.y"),

@@ -134,7 +134,7 @@ def matmul_function(
         constants={"bm": 128, "bn": 128, "bk": 64 if dtype == "float16" else 32},
         grid=lambda meta: (bp.ceil_div(m, meta["bm"]), bp.ceil_div(n, meta["bn"])),
         num_warps=8,
-        num_stages=stages,
+        num_stages={arch: count for arch, count in stages.items() if arch in targets},
         targets=targets,
         **more,
     )  # fmt: skip

@@ -98,6 +98,8 @@ def triton_function(
     chosen = {"num_warps": num_warps, **{n: v for n, v in settings.items() if n not in meta}}
     chosen |= _further(options or {})
     refuse_options(chosen)
+    wanted = [target_named(arch) for arch in dict.fromkeys(targets)]
+    _refuse_unknown(num_stages, wanted)
     ins, outs = tuple(map(set_spec, inputs)), tuple(map(set_spec, outputs))
     sets = {spec.name: spec for spec in (*outs, *ins)}
     bound = kernel_arguments(found.parameters, arguments or {}, fixed, sets, sizes or ())
@@ -106,7 +108,7 @@ def triton_function(
             found, bound.signature, bound.constants, bound.aligned, target,
             _options(chosen, num_stages, target),
         )
-        for target in map(target_named, dict.fromkeys(targets))
+        for target in wanted
     }  # fmt: skip
     _check(found, made)
     ways = _accesses(bound, made, outs)
@@ -124,6 +126,15 @@ def _further(options: Mapping[str, object]) -> Mapping[str, object]:
         if name in options:
             raise InvalidInput(f"options.{name}", "it is an argument of triton_function")
     return options
+
+
+def _refuse_unknown(num_stages: int | Mapping[str, int] | None, targets: list[Target]) -> None:
+    """Refuse a number of stages for an architecture that is no target."""
+    known = [target.arch for target in targets]
+    for arch in num_stages if isinstance(num_stages, Mapping) else ():
+        if arch not in known:
+            hint = f"the targets are {', '.join(known)}"
+            raise InvalidInput(f"num_stages.{arch}", f"no target '{arch}'", hint)
 
 
 def _options(
