@@ -154,6 +154,36 @@ def test_alternatives_for_several_backends() -> None:
     assert bp.parse_blueprint(bp.print_blueprint(config)) == config
 
 
+@pytest.mark.parametrize("shared_bytes", [0, 65536])
+def test_local_memory_of_an_alternative(shared_bytes: int) -> None:
+    code = bp.Code("lib.cubin", "cuda", "sm_90", shared_bytes)
+    blueprint = bp.Blueprint(inputs=["A"], modules={"lib": [code, "lib.cl"]})
+    blueprint.launch("matmul", [blueprint["A"]])
+    document = json.loads(blueprint.json())
+    assert document["modules"]["lib"][0]["shared_mem_bytes"] == shared_bytes
+    assert bp.parse_blueprint(blueprint.json()) == blueprint.build()
+
+
+@pytest.mark.parametrize("shared_bytes", [-1, 2**20 + 1, "48K", 1.5, None, True])
+def test_local_memory_of_an_alternative_is_a_number_in_range(shared_bytes: object) -> None:
+    document = copy.deepcopy(CANONICAL)
+    document["modules"] = {"lib.cl": {"path": "lib.cl", "shared_mem_bytes": shared_bytes}}
+    with pytest.raises(InvalidBlueprint) as caught:
+        bp.parse_blueprint(json.dumps(document))
+    (problem,) = caught.value.problems
+    assert problem.where == "modules.lib.cl.shared_mem_bytes"
+
+
+def test_old_spellings_refuse_local_memory_of_an_alternative() -> None:
+    blueprint = bp.Blueprint(
+        inputs=["A"], modules={"lib.cl": bp.Code("lib.cl", shared_mem_bytes=1024)}
+    )
+    blueprint.launch("matmul", [blueprint["A"]])
+    for spelling in (bp.Spelling.THESIS, bp.Spelling.ORIGINAL):
+        with pytest.raises(InvalidInput):
+            blueprint.json(spelling)
+
+
 @pytest.mark.parametrize(
     "argument",
     [bp.scalar("f32", 1.5), bp.scalar("i32", 3), bp.Raw(b"xy"), bp.scalar("u64", bp.by_batch(2))],

@@ -23,6 +23,7 @@ LAYERS = [
     ["catalog"],
     ["namespaces"],
     ["documents"],
+    ["export"],
     ["registration"],
     ["dispatcher"],
     ["scheduler"],

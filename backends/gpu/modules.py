@@ -22,6 +22,7 @@ from dandelion.function import Digest
 from .constants import ResidentConstants
 from .device import Device, Handle, prepare_steps
 from .graph_parts import GraphPart, Width, graph_parts
+from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
@@ -234,6 +235,7 @@ class Modules:
         backend, formats = self._device.backend, self._device.formats
         loaded: dict[str, tuple[Handle, Digest | None]] = {}
         table: dict[str, tuple[Handle, str]] = {}
+        shared: dict[str, int | None] = {}
         own: list[Handle] = []
         try:
             for name in sorted(wanted):
@@ -242,9 +244,12 @@ class Modules:
                     module = by_name[kernel.module]
                     code = choose(module, files, backend, formats, self._archs)
                     loaded[kernel.module] = self._module(code, own)
+                    shared[kernel.module] = code.shared_mem_bytes
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
             memory = None if resident is None else resident.memory
-            steps = prepare_steps(self._device, plan.steps, table, memory)
+            needed = {name: shared[used[name].module] for name in table}
+            launches = with_local_memory(plan.steps, needed)
+            steps = prepare_steps(self._device, launches, table, memory)
         except BaseException:
             for handle in own:
                 self._device.unload(handle)

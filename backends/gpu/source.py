@@ -62,12 +62,15 @@ class LoadedCode:
         format: a word of `CodeFormat`.
         data: source text in UTF-8 with ``dandelion.h`` inlined, or a binary.
         digest: of the original bytes and the format; equal digests are equal modules.
+        shared_mem_bytes: dynamic local memory of each launch of its kernels, instead of the
+            launch's number; None if that counts.
     """
 
     name: str
     format: str
     data: bytes
     digest: Digest
+    shared_mem_bytes: int | None = None
 
     @property
     def text(self) -> str:
@@ -117,7 +120,7 @@ def choose(
             whole = bytes(data)
             if found == CodeFormat.PORTABLE:
                 whole = with_header(whole.decode(errors="replace"), code.path).encode()
-            return LoadedCode(code.path, found, whole, digest)
+            return LoadedCode(code.path, found, whole, digest, code.shared_mem_bytes)
     there = ", ".join(c.path for c in module.code) or "none"
     built = ", ".join(c.arch for c in module.code if c.backend in ("", backend) and c.arch)
     message = f"none of its files runs on {backend}"

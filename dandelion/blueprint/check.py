@@ -17,6 +17,7 @@ from dandelion.blueprint.records import (
     MAX_BYTES,
     MAX_DEPTH,
     MAX_LAUNCHES,
+    SHARED_LIMIT_BYTES,
     Absolute,
     Access,
     Action,
@@ -117,6 +118,8 @@ class _Checker:
                 if self.files is not None and code.path not in self.files:
                     close = nearest(code.path, self.files) or ""
                     yield Problem("unknown-file", f"no file '{code.path}'", where, nearest=close)
+                shared = Absolute(code.shared_mem_bytes or 0)
+                yield from self.size(f"{where}.shared_mem_bytes", shared, 0, SHARED_LIMIT_BYTES)
         known = [m.name for m in self.config.modules]
         for kernel in self.config.kernels:
             where = f"kernels.{kernel.name}"

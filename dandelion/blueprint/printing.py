@@ -103,10 +103,16 @@ class _Printer:
         return codes[0] if len(codes) == 1 else codes
 
     def code(self, code: Code) -> Json:
-        if not code.backend and not code.arch:
+        if code == Code(code.path):
             return code.path
-        fields = {"path": code.path, "backend": code.backend, "arch": code.arch}
-        return {name: value for name, value in fields.items() if value}
+        fields: dict[str, Json] = {"path": code.path}
+        if code.backend:
+            fields["backend"] = code.backend
+        if code.arch:
+            fields["arch"] = code.arch
+        if code.shared_mem_bytes is not None:
+            fields["shared_mem_bytes"] = code.shared_mem_bytes
+        return fields
 
     def kernel(self, kernel: Kernel) -> Json:
         if not kernel.symbol and not kernel.access:

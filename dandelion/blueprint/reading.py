@@ -11,7 +11,7 @@ original  ``"modules": [{"module_name":, "path":}, ...]``   ``[{"module_name":,
                                                             "kernel_name":}, ...]``
 canonical ``"modules": {NAME: CODE or [CODE, ...]}``,       ``{NAME: MODULE or
           CODE is ``PATH`` or ``{"path":, "backend":,       {"module":, "symbol":,
-          "arch":}``                                        "access": [...]}}``
+          "arch":, "shared_mem_bytes":}``                   "access": [...]}}``
 ========= ================================================= ==============================
 
 Every problem is found in one pass. Unreadable parts are replaced by valid placeholders, so that a
@@ -166,11 +166,13 @@ class _Reader(DocumentReader):
     def one_code(self, where: str, value: Json) -> Code:
         if isinstance(value, str):
             return Code(self.name(where, value))
-        fields = self.fields(where, value, ("path",), ("backend", "arch"))
+        fields = self.fields(where, value, ("path",), ("backend", "arch", "shared_mem_bytes"))
         path = self.name(f"{where}.path", fields.get("path", "?"))
         backend = self.name(f"{where}.backend", fields["backend"]) if "backend" in fields else ""
         arch = self.name(f"{where}.arch", fields["arch"]) if "arch" in fields else ""
-        return Code(path, backend, arch)
+        at, shared = f"{where}.shared_mem_bytes", fields.get("shared_mem_bytes")
+        given = "shared_mem_bytes" in fields
+        return Code(path, backend, arch, self.integer(at, shared) if given else None)
 
     def kernels(self, value: Json, only_module: str) -> tuple[Kernel, ...]:
         if isinstance(value, list):

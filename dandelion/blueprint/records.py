@@ -237,11 +237,15 @@ class Code(_Record, frozen=True):
         path: name of one of the function's files, or of a registered library.
         backend: the backend that can load it; empty if its name or its text shows it.
         arch: the architecture that it was built for (``sm_90``, ``gfx90a``); empty for any.
+        shared_mem_bytes: dynamic local memory of each launch of its kernels, in bytes, instead of
+            the number in the launch; None keeps that number. Binaries that a compiler made for
+            different architectures need different amounts.
     """
 
     path: str
     backend: str = ""
     arch: str = ""
+    shared_mem_bytes: int | None = None
 
 
 class Module(_Record, frozen=True):

@@ -104,6 +104,14 @@ def launching(kernel: str, args: list[Any], size: int = 4096, **launch: Any) -> 
     return function(b, FILES)
 
 
+def needing(shared_bytes: int, launched_bytes: int) -> Function:
+    """A launch of a kernel whose code asks for an amount of dynamic local memory."""
+    code = bp.Code("k.c", shared_mem_bytes=shared_bytes)
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": code})
+    b.launch("shared", [b.buffer("y", size=4096)], block=64, shared_mem_bytes=launched_bytes)
+    return function(b, FILES)
+
+
 def run_weighed(
     runner: Runner,
     wanted: Function,
@@ -593,7 +601,10 @@ def launches_keep_to_the_limits(fake: Fake) -> None:
 
     right = run(launching("shared", [], block=64, shared_mem_bytes=60_000))
     assert (right[:64] == np.arange(64)[::-1]).all(), "more than 48 KiB must be asked for"
+    right = run(needing(60_000, launched_bytes=300_000))
+    assert (right[:64] == np.arange(64)[::-1]).all(), "the number of the code counts"
     for bad in (
+        needing(300_000, launched_bytes=0),
         launching("shared", [], block=64, shared_mem_bytes=300_000),
         launching("missing", []),
         launching("shared", [bp.scalar("u64", 1)]),
