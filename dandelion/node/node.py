@@ -522,10 +522,15 @@ class Node:
         """A number that changes with every change of the catalogue."""
         return self.catalog.generation
 
-    def trace(self, invocation: str) -> bytes | None:
-        """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
+    def trace(self, invocation: str, tenant: str | None = None) -> bytes | None:
+        """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it.
+
+        With a tenant, traces of other tenants are not found.
+        """
         trace = self._traces.get(invocation)
-        return None if trace is None else trace.chrome_json()
+        if trace is None or tenant not in (None, trace.tenant):
+            return None
+        return trace.chrome_json()
 
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""

@@ -538,9 +538,9 @@ def test_plain_asgi_gives_the_same_reply(served: Served, size: int) -> None:
 
 def test_a_taken_port_is_said_to_be_taken(served: Served) -> None:
     with pytest.raises(InvalidInput, match="in use"):
-        bind("127.0.0.1", served.port)
+        bind("127.0.0.1", served.port, SETTINGS)
     with pytest.raises(InvalidInput):
-        bind("no.such.host.invalid", 0)
+        bind("no.such.host.invalid", 0, SETTINGS)
 
 
 # --- anything at all ----------------------------------------------------------------------------
