@@ -67,7 +67,9 @@ class AsyncConnections:
         if self._session is None:
             self._loop = loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._target.connections),
+                connector=aiohttp.TCPConnector(
+                    limit=self._target.connections, ssl=self._target.tls or True
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
                 auto_decompress=False,
