@@ -140,6 +140,10 @@ def _reason(error: OSError | aiohttp.ClientError) -> str:
         return "the server closed the connection without an answer"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"the answer is not valid HTTP: {error.message.splitlines()[0]}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return str(error.os_error)
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     strerror = getattr(error, "strerror", None)

@@ -29,7 +29,9 @@ from dandelion.frontend.client_protocol import (
 )
 from dandelion.frontend.problem import Unreachable
 
-_ONCE_MORE = Retry(total=1, connect=0, redirect=0, status=0, other=0)
+_ONCE_MORE = Retry(
+    total=1, connect=0, redirect=0, status=0, other=0, respect_retry_after_header=False
+)
 
 
 class Connections:

@@ -89,7 +89,7 @@ class Guard:
             names = [name for name, _ in request.scope["headers"]]
             if names.count(b"authorization") != 1:
                 return None
-        match = _CREDENTIALS.fullmatch(given)
+        match = _CREDENTIALS.fullmatch(given.strip(b" \t"))
         return None if match is None else self._table.find(match[1])
 
     def authorize(self, request: Request, right: Right | None) -> None:
