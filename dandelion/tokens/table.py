@@ -46,14 +46,14 @@ class Grant:
 
     name: str
     tenant: str
-    rights: frozenset[Right]
+    rights: tuple[Right, ...]
     expires_s: float = math.inf
     interval_s: float = 0.0
     ahead_s: float = 0.0
     slot: int = _NO_SLOT
 
 
-ANONYMOUS = Grant("-", DEFAULT_TENANT, frozenset(Right))
+ANONYMOUS = Grant("-", DEFAULT_TENANT, tuple(Right))
 """What every caller may do on a node without tokens."""
 
 
@@ -108,10 +108,9 @@ def new_buckets() -> Buckets:
 
 def _grant(record: TokenRecord, slot: int) -> Grant:
     expires_s = math.inf if record.expires is None else record.expires.timestamp()
-    rights = frozenset(record.rights)
     if record.rate is None:
-        return Grant(record.name, record.tenant, rights, expires_s)
+        return Grant(record.name, record.tenant, record.rights, expires_s)
     burst = record.burst or max(1, math.floor(record.rate))
     interval_s = 1 / record.rate
     ahead_s = (burst - 1) * interval_s
-    return Grant(record.name, record.tenant, rights, expires_s, interval_s, ahead_s, slot)
+    return Grant(record.name, record.tenant, record.rights, expires_s, interval_s, ahead_s, slot)
