@@ -18,8 +18,8 @@ import uvloop
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings, unknown_variables
+from dandelion.frontend.listener import url_of
 from dandelion.frontend.logs import log_to_stderr
-from dandelion.frontend.server import url_of
 from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
 

@@ -20,14 +20,13 @@ from types import TracebackType
 import uvicorn
 import uvloop
 
-from dandelion.errors import InvalidInput
 from dandelion.frontend.acceptor import Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, reserve_descriptors
-from dandelion.frontend.exposure import check_exposure
 from dandelion.frontend.guard import Guard
+from dandelion.frontend.listener import bind, url_of
 from dandelion.frontend.protocol import Protocol
 from dandelion.frontend.service import Service
 from dandelion.frontend.tls import Certificate, certificate_of
@@ -37,9 +36,6 @@ from dandelion.tokens import TokenFile
 log = logging.getLogger("dandelion.frontend")
 
 DRAIN_S = 10
-BACKLOG = 65535
-"""The kernel reduces it to its own limit."""
-
 OnReady = Callable[[str, int], None]
 """Called with host and port when the server accepts connections."""
 
@@ -234,40 +230,6 @@ def tokens_of(settings: Settings) -> TokenFile | None:
         InvalidInput: it cannot be used.
     """
     return TokenFile(Path(settings.tokens)) if settings.tokens else None
-
-
-def bind(host: str, port: int, settings: Settings) -> socket.socket:
-    """Open the listening socket.
-
-    Raises:
-        InvalidInput: the address does not belong to this machine, is in use or not permitted; or
-            other machines reach it and callers need no token.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise InvalidInput("host", f"{host}:{port}: {error}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        check_exposure(settings, str(address[0]))
-        bound.bind(address)
-        bound.listen(BACKLOG)
-    except InvalidInput:
-        bound.close()
-        raise
-    except OSError as error:
-        bound.close()
-        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return bound
-
-
-def url_of(host: str, port: int, *, secure: bool = False) -> str:
-    """Return the URL of an address."""
-    scheme = "https" if secure else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def make_server(

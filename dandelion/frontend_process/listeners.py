@@ -27,7 +27,7 @@ from __future__ import annotations
 import socket
 
 from dandelion.errors import InvalidInput
-from dandelion.frontend.server import BACKLOG, bind
+from dandelion.frontend.listener import BACKLOG, bind
 from dandelion.settings import Settings
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from dandelion.documents import FunctionDocument
+from dandelion.documents import FunctionDocument, RegistrationDocument
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from dandelion.tokens import Right, TokenRecord
@@ -126,3 +126,23 @@ def guarded(folder: Path, frontends: int, **settings: object) -> Iterator[Guarde
 def named(name: str) -> FunctionDocument:
     """A function that returns its input."""
     return function(name, ("a",), ("b",))
+
+
+COMPOSITION = (
+    "function secret(a) => (b); composition plan(a) => (b) { secret(a = all a) => (b = b); }"
+)
+SECRETS = RegistrationDocument(
+    functions=(named("secret"),), libraries={"lib/secret": "text"}, compositions=(COMPOSITION,)
+)
+
+
+@contextlib.contextmanager
+def with_secrets(folder: Path, frontends: int) -> Iterator[Guarded]:
+    """Serve a node whose tenants have a function, and whose tenant `acme` has more."""
+    origins = ("https://app.example.org",)
+    with guarded(folder, frontends, cors_origins=origins) as opened:
+        for tenant in TENANTS:
+            opened.node.register(named("echo"), tenant=tenant)
+        opened.node.register(SECRETS, tenant="acme")
+        assert opened.node.wait_ready()
+        yield opened

@@ -10,8 +10,7 @@ import pytest
 
 from dandelion.cli.settings import load_settings
 from dandelion.errors import InvalidInput
-from dandelion.frontend.exposure import check_exposure
-from dandelion.frontend.server import bind
+from dandelion.frontend.listener import bind, check_exposure
 from dandelion.node import Settings
 
 LOOPBACK = ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"]
