@@ -85,7 +85,7 @@ def secure(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secure]:
     chain, key = certificate(tmp_path_factory.mktemp("tls"))
-    with serving(chain, key, request.param, head_timeout_s=1.0) as (node, port):
+    with serving(chain, key, request.param, head_timeout_s=1.0, body_timeout_s=1.0) as (node, port):
         yield Secure(node, port, chain)
 
 
@@ -201,6 +201,29 @@ def test_a_silent_connection_ends_after_its_handshake(secure: Secure) -> None:
     with secure.secure() as silent, contextlib.suppress(ConnectionResetError):
         while silent.recv(4096):
             pass
+
+
+INVOKE = (
+    b"POST /v1/invoke/echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    b"Content-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
+)
+
+
+def test_a_body_that_stalls_is_refused(secure: Secure) -> None:
+    with secure.secure() as stalled:
+        stalled.sendall(INVOKE % (1 << 20) + b"x")
+        assert stalled.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_does_not_read_is_closed(secure: Secure) -> None:
+    before = secure.node.info().arena.used_bytes
+    with secure.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        context = ssl.create_default_context(cafile=secure.chain)
+        with context.wrap_socket(connection, server_hostname="127.0.0.1") as silent:
+            silent.sendall(INVOKE % (8 << 20) + bytes(8 << 20))
+            wait_until(lambda: secure.node.info().arena.used_bytes > before, TIMEOUT_S)
+            wait_until(lambda: secure.node.info().arena.used_bytes <= before, TIMEOUT_S)
 
 
 def test_silent_handshakes_do_not_keep_others_out(tmp_path: Path) -> None:
