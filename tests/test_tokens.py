@@ -9,6 +9,8 @@ import logging
 import math
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -311,3 +313,15 @@ def test_what_cannot_be_done_changes_nothing(
     assert not out
     assert error
     assert (tmp_path / "tokens.toml").read_bytes() == before
+
+
+def test_tokens_that_are_made_at_once_are_all_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokens.toml")
+    command = [sys.executable, "-m", "dandelion", "token", "new", "--rights", "read"]
+    names = [f"t{i}" for i in range(4)]
+    made = [
+        subprocess.Popen([*command, name, "--tokens", path], stdout=subprocess.DEVNULL)
+        for name in names
+    ]
+    assert [process.wait(60) for process in made] == [0] * len(names)
+    assert sorted(r.name for r in read_tokens(Path(path))) == names

@@ -52,7 +52,7 @@ class Client:
             the path of each request.
         timeout_s: how long a call may go without progress, in seconds. An invocation with a
             deadline waits as long as that, and some seconds for the node's answer.
-        token: bearer token. Over ``http://`` everybody on the way can read it.
+        token: bearer token. Over ``http://`` it can be read on the network.
         headers: additional HTTP headers of each request.
         tls: of ``https://``: True checks the node's certificate with the system's certificates, a
             path with those of a file in PEM, an `ssl.SSLContext` as it says. False checks nothing.

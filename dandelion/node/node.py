@@ -527,10 +527,8 @@ class Node:
 
         With a tenant, traces of other tenants are not found.
         """
-        trace = self._traces.get(invocation)
-        if trace is None or tenant not in (None, trace.tenant):
-            return None
-        return trace.chrome_json()
+        trace = self._traces.get(invocation, tenant)
+        return None if trace is None else trace.chrome_json()
 
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""
