@@ -53,6 +53,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         hosts: further host names that requests may use, besides those of loopback and `host`; ``*``
             allows all.
         cors_origins: web pages that may call it, such as ``https://app.example.org``.
+        tokens: file of bearer tokens, see ``dandelion token``. Without one, every caller is the
+            tenant ``default`` and may do everything.
+        allow_anonymous: without tokens, also listen on addresses that other machines reach.
+        tls_cert: file of the certificate chain in PEM; the server then speaks TLS.
+        tls_key: file of the certificate's private key in PEM.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
@@ -100,6 +105,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8080
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    tokens: str = ""
+    allow_anonymous: bool = False
+    tls_cert: str = ""
+    tls_key: str = ""
     frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192

@@ -22,6 +22,7 @@ LAYERS = [
     ["driver"],
     ["catalog"],
     ["namespaces"],
+    ["tokens"],
     ["documents"],
     ["export"],
     ["registration"],

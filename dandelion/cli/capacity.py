@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dandelion.capacity import Admission, EngineCapacity, NodeCapacity, TenantCapacity
+from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, size_text
 from dandelion.cli.parser import Arguments
-from dandelion.frontend.client import Client
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Show the capacity of a node, and perhaps what would happen to a call."""
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         capacity = client.capacity(arguments.name or None, arguments.version_)
     if out.as_json:
         out.document(capacity)

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
+from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.data import SetSpec
-from dandelion.frontend.client import Client
 from dandelion.frontend.records import Description
 from dandelion.function import Limits
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Describe a function, composition or library."""
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         description = client.describe(arguments.name, arguments.version_)
     if out.as_json:
         out.document(description)

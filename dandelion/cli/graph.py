@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
-from dandelion.frontend.client import Client
 from dandelion.frontend.graphs import draw_text
 
 SUFFIXES = {
@@ -65,5 +65,5 @@ def _drawn(arguments: Arguments, format_: str) -> str:
         raise WrongUsage(
             "--name", f"it selects from a file, and '{path}' is not a file", "leave it out"
         )
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         return client.graph(arguments.source, format_, arguments.version_)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from dandelion.arrays import text_of
+from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, WrongUsage, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.data import Item, ItemSet, Sets
 from dandelion.errors import InvalidInput, nearest
-from dandelion.frontend.client import Client
 from dandelion.frontend.codecs import encode_json
 from dandelion.frontend.outgoing import Plain
 
@@ -24,7 +24,7 @@ PREVIEW = 60  # characters
 def run(arguments: Arguments, out: Output) -> int:
     """Invoke, and print or write the sets."""
     sets = read_sets(arguments.sets)
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         id_, result = client.invoke_sets(
             arguments.name,
             sets,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from dandelion.cli.connection import connect
 from dandelion.cli.grammar import did_you_mean
 from dandelion.cli.output import Output, WrongUsage, size_text
 from dandelion.cli.parser import KINDS, Arguments
-from dandelion.frontend.client import Client
 from dandelion.frontend.records import EngineEntry, Entry
 
 SINGULAR = {kind: kind.removesuffix("s") for kind in KINDS} | {"libraries": "library"}
@@ -17,7 +17,7 @@ SINGULAR = {kind: kind.removesuffix("s") for kind in KINDS} | {"libraries": "lib
 def run(arguments: Arguments, out: Output) -> int:
     """List everything that is registered, or one kind."""
     kind = kind_of(arguments.kind) if arguments.kind else ""
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         if kind in _SHOW_ENGINES:
             _SHOW_ENGINES[kind](client.engines(), out)
             return 0

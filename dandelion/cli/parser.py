@@ -41,6 +41,16 @@ class Arguments(argparse.Namespace):
     settings: Path | None
     log_level: str
     drain: int
+    insecure: bool
+    token: str | None
+    ca: str | None
+    token_verb: str
+    tokens: str | None
+    tenant: str
+    rights: str
+    expires_days: float | None
+    rate: float | None
+    burst: int | None
     bench_verb: str
     names: list[str]
     quick: bool
@@ -101,6 +111,7 @@ def make_parser() -> MainParser:
     )
     _version(graph)
     verbs.add_parser("doctor", parents=[local], help="check what works on this machine")
+    _token(verbs.add_parser("token", help="make, list and remove bearer tokens"), local)
     _bench(verbs.add_parser("bench", help="measure this machine and show results"), local)
     return parser
 
@@ -113,6 +124,17 @@ def _common() -> tuple[VerbParser, VerbParser]:
     url = os.environ.get("DANDELION_URL", DEFAULT_URL)
     remote.add_argument(
         "--url", default=url, help="URL of the node (DANDELION_URL); default %(default)s"
+    )
+    remote.add_argument(
+        "--token",
+        metavar="TOKEN|@FILE",
+        help="bearer token; better set DANDELION_TOKEN, since other users see command lines",
+    )
+    remote.add_argument(
+        "--ca",
+        default=os.environ.get("DANDELION_CA"),
+        metavar="FILE",
+        help="certificates in PEM that sign the node's (DANDELION_CA); default: the system's",
     )
     return local, remote
 
@@ -169,6 +191,9 @@ def _serve(parser: VerbParser) -> None:
         metavar="SECONDS",
         help="how long running requests may take after SIGTERM; default 10",
     )
+    parser.add_argument(
+        "--insecure", action="store_true", help="the same as --allow-anonymous true"
+    )
     group = parser.add_argument_group("settings", "each is also DANDELION_NAME in the environment")
     for field in msgspec.structs.fields(Settings):
         flag = "--" + field.name.replace("_", "-")
@@ -179,6 +204,32 @@ def _serve(parser: VerbParser) -> None:
             metavar="VALUE",
             help=setting_help(field.name).replace("%", "%%"),
         )
+
+
+def _token(parser: VerbParser, local: VerbParser) -> None:
+    verbs = parser.add_subparsers(dest="token_verb", required=True, metavar="VERB")
+    new = verbs.add_parser("new", parents=[local], help="make a token and print it once")
+    listing = verbs.add_parser("list", parents=[local], help="list tokens, without the tokens")
+    remove = verbs.add_parser("remove", parents=[local], help="remove a token")
+    for verb in (new, remove):
+        verb.add_argument("name", metavar="NAME", help="name of the token, for logs")
+    for verb in (new, listing, remove):
+        verb.add_argument(
+            "--tokens",
+            default=os.environ.get("DANDELION_TOKENS"),
+            metavar="FILE",
+            help="file of tokens (DANDELION_TOKENS)",
+        )
+    new.add_argument("--tenant", default="default", help="who calls with it; default %(default)s")
+    new.add_argument(
+        "--rights",
+        required=True,
+        metavar="RIGHT,...",
+        help="of invoke, register, read, operate",
+    )
+    new.add_argument("--expires-days", type=float, metavar="DAYS", help="default: never")
+    new.add_argument("--rate", type=float, metavar="NUMBER", help="requests per second")
+    new.add_argument("--burst", type=int, metavar="NUMBER", help="requests that may come at once")
 
 
 def _bench(parser: VerbParser, local: VerbParser) -> None:

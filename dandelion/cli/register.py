@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dandelion.cli.connection import connect
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.sources import read_sources
-from dandelion.frontend.client import Client
 from dandelion.frontend.records import RegisterResponse
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Register the contents of all paths."""
     document = read_sources(arguments.paths)
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         registered = client.register(document)
     if out.as_json:
         out.document(RegisterResponse(tuple(registered)))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dandelion.cli.connection import connect
 from dandelion.cli.ls import show
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
-from dandelion.frontend.client import Client
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Remove, and list what was removed."""
-    with Client(arguments.url) as client:
+    with connect(arguments) as client:
         removed = client.remove(arguments.name, arguments.version_)
     show(removed, out)
     return 0

@@ -12,13 +12,14 @@ import logging
 import os
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings, unknown_variables
+from dandelion.frontend.listener import url_of
 from dandelion.frontend.logs import log_to_stderr
-from dandelion.frontend.server import url_of
 from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
 
@@ -34,6 +35,8 @@ def run(arguments: Arguments, out: Output) -> int:
     }
     file = arguments.settings or os.environ.get("DANDELION_SETTINGS")
     settings = load_settings(Path(file) if file else None, os.environ, flags)
+    if arguments.insecure:
+        settings = msgspec.structs.replace(settings, allow_anonymous=True)
     log_to_stderr(arguments.log_level.upper())
     for sentence in unknown_variables(os.environ):
         _logger.warning(sentence)
@@ -43,7 +46,7 @@ def run(arguments: Arguments, out: Output) -> int:
 
 async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
     def ready(host: str, port: int) -> None:
-        url = url_of(host, port)
+        url = url_of(host, port, secure=bool(settings.tls_cert))
         if out.as_json:
             place = {"url": url, "host": host, "port": port, "pid": os.getpid()}
             out.raw(json.dumps(place).encode() + b"\n")

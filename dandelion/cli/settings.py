@@ -22,7 +22,8 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 _PREFIX = "DANDELION_"
-_NO_SETTINGS = frozenset({"URL", "SETTINGS", "TRITON"})  # variables with another purpose
+_NO_SETTINGS = frozenset({"CA", "SETTINGS", "TOKEN", "TRITON", "URL"})
+"""Variables with another purpose."""
 
 
 def load_settings(
@@ -84,7 +85,7 @@ def _default_text(name: str) -> str:
     if name.endswith("_bytes"):
         unit = max((u for u in _UNITS.items() if default % u[1] == 0), key=lambda u: u[1])
         return f"{default // unit[1]}{unit[0]}"
-    return str(default or "none") if isinstance(default, dict) else str(default)
+    return str(default or "none") if isinstance(default, dict | str) else str(default)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -15,6 +15,9 @@ send something or end at once, the order matters: a new connection must not wait
 iteration of the loop first examines the connections that are new and have sent nothing before.
 The others are **late**, and a limited number of them is examined in each iteration.
 
+With TLS, a connection is opened at its first byte. It stays in the table as a connection without a
+head until the handshake is complete, so it can expire and be evicted meanwhile.
+
 When descriptors or memory are exhausted, the acceptor pauses and tries again. Meanwhile connections
 wait in the kernel.
 """
@@ -27,11 +30,12 @@ import errno
 import logging
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 
-from dandelion.frontend.admission import ConnectionTable, Peer, Wait, reset
+from dandelion.frontend.admission import LINGER_S, ConnectionTable, Peer, Wait, reset
 from dandelion.frontend.problem import Stalled, closing_response
 
 log = logging.getLogger("dandelion.frontend")
@@ -65,6 +69,7 @@ class Newcomer:
         has_begun: whether part of a head has arrived.
         has_ended: whether the client sends no more.
         is_queued: whether it is to be examined with the late ones.
+        opening: makes its protocol; None before.
     """
 
     __slots__ = (
@@ -75,6 +80,7 @@ class Newcomer:
         "is_queued",
         "looks",
         "mark",
+        "opening",
         "peer",
         "since",
         "socket",
@@ -90,6 +96,7 @@ class Newcomer:
         self.has_begun = False
         self.has_ended = False
         self.is_queued = False
+        self.opening: asyncio.Task[None] | None = None
         # Used by the table:
         self.address = address
         self.wait: Wait | None = None
@@ -112,7 +119,7 @@ class Newcomer:
 
     def expire(self) -> None:
         """Close it, with an error response if part of a head has arrived."""
-        if self.has_begun:
+        if self.has_begun and self._acceptor.tls is None:
             error = Stalled("head", self.table.limits.head_s)
             self.discard_input()
             with contextlib.suppress(OSError):
@@ -139,6 +146,7 @@ class Acceptor:
         listener: a listening socket; it is not closed here.
         table: counts connections.
         factory: makes the protocol of a connection; it takes the newcomer's place.
+        tls: of the connections; None for plain TCP.
     """
 
     def __init__(
@@ -147,8 +155,10 @@ class Acceptor:
         listener: socket.socket,
         table: ConnectionTable,
         factory: Callable[[Newcomer], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.table = table
+        self.tls = tls
         self._loop = loop
         self._listener = listener
         self._factory = factory
@@ -156,7 +166,7 @@ class Acceptor:
         self._poll = select.epoll()
         self._late: deque[Newcomer] = deque()
         self._late_turn: asyncio.Handle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], Newcomer] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._is_open = True
         listener.setblocking(False)
@@ -225,12 +235,12 @@ class Acceptor:
         newcomer.looks += 1
         head = begun.lstrip(b"\r\n")  # allowed before a request
         newcomer.has_begun = bool(head)
+        if begun and self.tls is not None:
+            self._start_opening(newcomer)
+            return True
         if begun and (_is_over(head) or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES):
-            self._unwatch(newcomer)
             self.table.enter(newcomer, None, 0.0)  # its protocol takes its place
-            opening = self._loop.create_task(self._open(newcomer))
-            self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
+            self._start_opening(newcomer)
             return True
         if not begun or newcomer.has_ended:
             newcomer.discard_input()
@@ -243,18 +253,31 @@ class Acceptor:
         if self._newcomers.pop(number, None) is not None:
             self._poll.unregister(number)
 
+    def _start_opening(self, newcomer: Newcomer) -> None:
+        self._unwatch(newcomer)
+        newcomer.opening = opening = self._loop.create_task(self._open(newcomer))
+        self._opening[opening] = newcomer
+        opening.add_done_callback(self._opening.pop)
+
     async def _open(self, newcomer: Newcomer) -> None:
+        limit_s = None if self.tls is None else self.table.limits.head_s
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._factory(newcomer), newcomer.socket
+                lambda: self._factory(newcomer),
+                newcomer.socket,
+                ssl=self.tls,
+                ssl_handshake_timeout=limit_s,
+                ssl_shutdown_timeout=None if self.tls is None else LINGER_S,
             )
         except OSError:
             self.table.forget(newcomer)
             newcomer.socket.close()
 
     def drop(self, newcomer: Newcomer) -> None:
-        """Close a connection that has no protocol."""
+        """Close a connection that has no protocol; a handshake under way ends."""
         self.table.forget(newcomer)
+        if newcomer.opening is not None:
+            newcomer.opening.cancel()
         self._newcomers.pop(newcomer.socket.fileno(), None)
         newcomer.socket.close()  # also removes it from the poll
 
@@ -270,7 +293,8 @@ class Acceptor:
         self._loop.remove_reader(self._poll)
         if self._late_turn is not None:
             self._late_turn.cancel()
-        for newcomer in list(self._newcomers.values()):
+        handshakes = [] if self.tls is None else list(self._opening.values())
+        for newcomer in [*self._newcomers.values(), *handshakes]:
             self.drop(newcomer)
         self._poll.close()
 

@@ -1,7 +1,7 @@
 """Which requests are served: checks of the Host and Origin headers.
 
-There is no authentication. A node on a loopback address trusts every program of its machine. But a
-browser on that machine runs untrusted pages, and two checks refuse their requests:
+A node without tokens trusts every program of its machine. But a browser on that machine runs
+untrusted pages, and two checks refuse their requests:
 
 - **Host.** A page can point its own host name at the address of the node (DNS rebinding). The
   browser then treats both as one origin, but the request still names the host of the page. Only
@@ -38,8 +38,8 @@ _PORTS = {"http": 80, "https": 443}
 _KNOWN_LIMIT = 1024
 _PREFLIGHT_AGE_S = 600
 _ALLOWED_HEADERS = (
-    "content-type accept dandelion-deadline dandelion-priority dandelion-dtype dandelion-shape "
-    "traceparent"
+    "authorization content-type accept dandelion-deadline dandelion-priority dandelion-dtype "
+    "dandelion-shape traceparent"
 )
 _PREFLIGHT = (
     (b"access-control-allow-headers", ", ".join(_ALLOWED_HEADERS.split()).encode()),

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput, nearest
+from dandelion.tokens import ANONYMOUS, Grant
 
 # ASGI messages are dictionaries whose values depend on their "type".
 Message: TypeAlias = MutableMapping[str, Any]
@@ -134,10 +135,17 @@ class Request:
         self.receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.raw_query: bytes = scope["query_string"]
+        self.grant: Grant = ANONYMOUS  # what its caller may do
         self.invocation = ""  # its id, once there is one
         self.disconnect_watcher: DisconnectWatcher | None = None
         self.close = False  # whether to close the connection without reading the rest of the body
         self.response_headers: list[Header] = []  # of every response, also of an error
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, for logs; an empty string if it is unknown."""
+        host, port = self.scope.get("client") or ("", 0)
+        return f"{host}:{port}" if host else ""
 
     @property
     def client_left(self) -> bool:

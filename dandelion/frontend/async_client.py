@@ -23,6 +23,7 @@ from dandelion.frontend.client_protocol import (
     Entries,
     Steps,
 )
+from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
 
@@ -36,10 +37,11 @@ class AsyncClient:
     connection, and the node then cancels the invocation.
 
     Args:
-        url, timeout_s, headers, connections: as for `Client`.
+        url, timeout_s, token, headers, tls, connections: as for `Client`.
 
     Raises:
-        InvalidInput: the URL is not that of a node, or a header is malformed.
+        InvalidInput: the URL is not that of a node, the token or a header is malformed, or the
+            certificates cannot be read.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class AsyncClient:
         url: str = URL,
         timeout_s: float = TIMEOUT_S,
         *,
+        token: str | None = None,
         headers: Mapping[str, str] | None = None,
+        tls: Tls = True,
         connections: int = CONNECTIONS,
     ) -> None:
-        target = ClientTarget.of(url, timeout_s, headers, connections)
+        target = ClientTarget.of(url, timeout_s, headers, connections, token, tls)
         self._connections = AsyncConnections(target)
         self.url = target.url
 

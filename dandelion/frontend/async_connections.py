@@ -67,7 +67,9 @@ class AsyncConnections:
         if self._session is None:
             self._loop = loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._target.connections),
+                connector=aiohttp.TCPConnector(
+                    limit=self._target.connections, ssl=self._target.tls or True
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
                 auto_decompress=False,
@@ -138,6 +140,10 @@ def _reason(error: OSError | aiohttp.ClientError) -> str:
         return "the server closed the connection without an answer"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"the answer is not valid HTTP: {error.message.splitlines()[0]}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return str(error.os_error)
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     strerror = getattr(error, "strerror", None)

@@ -14,6 +14,7 @@ from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Request, Response, clipped
+from dandelion.frontend.audit import Change, audited, entry
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import costs_drawing, costs_registration
@@ -64,38 +65,49 @@ class CatalogueRoutes:
         else:
             document = read_document(data, kind)
         del data  # the document has no views of it
-        return await asyncio.to_thread(self._register, document)
+        return await asyncio.to_thread(self._register, request, document)
 
-    def _register(self, document: RegistrationDocument) -> Response:
-        return json_response(RegisterResponse(tuple(self._node.register(document))))
+    def _register(self, request: Request, document: RegistrationDocument) -> Response:
+        """Register in a thread, which ends also if the client disconnects."""
+        with audited(Change(request, "register", _names_of(document))) as change:
+            registered = self._node.register(document, tenant=request.grant.tenant)
+            change.names = tuple(entry(r.kind, r.name, r.version) for r in registered)
+        return json_response(RegisterResponse(tuple(registered)))
 
     async def list_kind(self, request: Request) -> Response:
         """``GET /v1/{kind}``: the newest version of each name."""
         request.expect_query(())
         kind = request.path.split("/")[2]
-        return await asyncio.to_thread(self._list, kind)
+        return await asyncio.to_thread(self._list, kind, request.grant.tenant)
 
-    def _list(self, kind: str) -> Response:
+    def _list(self, kind: str, tenant: str) -> Response:
         wanted = KINDS[kind]
-        records = self._node.records()
+        records = self._node.records(tenant=tenant)
         return json_response({kind: [entry_of(r) for r in records if isinstance(r, wanted)]})
 
     async def describe(self, request: Request) -> Response:
         """``GET /v1/{kind}/{name}``: one record, its versions and its signature."""
         request.expect_query(("version",))
         cls, name = self._target(request)
-        version = request.version
-        return await asyncio.to_thread(lambda: json_response(self._describe(cls, name, version)))
+        version, tenant = request.version, request.grant.tenant
+        return await asyncio.to_thread(
+            lambda: json_response(self._describe(cls, name, version, tenant))
+        )
 
     async def remove(self, request: Request) -> Response:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
         request.expect_query(("version",))
         cls, name = self._target(request)
         version = request.version
-        return await asyncio.to_thread(self._remove, cls, name, version)
+        return await asyncio.to_thread(self._remove, request, cls, name, version)
 
-    def _remove(self, cls: type[Record], name: str, version: int | None) -> Response:
-        removed = self._node.remove(cls, name, version)
+    def _remove(
+        self, request: Request, cls: type[Record], name: str, version: int | None
+    ) -> Response:
+        kind = kind_of(cls)
+        with audited(Change(request, "remove", [entry(kind, name, version)])) as change:
+            removed = self._node.remove(cls, name, version, tenant=request.grant.tenant)
+            change.names = tuple(entry(kind, r.name, r.version) for r in removed)
         return json_response({"removed": [entry_of(record) for record in removed]})
 
     async def graph(self, request: Request) -> Response:
@@ -103,7 +115,9 @@ class CatalogueRoutes:
         request.expect_query(("version", "format"))
         name = request.path.split("/", 3)[3].removesuffix("/graph")
         format_ = request.query.get("format", "svg")
-        record = await asyncio.to_thread(self._find, CompositionRecord, name, request.version)
+        record = await asyncio.to_thread(
+            self._find, CompositionRecord, name, request.version, request.grant.tenant
+        )
         assert isinstance(record, CompositionRecord)
         check_format(format_)
         if costs_drawing(record.text):
@@ -117,29 +131,37 @@ class CatalogueRoutes:
         _, _, kind, name = request.path.split("/", 3)
         return KINDS[kind], name
 
-    def _describe(self, cls: type[Record], name: str, version: int | None) -> Description:
-        record = self._find(cls, name, version)
-        versions = tuple(self._node.versions(cls, name))
+    def _describe(
+        self, cls: type[Record], name: str, version: int | None, tenant: str
+    ) -> Description:
+        record = self._find(cls, name, version, tenant)
+        versions = tuple(self._node.versions(cls, name, tenant=tenant))
         plain: Plain = msgspec.to_builtins(record)
         described = Description(kind_of(cls), name, record.version, versions, plain)
         if isinstance(record, LibraryRecord):
             return described
-        sets = self._node.signature(name, version)
+        sets = self._node.signature(name, version, tenant=tenant)
         return msgspec.structs.replace(
             described, inputs=sets.inputs, outputs=sets.outputs, static=sets.static
         )
 
-    def _find(self, cls: type[Record], name: str, version: int | None) -> Record:
+    def _find(self, cls: type[Record], name: str, version: int | None, tenant: str) -> Record:
         if len(name) > NAME_LIMIT:
             raise Unknown(kind_of(cls), clipped(name))
-        if cls is not LibraryRecord and self._node.versions(cls, name):
-            return self._node.describe(name, version)
-        records = [r for r in self._node.records() if isinstance(r, cls)]
+        if cls is not LibraryRecord and self._node.versions(cls, name, tenant=tenant):
+            return self._node.describe(name, version, tenant=tenant)
+        records = [r for r in self._node.records(tenant=tenant) if isinstance(r, cls)]
         for record in records:
             if record.name == name and version in (None, record.version):
                 return record
         close = nearest(name, (r.name for r in records if r.name != name))
         raise Unknown(kind_of(cls), name, version, close)
+
+
+def _names_of(document: RegistrationDocument) -> list[str]:
+    """Name what a document would register; compositions are not parsed yet."""
+    functions = [f"function:{function.name}" for function in document.functions]
+    return functions + [f"library:{name}" for name in document.libraries]
 
 
 def json_response(value: object, status: int = 200) -> Response:

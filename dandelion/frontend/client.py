@@ -31,6 +31,7 @@ from dandelion.frontend.client_protocol import (
     Entries,
     Steps,
 )
+from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.connections import Connections
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
@@ -47,14 +48,19 @@ class Client:
     closes its connection, and the node then cancels the invocation.
 
     Args:
-        url: where the node listens, such as ``http://127.0.0.1:8080``.
+        url: where the node listens, such as ``http://127.0.0.1:8080``; a path in it is put before
+            the path of each request.
         timeout_s: how long a call may go without progress, in seconds. An invocation with a
             deadline waits as long as that, and some seconds for the node's answer.
+        token: bearer token. Over ``http://`` it can be read on the network.
         headers: additional HTTP headers of each request.
+        tls: of ``https://``: True checks the node's certificate with the system's certificates, a
+            path with those of a file in PEM, an `ssl.SSLContext` as it says. False checks nothing.
         connections: how many connections there may be; further calls wait for one.
 
     Raises:
-        InvalidInput: the URL is not that of a node, or a header is malformed.
+        InvalidInput: the URL is not that of a node, the token or a header is malformed, or the
+            certificates cannot be read.
     """
 
     def __init__(
@@ -62,10 +68,12 @@ class Client:
         url: str = URL,
         timeout_s: float = TIMEOUT_S,
         *,
+        token: str | None = None,
         headers: Mapping[str, str] | None = None,
+        tls: Tls = True,
         connections: int = CONNECTIONS,
     ) -> None:
-        target = ClientTarget.of(url, timeout_s, headers, connections)
+        target = ClientTarget.of(url, timeout_s, headers, connections, token, tls)
         self._connections = Connections(target)
         self.url = target.url
 

@@ -7,6 +7,7 @@ result. `Client` and `AsyncClient` differ only in how they carry out the request
 from __future__ import annotations
 
 import re
+import ssl
 import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
+from dandelion.frontend.client_tls import Tls, tls_context
 from dandelion.frontend.codecs import decode_response, encode_request
 from dandelion.frontend.outgoing import outgoing_set
 from dandelion.frontend.problem import Unreachable, decode_problem
@@ -44,6 +46,7 @@ _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpac
 _GRACE_S = 10.0
 _KINDS = ("functions", "compositions", "libraries")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -57,7 +60,8 @@ class ClientTarget:
         host, port: of the node; no port means that of the scheme.
         path: is put before the path of each request.
         timeout_s: how long a request may go without progress, in seconds.
-        headers: additional headers of each request.
+        headers: additional headers of each request, also the token.
+        tls: of connections over TLS; None without it.
         connections: how many connections there may be; further requests wait for one.
     """
 
@@ -67,36 +71,59 @@ class ClientTarget:
     port: int | None
     path: str
     timeout_s: float
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     connections: int
+    tls: ssl.SSLContext | None
 
     @classmethod
     def of(
-        cls, url: str, timeout_s: float, headers: Mapping[str, str] | None, connections: int
+        cls,
+        url: str,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        connections: int,
+        token: str | None,
+        tls: Tls,
     ) -> ClientTarget:
-        """Check what a caller gave.
+        """Check what a caller gave. No error contains the token or the value of a header.
 
         Raises:
-            InvalidInput: the URL is not that of a node, a header is malformed, or `connections` is
-                not positive.
+            InvalidInput: the URL is not that of a node, the token or a header is malformed, the
+                certificates cannot be read, or `connections` is not positive.
         """
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise InvalidInput("url", f"'{url}': {error}") from None
-        if parts.scheme not in ("http", "https") or not host:
+        if "@" in parts.netloc:
+            hint = "give a token with token="
+            raise InvalidInput("url", "it has a user or password, which a node does not use", hint)
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             hint = "write it like http://127.0.0.1:8080"
             raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
-        for name, value in (headers or {}).items():
-            if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
-                raise InvalidInput("headers", f"{name!r}: {value!r} is not a valid HTTP header")
+        given = _checked_headers(headers or {}, token)
         if connections < 1:
             raise InvalidInput("connections", f"{connections} is not a positive integer")
         path = parts.path.rstrip("/")
         url = url.rstrip("/")
         secure = parts.scheme == "https"
-        return cls(url, secure, host, port, path, timeout_s, dict(headers or {}), connections)
+        context = tls_context(tls) if secure else None
+        return cls(url, secure, host, port, path, timeout_s, given, connections, context)
+
+
+def _checked_headers(headers: Mapping[str, str], token: str | None) -> dict[str, str]:
+    for name, value in headers.items():
+        if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+            raise InvalidInput("headers", f"{name!r} or its value is not valid in HTTP")
+    if token is None:
+        return dict(headers)
+    if any(name.lower() == "authorization" for name in headers):
+        raise InvalidInput("token", "the headers have an Authorization, too", "give one of them")
+    if _TOKEN.fullmatch(token) is None:
+        hint = "give what `dandelion token new` printed, without spaces and line breaks"
+        raise InvalidInput("token", "it has characters that no token has", hint)
+    return {**headers, "Authorization": f"Bearer {token}"}
 
 
 @dataclass(frozen=True, slots=True)

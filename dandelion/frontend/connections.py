@@ -29,7 +29,9 @@ from dandelion.frontend.client_protocol import (
 )
 from dandelion.frontend.problem import Unreachable
 
-_ONCE_MORE = Retry(total=1, connect=0, redirect=0, status=0, other=0)
+_ONCE_MORE = Retry(
+    total=1, connect=0, redirect=0, status=0, other=0, respect_retry_after_header=False
+)
 
 
 class Connections:
@@ -45,9 +47,22 @@ class Connections:
         self._open()
 
     def _open(self) -> None:
-        kind = urllib3.HTTPSConnectionPool if self._target.secure else urllib3.HTTPConnectionPool
-        count = self._target.connections
-        self._pool = kind(self._target.host, self._target.port, maxsize=count, block=True)
+        target = self._target
+        self._pool: urllib3.HTTPConnectionPool
+        if target.tls is None:
+            self._pool = urllib3.HTTPConnectionPool(
+                target.host, target.port, maxsize=target.connections, block=True
+            )
+        else:
+            self._pool = urllib3.HTTPSConnectionPool(
+                target.host,
+                target.port,
+                maxsize=target.connections,
+                block=True,
+                ssl_context=target.tls,
+                cert_reqs=target.tls.verify_mode,
+                assert_hostname=None if target.tls.check_hostname else False,
+            )
         self._process = os.getpid()
 
     def request(self, request: ClientRequest) -> ClientResponse:

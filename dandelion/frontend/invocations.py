@@ -51,8 +51,8 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
-_Head: TypeAlias = tuple[str, bytes, bytes, bytes]
-"""Path, query, Content-Type and Accept of a request."""
+_Head: TypeAlias = tuple[str, str, bytes, bytes, bytes]
+"""Tenant, path, query, Content-Type and Accept of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ class Invocations:
                 version=plan.version,
                 deadline_s=deadline_s,
                 priority=priority,
+                tenant=request.grant.tenant,
                 on_wait=request.watch,
             )
             del sets  # free the memory of the inputs before the response is written
@@ -148,7 +149,7 @@ class Invocations:
         return plan
 
     def _new_plan(self, request: Request) -> _Plan:
-        _, _, content_type, accept = _head(request)
+        _, _, _, content_type, accept = _head(request)
         name = request.path[len(PREFIX) :]
         codec = reader(content_type)
         response_codecs = writers(accept, codec)
@@ -156,7 +157,7 @@ class Invocations:
         version = request.version
         deadline = request.query.get("deadline_s")
         priority = clipped(request.query.get("priority", "0"))
-        signature = self._node.signature(name, version)
+        signature = self._node.signature(name, version, tenant=request.grant.tenant)
         specs = {s.name: s for s in signature.inputs}
         limit = self._node.settings.body_limit_bytes
         return _Plan(
@@ -205,7 +206,8 @@ class Invocations:
 def _head(request: Request) -> _Head:
     headers = request.headers
     content_type = headers.get(b"content-type", b"")
-    return request.path, request.raw_query, content_type, headers.get(b"accept", b"")
+    accept = headers.get(b"accept", b"")
+    return request.grant.tenant, request.path, request.raw_query, content_type, accept
 
 
 def _deadline_s(where: str, text: str) -> float:

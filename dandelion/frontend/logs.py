@@ -29,7 +29,8 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: int | str) -> None:
-    """Write what is logged from that level on."""
+    """Write what is logged from that level on, and every change of the catalogue."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("dandelion.audit").setLevel(logging.INFO)

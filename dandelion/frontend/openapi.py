@@ -16,6 +16,7 @@ from dandelion import __version__
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
+from dandelion.frontend.guard import RIGHTS
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
 from dandelion.priority import PRIORITY_LIMIT
@@ -49,6 +50,11 @@ _ITEM: Json = {
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     },
     "oneOf": [{"required": ["data"]}, {"required": ["text"]}, {"required": ["numbers"]}],
+}
+_TOKEN: Json = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "needed if the node has tokens; each route needs one right",
 }
 _SET: Json = {
     "description": "A list of items; null is absent. A single item, a string, and numbers for a "
@@ -104,8 +110,8 @@ def openapi_document() -> bytes:
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Dandelion", "version": __version__},
-        "paths": _paths(),
-        "components": {"schemas": schemas},
+        "paths": _with_rights(_paths()),
+        "components": {"schemas": schemas, "securitySchemes": {"token": _TOKEN}},
     }
     return msgspec.json.encode(document)
 
@@ -145,6 +151,15 @@ def _paths() -> Json:
     paths["/healthz"] = {"get": _operation("The process is running", _json({}))}
     paths["/readyz"] = {"get": _operation("Engines are up (else 503)", _json({}))}
     paths["/metrics"] = {"get": _operation("Prometheus metrics", {"text/plain": {}})}
+    return paths
+
+
+def _with_rights(paths: Json) -> Json:
+    """Add the right that each operation needs."""
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            right = RIGHTS[path][method.upper()]
+            operation["security"] = [] if right is None else [{"token": [right.value]}]
     return paths
 
 

@@ -89,6 +89,38 @@ class ForeignOrigin(RequestError):
 
 
 @dataclass(eq=False)
+class Unauthenticated(RequestError):
+    """The request has no valid token."""
+
+    status = 401
+
+    def __str__(self) -> str:
+        return "no valid token; send one in the header 'Authorization: Bearer TOKEN'"
+
+
+@dataclass(eq=False)
+class MissingRight(RequestError):
+    """The token does not have the right that the route needs."""
+
+    right: str
+    status = 403
+
+    def __str__(self) -> str:
+        return f"the token does not have the right '{self.right}'; use a token that has it"
+
+
+@dataclass(eq=False)
+class RateLimited(RequestError):
+    """The token was used more often than its rate limit allows."""
+
+    retry_after_s: int
+    status = 429
+
+    def __str__(self) -> str:
+        return f"the rate limit of the token is exceeded; try again in {self.retry_after_s} s"
+
+
+@dataclass(eq=False)
 class NotAcceptable(RequestError):
     """The client accepts no media type in which the response can be written."""
 
@@ -246,11 +278,15 @@ def problem_of(error: DandelionError, instance: str = "") -> ProblemDocument:
 
 
 def problem_response(error: DandelionError, instance: str = "") -> Response:
-    """Make the response for an error, with Retry-After and Allow where they apply."""
+    """Make the response for an error, with the headers that belong to it."""
     root = root_of(error)
     headers: list[Header] = [(b"dandelion-invocation", instance.encode())] if instance else []
     if isinstance(root, CapacityError):
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    if isinstance(root, RateLimited):
+        headers.append((b"retry-after", b"%d" % root.retry_after_s))
+    if isinstance(root, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(root, MethodNotAllowed):
         headers.append((b"allow", ", ".join(root.allowed).encode()))
     body = encode_problem(problem_of(error, instance))

@@ -197,7 +197,8 @@ class Protocol(HttpToolsProtocol):
         if linger and not self.transport.is_closing():
             self.lingers = True
             self._received_bytes = 0
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot close one half
+                self.transport.write_eof()
             self.flow.resume_reading()
         else:
             self.transport.close()

@@ -14,33 +14,41 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import TracebackType
 
 import uvicorn
 import uvloop
 
-from dandelion.errors import InvalidInput
 from dandelion.frontend.acceptor import Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, reserve_descriptors
+from dandelion.frontend.guard import Guard
+from dandelion.frontend.listener import bind, url_of
 from dandelion.frontend.protocol import Protocol
 from dandelion.frontend.service import Service
+from dandelion.frontend.tls import Certificate, certificate_of
 from dandelion.settings import Settings
+from dandelion.tokens import TokenFile
 
 log = logging.getLogger("dandelion.frontend")
 
 DRAIN_S = 10
-BACKLOG = 65535
-"""The kernel reduces it to its own limit."""
-
 OnReady = Callable[[str, int], None]
 """Called with host and port when the server accepts connections."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, with our acceptors."""
+    """uvicorn without its signal handlers, with our acceptors.
+
+    Attributes:
+        guard: knows what callers may do.
+        certificate: of the server; None for plain HTTP.
+        tokens: watched while the server runs; None if there are none, or another process does it.
+        collector: is called between requests.
+    """
 
     def __init__(
         self,
@@ -48,8 +56,14 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         table: ConnectionTable,
         ready: Callable[[], None],
+        guard: Guard,
+        certificate: Certificate | None,
     ) -> None:
         super().__init__(config)
+        self.guard = guard
+        self.certificate = certificate
+        self.tokens: TokenFile | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._app = app
         self._table = table
         self._ready = ready
@@ -67,11 +81,14 @@ class Server(uvicorn.Server):
             state = self.lifespan.state
             return Protocol(self.config, self.server_state, state, newcomer=newcomer)
 
+        tls = None if self.certificate is None else self.certificate.context
         # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
-            Acceptor(loop, listener, self._table, protocol)  # type: ignore[misc]
+            Acceptor(loop, listener, self._table, protocol, tls)  # type: ignore[misc]
             for listener in sockets or ()
         ]
+        if self.tokens is not None:
+            self._watching = loop.create_task(self.tokens.watch(self.guard.replace))
         self.started = True
         self._ready()
 
@@ -86,7 +103,16 @@ class Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
+            if self._watching is not None:
+                self._watching.cancel()
             await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
+
+    def reload(self) -> None:
+        """Read the certificate and the tokens again."""
+        if self.certificate is not None:
+            self.certificate.reload()
+        if self.tokens is not None:
+            self.tokens.hurry()
 
     def stop(self) -> None:
         """Drain and stop; if called again, stop at once."""
@@ -104,7 +130,8 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal stops it at once. Call it in the main thread.
+    A second signal stops it at once. SIGHUP reads the certificate and the tokens again. Call it in
+    the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -114,24 +141,30 @@ async def serve(
         drain_s: how long running requests may take after the signal, in seconds.
 
     Raises:
-        InvalidInput: the address cannot be bound.
+        InvalidInput: the address cannot be bound or is public; a file of tokens or of TLS cannot
+            be used.
     """
     reserve_descriptors(node.settings.max_connections)
-    bound = bind(host, port)
+    tokens = tokens_of(node.settings)
+    bound = bind(host, port, node.settings)
     try:
-        server = make_server(node, host, bound, ready_callback, drain_s)
+        guard = Guard(None if tokens is None else tokens.records)
+        server = make_server(node, host, bound, ready_callback, drain_s, guard)
+        server.tokens = tokens
     except BaseException:
         bound.close()
         raise
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
+    if tokens is not None or server.certificate is not None:
+        loop.add_signal_handler(signal.SIGHUP, server.reload)
     server.collector = Collector()
     try:
         await server.serve([bound])
     finally:
         server.collector.close()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
         bound.close()
 
@@ -152,13 +185,16 @@ class BackgroundServer:
     def __init__(
         self, node: Service, host: str = "127.0.0.1", port: int = 0, *, drain_s: int = DRAIN_S
     ) -> None:
-        self._socket = bind(host, port)
-        self.url = url_of(*self._socket.getsockname()[:2])
+        tokens = tokens_of(node.settings)
+        self._socket = bind(host, port, node.settings)
+        self.url = url_of(*self._socket.getsockname()[:2], secure=bool(node.settings.tls_cert))
         ready = threading.Event()
         try:
+            guard = Guard(None if tokens is None else tokens.records)
             self._server = make_server(
-                node, host, self._socket, lambda _host, _port: ready.set(), drain_s
+                node, host, self._socket, lambda _host, _port: ready.set(), drain_s, guard
             )
+            self._server.tokens = tokens
         except BaseException:
             self._socket.close()
             raise
@@ -187,41 +223,28 @@ class BackgroundServer:
         self.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Open the listening socket.
+def tokens_of(settings: Settings) -> TokenFile | None:
+    """Read the file of tokens that settings name; None if they name none.
 
     Raises:
-        InvalidInput: the address does not belong to this machine, is in use or not permitted.
+        InvalidInput: it cannot be used.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise InvalidInput("host", f"{host}:{port}: {error}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return bound
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL of an address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return TokenFile(Path(settings.tokens)) if settings.tokens else None
 
 
 def make_server(
-    node: Service, name: str, bound: socket.socket, on_ready: OnReady | None, drain_s: int
+    node: Service,
+    name: str,
+    bound: socket.socket,
+    on_ready: OnReady | None,
+    drain_s: int,
+    guard: Guard,
 ) -> Server:
     """Make the server of one listening socket; `name` is what it was asked to listen on."""
     host, port = bound.getsockname()[:2]
+    certificate = certificate_of(node.settings)
     table = ConnectionTable(_limits(node.settings))
-    app = App(node, (name, host))
+    app = App(node, (name, host), guard)
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -240,7 +263,7 @@ def make_server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return Server(app, config, table, ready)
+    return Server(app, config, table, ready, guard, certificate)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -51,7 +51,7 @@ class Service(Protocol):
 
     Methods that are not coroutines may wait for the node, so they are called in threads. `alive`,
     `ready` and the properties answer at once. All raise the errors that `dandelion.node.Node`
-    raises.
+    raises. What a tenant does not own does not exist for it.
     """
 
     @property
@@ -82,22 +82,26 @@ class Service(Protocol):
     async def acquire_async(self, size_bytes: int) -> Context:
         """Give a context in the arena."""
 
-    def signature(self, name: str, version: int | None = None) -> Signature:
+    def signature(self, name: str, version: int | None = None, *, tenant: str) -> Signature:
         """Tell what a function or composition takes and gives."""
 
-    def records(self) -> list[Record]:
+    def records(self, *, tenant: str) -> list[Record]:
         """All registered records in their newest versions, and the platform's functions."""
 
-    def versions(self, kind: type[Record], name: str) -> list[int]:
+    def versions(self, kind: type[Record], name: str, *, tenant: str) -> list[int]:
         """Versions of a name, ascending."""
 
-    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+    def describe(
+        self, name: str, version: int | None = None, *, tenant: str
+    ) -> FunctionSpec | CompositionRecord:
         """Find a function or composition."""
 
-    def register(self, document: RegistrationDocument, /) -> list[Registered]:
+    def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing."""
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+    def remove(
+        self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
+    ) -> list[Record]:
         """Remove one version of a name, or all."""
 
     def engines(self) -> Sequence[object]:
@@ -108,8 +112,8 @@ class Service(Protocol):
     ) -> NodeCapacity:
         """Tell what the node has and what is free, as far as a tenant may see it."""
 
-    def trace(self, invocation: str, /) -> bytes | None:
-        """Give the trace of an invocation that ended lately."""
+    def trace(self, invocation: str, *, tenant: str) -> bytes | None:
+        """Give the trace of an invocation of the tenant that ended lately."""
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
@@ -122,6 +126,7 @@ class Service(Protocol):
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        tenant: str,
         on_wait: Callable[[], None] | None = None,
     ) -> Outcome:
         """Invoke with sets; cancelling it cancels the invocation.

@@ -27,16 +27,17 @@ from __future__ import annotations
 import socket
 
 from dandelion.errors import InvalidInput
-from dandelion.frontend.server import BACKLOG, bind
+from dandelion.frontend.listener import BACKLOG, bind
+from dandelion.settings import Settings
 
 
-def bind_several(host: str, port: int, count: int) -> list[socket.socket]:
+def bind_several(host: str, port: int, count: int, settings: Settings) -> list[socket.socket]:
     """Open so many listening sockets on one port.
 
     Raises:
-        InvalidInput: the address is not one of this machine, is taken, or may not be used.
+        InvalidInput: as `bind`.
     """
-    first = bind(host, port)
+    first = bind(host, port, settings)
     opened = [first]
     try:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -15,7 +15,9 @@ from dandelion.catalog import CompositionRecord, LibraryRecord, Record
 from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
 from dandelion.function import FunctionSpec
+from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.settings import Settings
+from dandelion.tokens import TokenRecord
 
 INLINE_BYTES = 4096
 """Data up to this size travels in the message."""
@@ -74,10 +76,13 @@ class GetSignature(msgspec.Struct, frozen=True, array_like=True, tag="signature"
 
     name: str
     version: int | None
+    tenant: str = DEFAULT_TENANT
 
 
 class GetRecords(msgspec.Struct, frozen=True, array_like=True, tag="records"):
     """Ask for all records, a list of `WireRecord`."""
+
+    tenant: str = DEFAULT_TENANT
 
 
 class GetVersions(msgspec.Struct, frozen=True, array_like=True, tag="versions"):
@@ -85,6 +90,7 @@ class GetVersions(msgspec.Struct, frozen=True, array_like=True, tag="versions"):
 
     kind: str
     name: str
+    tenant: str = DEFAULT_TENANT
 
 
 class Describe(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
@@ -92,6 +98,7 @@ class Describe(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
 
     name: str
     version: int | None
+    tenant: str = DEFAULT_TENANT
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
@@ -104,6 +111,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
     document: Blob
     contents: Blob
+    tenant: str = DEFAULT_TENANT
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
@@ -112,6 +120,7 @@ class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
     kind: str
     name: str
     version: int | None
+    tenant: str = DEFAULT_TENANT
 
 
 class GetEngines(msgspec.Struct, frozen=True, array_like=True, tag="engines"):
@@ -130,6 +139,7 @@ class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Ask for the trace of an invocation, bytes or None."""
 
     invocation: str
+    tenant: str = DEFAULT_TENANT
 
 
 class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
@@ -207,6 +217,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="submit
     deadline_s: float | None
     priority: int
     sets: WireSets
+    tenant: str = DEFAULT_TENANT
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cancel"):
@@ -247,6 +258,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
         drain_s: how long requests may take after `Drain`, in seconds.
         log_level: of the node, as `logging` numbers it.
         status_offset: of the node's status in the arena, see `status`.
+        tokens: what callers may do; None without a file of tokens.
     """
 
     settings: Settings
@@ -254,6 +266,19 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     drain_s: int
     log_level: int
     status_offset: int
+    tokens: tuple[TokenRecord, ...] | None = None
+
+
+class Reload(msgspec.Struct, frozen=True, array_like=True, tag="reload"):
+    """Use these tokens from now on, and read the certificate again.
+
+    Attributes:
+        tokens: None without a file of tokens.
+        certificate: whether to read it.
+    """
+
+    tokens: tuple[TokenRecord, ...] | None
+    certificate: bool
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -291,7 +316,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | Ask
-FromNode: TypeAlias = Open | Drain | Part | Ended | Leased | Answered | Failed
+FromNode: TypeAlias = Open | Reload | Drain | Part | Ended | Leased | Answered | Failed
 
 from_frontend: msgspec.msgpack.Decoder[list[FromFrontend]] = msgspec.msgpack.Decoder(
     list[FromFrontend]

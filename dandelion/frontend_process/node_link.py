@@ -37,6 +37,7 @@ from dandelion.frontend_process.messages import (
     Part,
     Ready,
     Release,
+    Reload,
     Submit,
     WireItem,
     WireSet,
@@ -103,6 +104,10 @@ class NodeLink:
 
     def open(self, order: Open) -> None:
         """Have the frontend serve."""
+        self._link.post(order)
+
+    def reload(self, order: Reload) -> None:
+        """Have the frontend use other tokens, or read the certificate again."""
         self._link.post(order)
 
     def drain(self) -> None:
@@ -177,6 +182,7 @@ class NodeLink:
                 version=message.version,
                 deadline_s=message.deadline_s,
                 priority=message.priority,
+                tenant=message.tenant,
                 ended=partial(self._ended, number),
             )
         except DandelionError as error:

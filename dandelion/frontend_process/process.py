@@ -19,10 +19,11 @@ import uvloop
 from dandelion.confinement import libc
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import reserve_descriptors
+from dandelion.frontend.guard import Guard
 from dandelion.frontend.logs import log_to_stderr
 from dandelion.frontend.server import make_server
 from dandelion.frontend_process.link import Link
-from dandelion.frontend_process.messages import FromNode, Open, Ready, from_node
+from dandelion.frontend_process.messages import FromNode, Open, Ready, Reload, from_node
 from dandelion.frontend_process.remote_node import RemoteNode
 from dandelion.memory import ArenaMap
 
@@ -34,7 +35,7 @@ def main() -> int:
     link, listener, lifeline, arena, arena_bytes, parent = map(int, sys.argv[1:7])
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.getppid() != parent:
         return 1
@@ -87,9 +88,18 @@ class Frontend:
         def ready(host: str, port: int) -> None:
             link.post(Ready())
 
-        server = make_server(node, opened.host, self._listener, ready, opened.drain_s)
+        guard = Guard(opened.tokens, node.buckets)
+        server = make_server(node, opened.host, self._listener, ready, opened.drain_s, guard)
         server.collector = Collector()
+
+        def reload(order: Reload) -> None:
+            if order.tokens is not None:
+                guard.replace(order.tokens)
+            if order.certificate:
+                server.reload()
+
         node.on_drain = server.stop
+        node.on_reload = reload
         self._node = node
         node.received(rest)
         await server.serve([self._listener])

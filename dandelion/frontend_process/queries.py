@@ -46,15 +46,17 @@ class Queries:
         self._node = node
         self._answers: dict[type, Callable[[Any], object]] = {
             GetSignature: self._signature,
-            GetRecords: lambda _: _wrapped(node.records()),
-            GetVersions: lambda query: node.versions(KINDS[query.kind], query.name),
-            Describe: lambda query: WireRecord.of(node.describe(query.name, query.version)),
+            GetRecords: lambda query: _wrapped(node.records(query.tenant)),
+            GetVersions: lambda query: node.versions(KINDS[query.kind], query.name, query.tenant),
+            Describe: lambda query: WireRecord.of(
+                node.describe(query.name, query.version, query.tenant)
+            ),
             Remove: lambda query: _wrapped(
-                node.remove(KINDS[query.kind], query.name, query.version)
+                node.remove(KINDS[query.kind], query.name, query.version, query.tenant)
             ),
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
-            GetTrace: lambda query: node.trace(query.invocation),
+            GetTrace: lambda query: node.trace(query.invocation, query.tenant),
             GetMetrics: lambda _: node.metrics(),
         }
 
@@ -67,7 +69,9 @@ class Queries:
         """
         if isinstance(query, Register):
             document, contents = _bytes_of(query.document, view), _bytes_of(query.contents, view)
-            return partial(self._answered, partial(self._register, document, contents))
+            return partial(
+                self._answered, partial(self._register, document, contents, query.tenant)
+            )
         return partial(self._answered, partial(self._answers[type(query)], query))
 
     def _answered(self, work: Callable[[], object]) -> tuple[Blob, Context | None]:
@@ -84,10 +88,10 @@ class Queries:
         return Blob(None), context
 
     def _signature(self, query: GetSignature) -> WireSignature:
-        found = self._node.signature(query.name, query.version)
+        found = self._node.signature(query.name, query.version, query.tenant)
         return WireSignature(found.inputs, found.outputs, found.static)
 
-    def _register(self, document: Bytes, contents: Bytes) -> object:
+    def _register(self, document: Bytes, contents: Bytes, tenant: str) -> object:
         """Register a document whose contents are apart; see `Register`."""
         end = 0
 
@@ -97,7 +101,7 @@ class Queries:
             return Content(data=self._copied(contents, start, end))
 
         bare = read_document(document, "application/msgpack")
-        return self._node.register(with_contents(bare, fill))
+        return self._node.register(with_contents(bare, fill), tenant=tenant)
 
     def _copied(self, data: Bytes, start: int, end: int) -> bytes:
         """Copy a part of data; of the arena by the system, so that other threads run meanwhile."""

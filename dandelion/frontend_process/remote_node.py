@@ -36,6 +36,7 @@ from dandelion.frontend_process.messages import (
     Part,
     Query,
     Release,
+    Reload,
     Submit,
     WireItem,
     WireSet,
@@ -47,6 +48,7 @@ from dandelion.frontend_process.remote_queries import RemoteQueries
 from dandelion.frontend_process.status import StatusReader
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
+from dandelion.tokens.table import Buckets
 
 _RELEASE_S = 0.01
 """Memory that is no longer used goes back after so long, if no other message is sent before."""
@@ -73,6 +75,7 @@ class RemoteNode(RemoteQueries):
 
     Attributes:
         on_drain: called when the node wants no more requests.
+        on_reload: called when there are other tokens or another certificate.
     """
 
     def __init__(
@@ -103,8 +106,10 @@ class RemoteNode(RemoteQueries):
             Part: self._on_part,
             Answered: self._on_answered,
             Drain: lambda _: self.on_drain(),
+            Reload: lambda message: self.on_reload(message),
         }
         self.on_drain: Callable[[], None] = lambda: None
+        self.on_reload: Callable[[Reload], None] = lambda _: None
         self._slabs.fill()
 
     @property
@@ -121,6 +126,11 @@ class RemoteNode(RemoteQueries):
     def arena_descriptors(self) -> tuple[int, ...]:
         """The lifeline: the node keeps this frontend's memory as long as a process has it open."""
         return self._arena_descriptors
+
+    @property
+    def buckets(self) -> Buckets:
+        """State of the rate limits, shared with the other frontends."""
+        return self._status.buckets
 
     @property
     def generation(self) -> int:
@@ -237,6 +247,7 @@ class RemoteNode(RemoteQueries):
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        tenant: str,
         on_wait: Callable[[], None] | None = None,
     ) -> RemoteOutcome:
         """Invoke with sets; cancelling it cancels the invocation."""
@@ -245,7 +256,7 @@ class RemoteNode(RemoteQueries):
         try:
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
-            self._link.post(Submit(number, name, version, deadline_s, priority, wire))
+            self._link.post(Submit(number, name, version, deadline_s, priority, wire, tenant))
             self._release()  # after what refers to it
             del sets, wire
             if on_wait is not None:

@@ -48,25 +48,27 @@ _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(
 class RemoteQueries(abc.ABC):
     """The methods of `dandelion.frontend.service.Service` that wait for the node."""
 
-    def signature(self, name: str, version: int | None = None) -> WireSignature:
+    def signature(self, name: str, version: int | None = None, *, tenant: str) -> WireSignature:
         """See `Service`."""
-        return self._ask(GetSignature(name, version), _signature)
+        return self._ask(GetSignature(name, version, tenant), _signature)
 
-    def records(self) -> list[Record]:
+    def records(self, *, tenant: str) -> list[Record]:
         """See `Service`."""
-        return [one.record() for one in self._ask(GetRecords(), _records)]
+        return [one.record() for one in self._ask(GetRecords(tenant), _records)]
 
-    def versions(self, kind: type[Record], name: str) -> list[int]:
+    def versions(self, kind: type[Record], name: str, *, tenant: str) -> list[int]:
         """See `Service`."""
-        return self._ask(GetVersions(kind_of(kind), name), _versions)
+        return self._ask(GetVersions(kind_of(kind), name, tenant), _versions)
 
-    def describe(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
+    def describe(
+        self, name: str, version: int | None = None, *, tenant: str
+    ) -> FunctionSpec | CompositionRecord:
         """See `Service`."""
-        record = self._ask(Describe(name, version), _record).record()
+        record = self._ask(Describe(name, version, tenant), _record).record()
         assert isinstance(record, FunctionSpec | CompositionRecord)
         return record
 
-    def register(self, document: RegistrationDocument, /) -> list[Registered]:
+    def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """See `Service`."""
         contents: list[bytes] = []
 
@@ -76,12 +78,14 @@ class RemoteQueries(abc.ABC):
 
         bare = encode_document(with_contents(document, take))
         kept: list[Context] = []
-        query = Register(self._blob([bare], kept), self._blob(contents, kept))
+        query = Register(self._blob([bare], kept), self._blob(contents, kept), tenant)
         return self._ask(query, _registered)
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+    def remove(
+        self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
+    ) -> list[Record]:
         """See `Service`."""
-        removed = self._ask(Remove(kind_of(kind), name, version), _records)
+        removed = self._ask(Remove(kind_of(kind), name, version, tenant), _records)
         return [one.record() for one in removed]
 
     def engines(self) -> list[EngineEntry]:
@@ -94,9 +98,9 @@ class RemoteQueries(abc.ABC):
         """See `Service`."""
         return self._ask(GetCapacity(tenant, function, version), _capacity)
 
-    def trace(self, invocation: str, /) -> bytes | None:
+    def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""
-        return self._ask(GetTrace(invocation), _bytes_or_none)
+        return self._ask(GetTrace(invocation, tenant), _bytes_or_none)
 
     def metrics(self) -> bytes:
         """See `Service`."""

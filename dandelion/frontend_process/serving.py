@@ -24,7 +24,8 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal does not wait. Call it in the main thread.
+    A second signal does not wait. SIGHUP reads the certificate and the tokens again. Call it in the
+    main thread.
 
     Args:
         node: a node that was started on the running loop; it is not closed here.
@@ -55,6 +56,8 @@ async def _supervise(supervisor: Supervisor, ready_callback: OnReady | None) -> 
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    if supervisor.can_reload:
+        loop.add_signal_handler(signal.SIGHUP, supervisor.reload)
     collector = Collector()
     ticking = loop.create_task(_tick(supervisor, collector))
     try:
@@ -66,7 +69,7 @@ async def _supervise(supervisor: Supervisor, ready_callback: OnReady | None) -> 
     finally:
         ticking.cancel()
         collector.close()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
         await supervisor.close()
 

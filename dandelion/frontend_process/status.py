@@ -4,6 +4,9 @@ A message would come too late: a client that was told of its registration by one
 its next request to another one, before that one reads its link. Each value is one aligned word, so
 it is never seen half written.
 
+Behind the status are the states of the tokens' rate limits, which all frontends write, see
+`dandelion.tokens.table`.
+
 The node also writes the time, several times a second. When that is old its event loop stands still,
 which a frontend would not notice otherwise.
 """
@@ -14,6 +17,7 @@ import time
 
 from dandelion.frontend.service import Service
 from dandelion.memory import ArenaMap
+from dandelion.tokens.table import BUCKETS_BYTES, Buckets
 
 _SIZE_BYTES = 24
 STALLED_NS = 10_000_000_000
@@ -32,9 +36,9 @@ class StatusWriter:
 
     def __init__(self, node: Service) -> None:
         self._node = node
-        context = node.acquire(_SIZE_BYTES)
+        context = node.acquire(_SIZE_BYTES + BUCKETS_BYTES)
         self.offset_bytes = context.offset_bytes
-        self._words = context.view.cast("Q")
+        self._words = context.view[:_SIZE_BYTES].cast("Q")
         self.update()
 
     def update(self) -> None:
@@ -45,11 +49,16 @@ class StatusWriter:
 
 
 class StatusReader:
-    """A frontend's side."""
+    """A frontend's side.
+
+    Attributes:
+        buckets: of the rate limits.
+    """
 
     def __init__(self, arena: ArenaMap, offset_bytes: int) -> None:
-        page = arena.view[offset_bytes : offset_bytes + _SIZE_BYTES]
-        self._words = page.toreadonly().cast("Q")
+        end = offset_bytes + _SIZE_BYTES
+        self._words = arena.view[offset_bytes:end].toreadonly().cast("Q")
+        self.buckets: Buckets = arena.view[end : end + BUCKETS_BYTES].cast("d")
 
     @property
     def generation(self) -> int:

@@ -28,13 +28,16 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.errors import InternalError
+from dandelion.frontend.server import tokens_of
+from dandelion.frontend.tls import certificate_of
 from dandelion.frontend_process.listeners import bind_several
-from dandelion.frontend_process.messages import Open
+from dandelion.frontend_process.messages import Open, Reload
 from dandelion.frontend_process.node_link import NodeLink
 from dandelion.frontend_process.status import StatusWriter
 from dandelion.node import Node
 from dandelion.search_path import environment
 from dandelion.settings import Settings
+from dandelion.tokens import TokenRecord
 
 log = logging.getLogger("dandelion.frontend")
 
@@ -81,14 +84,19 @@ class Supervisor:
         drain_s: how long requests under way may take when it drains, in seconds.
 
     Raises:
-        InvalidInput: the address cannot be bound.
+        InvalidInput: the address cannot be bound or is public; a file of tokens or of TLS cannot
+            be used.
     """
 
     def __init__(self, node: Node, host: str, port: int, count: int, drain_s: int) -> None:
         self._node = node
         self._drain_s = drain_s
         self._loop = asyncio.get_running_loop()
-        self._places = [_Place(listener) for listener in bind_several(host, port, count)]
+        self._tokens = tokens_of(node.settings)
+        self._watching: asyncio.Task[None] | None = None
+        certificate_of(node.settings)  # an error is reported here, not by each process
+        listeners = bind_several(host, port, count, node.settings)
+        self._places = [_Place(listener) for listener in listeners]
         self.address: tuple[str, int] = self._places[0].listener.getsockname()[:2]
         self._status = StatusWriter(node)
         self._open = Open(
@@ -97,6 +105,7 @@ class Supervisor:
             drain_s,
             logging.getLogger().getEffectiveLevel(),
             self._status.offset_bytes,
+            None if self._tokens is None else self._tokens.records,
         )
         self._with_memory: set[NodeLink] = set()
         self._is_ending = False
@@ -108,6 +117,8 @@ class Supervisor:
         Raises:
             InternalError: they do not start.
         """
+        if self._tokens is not None:
+            self._watching = self._loop.create_task(self._tokens.watch(self._send_tokens))
         for place in self._places:
             self._start(place)
         await self._wait(lambda: self._are_ready() or self._do_not_start(), START_LIMIT_S)
@@ -115,6 +126,26 @@ class Supervisor:
             raise InternalError(f"a frontend process ended {START_TRIES} times as it started")
         if not self._are_ready():
             raise InternalError(f"the frontends were not ready within {START_LIMIT_S:g} s")
+
+    @property
+    def can_reload(self) -> bool:
+        """Whether there are files that can be read again."""
+        return self._tokens is not None or bool(self._node.settings.tls_cert)
+
+    def reload(self) -> None:
+        """Have the certificate and the tokens read again."""
+        if self._tokens is not None:
+            self._tokens.hurry()
+        self._send(Reload(self._open.tokens, certificate=True))
+
+    def _send_tokens(self, records: tuple[TokenRecord, ...]) -> None:
+        self._open = msgspec.structs.replace(self._open, tokens=records)
+        self._send(Reload(records, certificate=False))
+
+    def _send(self, order: Reload) -> None:
+        for place in self._places:
+            if place.link is not None:
+                place.link.reload(order)
 
     def _are_ready(self) -> bool:
         return all(place.is_ready for place in self._places)
@@ -158,6 +189,8 @@ class Supervisor:
 
     def _stop_starting(self) -> None:
         self._is_ending = True
+        if self._watching is not None:
+            self._watching.cancel()
         for place in self._places:
             place.listener.close()
             if place.start is not None:

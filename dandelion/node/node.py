@@ -528,9 +528,12 @@ class Node:
         """A number that changes with every change of the catalogue."""
         return self.catalog.generation
 
-    def trace(self, invocation: str) -> bytes | None:
-        """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it."""
-        trace = self._traces.get(invocation)
+    def trace(self, invocation: str, tenant: str | None = None) -> bytes | None:
+        """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it.
+
+        With a tenant, traces of other tenants are not found.
+        """
+        trace = self._traces.get(invocation, tenant)
         return None if trace is None else trace.chrome_json()
 
     def engines(self) -> list[EngineInfo]:

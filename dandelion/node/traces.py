@@ -140,6 +140,10 @@ class TraceStore:
         """Keep a trace; the oldest goes if there are too many."""
         self._traces.append(trace)
 
-    def get(self, invocation: str) -> Trace | None:
-        """Find the trace of an invocation that ended lately."""
-        return next((t for t in list(self._traces) if t.id == invocation), None)
+    def get(self, invocation: str, tenant: str | None = None) -> Trace | None:
+        """Find the trace of an invocation that ended lately; with a tenant, only one of its own.
+
+        A search that finds nothing visits all traces, also if another tenant has that one.
+        """
+        found = (t for t in list(self._traces) if t.id == invocation)
+        return next((t for t in found if tenant in (None, t.tenant)), None)

@@ -43,7 +43,11 @@ class Processes:
         self.loop = asyncio.get_running_loop()
         self.left = asyncio.Event()
         async with self.node:
-            supervisor = Supervisor(self.node, "127.0.0.1", 0, self._count, 5)
+            try:
+                supervisor = Supervisor(self.node, "127.0.0.1", 0, self._count, 5)
+            except BaseException as error:
+                self._begun.set_exception(error)
+                return
             self.supervisor = supervisor
             self.port = supervisor.address[1]
             try:

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from dandelion.errors import InvalidInput
 from dandelion.frontend.app import App
 from dandelion.frontend.asgi import Message
+from dandelion.frontend.listener import bind
 from dandelion.frontend.openapi import DOCS_PAGE
-from dandelion.frontend.server import BackgroundServer, bind
+from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from tests.node.frontend_processes import Processes
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
@@ -538,9 +539,9 @@ def test_plain_asgi_gives_the_same_reply(served: Served, size: int) -> None:
 
 def test_a_taken_port_is_said_to_be_taken(served: Served) -> None:
     with pytest.raises(InvalidInput, match="in use"):
-        bind("127.0.0.1", served.port)
+        bind("127.0.0.1", served.port, SETTINGS)
     with pytest.raises(InvalidInput):
-        bind("no.such.host.invalid", 0)
+        bind("no.such.host.invalid", 0, SETTINGS)
 
 
 # --- anything at all ----------------------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""The client of the verbs that need a node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dandelion.cli.parser import Arguments
+from dandelion.frontend.client import Client
+
+
+def connect(arguments: Arguments) -> Client:
+    """Make the client that the options and the environment describe.
+
+    Raises:
+        InvalidInput: the URL, the token or the file of certificates is not valid.
+        OSError: the file of the token cannot be read.
+    """
+    token = arguments.token or os.environ.get("DANDELION_TOKEN") or None
+    if token is not None and token.startswith("@"):
+        token = Path(token[1:]).read_text().strip()
+    return Client(arguments.url, token=token, tls=arguments.ca or True)

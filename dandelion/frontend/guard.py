@@ -1,0 +1,111 @@
+"""What a caller may do: bearer tokens, the right of each route, rate limits.
+
+`RIGHTS` has the right of each route, and a route without an entry cannot be made (`App`). A caller
+is checked in the process that parsed its request, before the body is read and before anything is
+asked of the node, in this order: token, route, right, rate. A name is looked up only after that,
+among those of the token's tenant. So no response depends on names that the caller may not see.
+
+A missing, malformed, unknown and expired token take the same path and get the same response.
+
+Source: RFC 6750, 2.1 and 3 (bearer tokens); RFC 9110, 11.6 (`WWW-Authenticate`, `Authorization`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dandelion.frontend.asgi import Request
+from dandelion.frontend.problem import MissingRight, RateLimited, Unauthenticated
+from dandelion.tokens import ANONYMOUS, Grant, Right, TokenRecord, TokenTable
+from dandelion.tokens.table import Buckets, new_buckets
+
+RIGHTS: dict[str, dict[str, Right | None]] = {
+    "/v1/invoke/{name}": {"POST": Right.INVOKE},
+    "/v1/register": {"POST": Right.REGISTER},
+    "/v1/functions": {"GET": Right.READ},
+    "/v1/functions/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
+    "/v1/compositions": {"GET": Right.READ},
+    "/v1/compositions/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
+    "/v1/compositions/{name}/graph": {"GET": Right.READ},
+    "/v1/libraries": {"GET": Right.READ},
+    "/v1/libraries/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
+    "/v1/traces/{id}": {"GET": Right.READ},
+    "/v1/capacity": {"GET": Right.READ},
+    "/v1/engines": {"GET": Right.OPERATE},
+    "/metrics": {"GET": Right.OPERATE},
+    "/healthz": {"GET": None},
+    "/readyz": {"GET": None},
+    "/openapi.json": {"GET": None},
+    "/docs": {"GET": None},
+}
+"""The right that each route and method needs. None is a public route: its response is the same for
+all callers and contains nothing of a tenant."""
+
+PUBLIC_PATHS = frozenset(path for path, rights in RIGHTS.items() if None in rights.values())
+
+_SCHEME = b"bearer "
+
+
+class Guard:
+    """Finds out what the caller of a request may do.
+
+    Args:
+        records: the tokens; None allows every caller everything.
+        buckets: state of the rate limits, shared by all frontends of a node.
+
+    Attributes:
+        is_closed: whether callers need tokens.
+    """
+
+    def __init__(
+        self, records: Sequence[TokenRecord] | None = None, buckets: Buckets | None = None
+    ) -> None:
+        self.is_closed = records is not None
+        self._buckets = buckets if buckets is not None else new_buckets()
+        self._table = TokenTable(records or (), self._buckets)
+
+    def replace(self, records: Sequence[TokenRecord]) -> None:
+        """Use other tokens from the next request on."""
+        self._table = TokenTable(records, self._buckets)
+
+    def identify(self, request: Request) -> None:
+        """Set the request's grant to that of its token.
+
+        Raises:
+            Unauthenticated: it has not exactly one valid token.
+        """
+        grant = self._grant_of(request)
+        if grant is None:
+            request.close = True  # its body is not read
+            raise Unauthenticated
+        request.grant = grant
+
+    def _grant_of(self, request: Request) -> Grant | None:
+        headers = request.headers
+        given = headers.get(b"authorization", b"")
+        if len(headers) != len(request.scope["headers"]):
+            names = [name for name, _ in request.scope["headers"]]
+            if names.count(b"authorization") != 1:
+                return None
+        if given[: len(_SCHEME)].lower() != _SCHEME:
+            return None
+        return self._table.find(given[len(_SCHEME) :].rstrip(b" \t"))
+
+    def authorize(self, request: Request, right: Right | None) -> None:
+        """Refuse a request that its grant does not allow, or not now.
+
+        Raises:
+            MissingRight: the grant does not have the right.
+            RateLimited: the token is used too often.
+        """
+        grant = request.grant
+        if right is None or grant is ANONYMOUS:
+            return
+        if right not in grant.rights:
+            request.close = True
+            raise MissingRight(right.value)
+        wait_s = self._table.count(grant)
+        if wait_s:
+            request.close = True
+            raise RateLimited(math.ceil(wait_s))

@@ -1,0 +1,70 @@
+"""TLS of the server: its certificate, which can be read again while the server runs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+from dandelion.errors import InvalidInput
+from dandelion.settings import Settings
+
+log = logging.getLogger("dandelion.frontend")
+
+
+class Certificate:
+    """The certificate of a server, and the TLS context with it.
+
+    Args:
+        chain: file of the certificate chain in PEM, the server's own first.
+        key: file of the private key in PEM, without a password.
+
+    Attributes:
+        context: for the connections of the server; TLS 1.2 or later.
+
+    Raises:
+        InvalidInput: a file cannot be read, or the key does not belong to the certificate.
+    """
+
+    def __init__(self, chain: str, key: str) -> None:
+        self._chain = chain
+        self._key = key
+        self.context = self._loaded()
+
+    def reload(self) -> None:
+        """Read the files again, for new connections; if that fails, the old ones stay in use."""
+        try:
+            self._loaded()  # a context that fails half-way has a key without its certificate
+            self._load(self.context)
+        except InvalidInput as error:
+            log.error("the old certificate stays in use", extra={"why": str(error)})
+        else:
+            log.info("the certificate was read", extra={"file": self._chain})
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        self._load(context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self._chain, self._key, password="")  # never ask a terminal
+        except (OSError, ValueError) as error:
+            hint = "give PEM files that belong together, and a key without a password"
+            what = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
+            raise InvalidInput("tls_cert", f"{self._chain}, {self._key}: {what}", hint) from None
+
+
+def certificate_of(settings: Settings) -> Certificate | None:
+    """Read the certificate that settings name; None if they name none.
+
+    Raises:
+        InvalidInput: see `Certificate`; also if only one of the two files is given.
+    """
+    if not settings.tls_cert and not settings.tls_key:
+        return None
+    if not settings.tls_cert or not settings.tls_key:
+        missing = "tls_key" if settings.tls_cert else "tls_cert"
+        raise InvalidInput(missing, "TLS needs a certificate and its key", f"set {missing}, too")
+    return Certificate(settings.tls_cert, settings.tls_key)

@@ -1,0 +1,121 @@
+"""The file of tokens: TOML, as that of the settings.
+
+::
+
+    [[tokens]]
+    name = "ci"
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    tenant = "acme"
+    rights = ["invoke", "read"]
+    expires = 2027-01-01T00:00:00+00:00     # optional
+    rate = 100.0                            # optional, requests per second
+    burst = 200                             # optional
+
+It has no secrets, but a user that may write to it can grant rights. So a file that others may write
+to is refused, and a change replaces the file at once by one with mode 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dandelion.errors import InvalidInput
+from dandelion.tokens.records import TokenRecord, check_records
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: tuple[TokenRecord, ...] = ()
+
+
+def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
+    """Read a file of tokens.
+
+    Raises:
+        InvalidInput: it cannot be read, others may write to it, or it is malformed.
+    """
+    where = str(path)
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & _OTHERS:
+                hint = f"run chmod 600 {path}"
+                raise InvalidInput(where, "other users may write to the file", hint)
+            table = tomllib.load(file)
+    except OSError as error:
+        hint = "make it with `dandelion token new`"
+        raise InvalidInput(where, f"cannot read the tokens: {error.strerror}", hint) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(where, f"not TOML: {error}") from None
+    try:
+        records = msgspec.convert(table, _Document).tokens
+    except msgspec.ValidationError as error:
+        raise InvalidInput(where, str(error)) from None
+    try:
+        check_records(records)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error.where}", error.message, error.hint) from None
+    return records
+
+
+def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
+    """Replace the file at once. Comments in it are lost.
+
+    Raises:
+        InvalidInput: the records cannot be used together.
+        OSError: the file cannot be written; the old one is as it was.
+    """
+    check_records(records)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write("\n".join(map(_text, records)))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the file; they wait.
+
+    Raises:
+        OSError: the folder of the file cannot be opened.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _text(record: TokenRecord) -> str:
+    rights = ", ".join(json.dumps(right.value) for right in record.rights)
+    lines = [
+        "[[tokens]]",
+        f"name = {json.dumps(record.name)}",
+        f"sha256 = {json.dumps(record.sha256)}",
+        f"tenant = {json.dumps(record.tenant)}",
+        f"rights = [{rights}]",
+    ]
+    if record.expires is not None:
+        lines.append(f"expires = {record.expires.isoformat()}")
+    if record.rate is not None:
+        lines.append(f"rate = {float(record.rate)!r}")
+    if record.burst is not None:
+        lines.append(f"burst = {record.burst}")
+    return "\n".join(lines) + "\n"

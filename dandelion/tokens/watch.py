@@ -1,0 +1,81 @@
+"""Reads the file of tokens again when it has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from dandelion.errors import InvalidInput
+from dandelion.tokens.file import read_tokens
+from dandelion.tokens.records import TokenRecord
+
+log = logging.getLogger("dandelion.tokens")
+
+LOOK_S = 1.0
+"""How often the file is looked at, in seconds."""
+
+_Version: TypeAlias = tuple[int, int, int] | None
+
+
+class TokenFile:
+    """The file of tokens of a node.
+
+    A file that is damaged or missing does not change the tokens; the error is logged once.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        records: the last good ones.
+
+    Raises:
+        InvalidInput: the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hurry = asyncio.Event()
+        self._seen = self._version()
+        self.records = read_tokens(path)
+
+    def hurry(self) -> None:
+        """Have `watch` read the file now, also if it seems unchanged; on the event loop only."""
+        self._hurry.set()
+
+    def look(self, *, always: bool = False) -> bool:
+        """Read the file if it has changed; return whether there are other tokens now."""
+        version = self._version()
+        if version == self._seen and not always:
+            return False
+        self._seen = version
+        try:
+            records = read_tokens(self._path)
+        except InvalidInput as error:
+            log.error("the old tokens stay in use", extra={"why": str(error)})
+            return False
+        if records == self.records:
+            return False
+        self.records = records
+        log.info("tokens were read", extra={"count": len(records)})
+        return True
+
+    async def watch(self, changed: Callable[[tuple[TokenRecord, ...]], None]) -> None:
+        """Call back with the records when they have changed, until it is cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), LOOK_S)
+            always = self._hurry.is_set()
+            self._hurry.clear()
+            if await asyncio.to_thread(self.look, always=always):
+                changed(self.records)
+
+    def _version(self) -> _Version:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,285 @@
+"""Tokens over HTTP: rights, tenants, rate limits and the audit, with 1 and 2 frontends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dandelion import AsyncClient, Client
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import Conflict, InvalidInput, Unknown
+from dandelion.frontend.guard import PUBLIC_PATHS, RIGHTS
+from dandelion.frontend.openapi import openapi_document
+from dandelion.frontend.problem import MissingRight, RateLimited, Unauthenticated
+from dandelion.testing import wait_until
+from dandelion.tokens import Right
+from dandelion.tokens.file import write_tokens
+
+from .guarded import (
+    COMPOSITION,
+    SECRETS,
+    Answer,
+    Guarded,
+    guarded,
+    named,
+    record,
+    token,
+    with_secrets,
+)
+
+JSON = {"Content-Type": "application/json"}
+BODY = b'{"sets": {"a": "x"}}'
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    with with_secrets(tmp_path_factory.mktemp("tokens"), request.param) as opened:
+        yield opened
+
+
+def client(served: Guarded, caller: str) -> Client:
+    return Client(f"http://127.0.0.1:{served.port}", token=token(caller))
+
+
+# --- the table of rights --------------------------------------------------------------------------
+
+
+def test_every_route_of_the_interface_has_exactly_one_right() -> None:
+    paths = json.loads(openapi_document())["paths"]
+    documented = {(path, method.upper()) for path, found in paths.items() for method in found}
+    known = {(path, method) for path, methods in RIGHTS.items() for method in methods}
+    assert documented <= known
+    assert {path for path, _ in known - documented} == {"/openapi.json", "/docs"}
+    public = {path for path, methods in RIGHTS.items() if None in methods.values()}
+    assert public == PUBLIC_PATHS == {"/healthz", "/readyz", "/openapi.json", "/docs"}
+
+
+def test_the_interface_says_which_routes_need_a_token() -> None:
+    document = json.loads(openapi_document())
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            right = RIGHTS[path][method.upper()]
+            expected = [] if right is None else [{"token": [right.value]}]
+            assert operation["security"] == expected
+
+
+def requests() -> list[tuple[str, str, Right | None]]:
+    """One request for each route, to names that do not exist."""
+    return [
+        (method, path.replace("{name}", "none").replace("{id}", "none"), right)
+        for path, methods in RIGHTS.items()
+        for method, right in methods.items()
+    ]
+
+
+@pytest.mark.parametrize(("method", "path", "right"), requests())
+def test_each_right_opens_its_routes_and_no_other(
+    served: Guarded, method: str, path: str, right: Right | None
+) -> None:
+    headers = JSON if method == "POST" else {}
+    body = BODY if method == "POST" else None
+    for given in Right:
+        answer = served.ask(method, path, f"only-{given.value}", body, headers)
+        if right in (given, None):
+            assert answer.status not in (401, 403)
+        else:
+            assert (answer.status, answer.kind) == (403, "MissingRight")
+            assert f"'{right.value}'" in json.loads(answer.body)["detail"]
+    assert served.ask(method, path, None, body, headers).status == (401 if right else 200)
+
+
+def test_health_needs_no_token(served: Guarded) -> None:
+    for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+        assert served.ask("GET", path).status == 200
+        assert served.ask("GET", path, "unknown").status == 200
+
+
+# --- the tenant of the token ----------------------------------------------------------------------
+
+
+def test_each_tenant_has_its_own_names(served: Guarded) -> None:
+    with client(served, "acme") as acme, client(served, "beta") as beta:
+        assert {e.name for e in acme.list()} >= {"secret", "plan", "lib/secret"}
+        assert not {e.name for e in beta.list()} & {"secret", "plan", "lib/secret"}
+        assert acme.invoke("plan", a=b"x").b.bytes() == b"x"
+        assert beta.invoke("echo", a=b"y").b.bytes() == b"y"
+        with pytest.raises(Unknown):
+            beta.invoke("secret", a=b"x")
+        for tenant, caller in (("acme", acme), ("beta", beta)):
+            assert [t.name for t in caller.capacity().tenants] == [tenant]
+
+
+def test_tenants_register_and_remove_the_same_name_apart(served: Guarded) -> None:
+    with client(served, "acme") as acme, client(served, "beta") as beta:
+        acme.register(named("shared"))
+        beta.register(named("shared"))
+        assert beta.remove("shared")
+        assert acme.describe("shared").versions == (1,)
+        with pytest.raises(Unknown):
+            beta.describe("shared")
+        assert acme.remove("shared")
+
+
+def test_a_trace_is_found_by_its_tenant_only(served: Guarded) -> None:
+    with client(served, "acme") as acme:
+        id_, _ = acme.invoke_sets("echo", {"a": b"x"})
+        assert acme.trace(id_)
+    unknown = id_[:-1] + ("1" if id_[-1] != "1" else "2") + "9"
+    for caller in ("beta", "default"):
+        hidden = served.ask("GET", f"/v1/traces/{id_}", caller)
+        missing = served.ask("GET", f"/v1/traces/{unknown}", caller)
+        assert hidden.status == missing.status == 404
+        assert hidden.body == missing.body.replace(unknown.encode(), id_.encode())
+
+
+PROBES = [
+    ("POST", "/v1/invoke/{name}"),
+    ("GET", "/v1/functions/{name}"),
+    ("GET", "/v1/functions/{name}?version=1"),
+    ("DELETE", "/v1/functions/{name}"),
+    ("DELETE", "/v1/functions/{name}?version=1"),
+    ("GET", "/v1/compositions/{name}"),
+    ("GET", "/v1/compositions/{name}/graph"),
+    ("DELETE", "/v1/compositions/{name}"),
+    ("GET", "/v1/libraries/{name}"),
+    ("DELETE", "/v1/libraries/{name}"),
+    ("GET", "/v1/capacity?function={name}"),
+    ("HEAD", "/v1/functions/{name}"),
+    ("OPTIONS", "/v1/functions/{name}"),
+    ("PUT", "/v1/functions/{name}"),
+]
+LISTS = ["/v1/functions", "/v1/compositions", "/v1/libraries"]
+SPELLINGS = [
+    "hidden",
+    "acme/hidden",
+    "acme%2Fhidden",
+    "hidde",
+    "acme%1Fhidden",
+    "..%2Facme%2Fhidden",
+]
+
+
+def probe(served: Guarded, caller: str | None) -> dict[tuple[str, str], tuple[int, bytes]]:
+    """Ask for names in all ways that there are."""
+    asked = [(m, path.replace("{name}", name)) for m, path in PROBES for name in SPELLINGS]
+    found = {}
+    for method, path in [*asked, *(("GET", path) for path in LISTS)]:
+        body = BODY if method == "POST" else None
+        answer = served.ask(method, path, caller, body, JSON if method == "POST" else {})
+        found[method, path] = (answer.status, answer.body)
+    text = {"Content-Type": "text/vnd.dandelion"}
+    used = b"function hidden(a) => (b); composition c(a) => (b) { hidden(a = all a) => (b = b); }"
+    answer = served.ask("POST", "/v1/register", caller, used, text)
+    found["POST", "/v1/register"] = (answer.status, answer.body)
+    return found
+
+
+@pytest.mark.parametrize("caller", ["beta", "default", "only-operate", "expired", None])
+def test_no_response_depends_on_whether_others_have_a_name(
+    served: Guarded, caller: str | None
+) -> None:
+    before = probe(served, caller)
+    composition = COMPOSITION.replace("secret", "hidden").replace("plan", "hidden_plan")
+    hidden = RegistrationDocument(
+        functions=(named("hidden"),), libraries={"hidden": "text"}, compositions=(composition,)
+    )
+    owner = "acme" if caller != "only-operate" else "beta"
+    served.node.register(hidden, tenant=owner)
+    try:
+        assert probe(served, caller) == before
+    finally:
+        for entry in ("hidden_plan", "hidden", "hidden"):
+            with client(served, owner) as own:
+                own.remove(entry)
+    assert all(
+        status in (400, 401, 403, 404, 405)
+        for (_, path), (status, _) in before.items()
+        if path not in LISTS
+    )
+
+
+# --- rate limits, errors, the audit ---------------------------------------------------------------
+
+
+def test_a_rate_limit_says_when_to_try_again(served: Guarded) -> None:
+    answers: list[Answer] = [served.ask("GET", "/v1/functions", "slow") for _ in range(6)]
+    allowed = [answer for answer in answers if answer.status == 200]
+    assert len(allowed) <= 3
+    last = answers[-1]
+    assert (last.status, last.kind) == (429, "RateLimited")
+    assert 0 < int(last.headers["retry-after"]) <= 100
+    assert served.ask("GET", "/v1/functions", "acme").status == 200
+
+
+def test_clients_raise_the_errors_by_class(served: Guarded) -> None:
+    url = f"http://127.0.0.1:{served.port}"
+    with Client(url, token="unknown") as unknown, pytest.raises(Unauthenticated):
+        unknown.list()
+    with client(served, "only-read") as reader, pytest.raises(MissingRight) as missing:
+        reader.invoke("echo", a=b"x")
+    assert missing.value.right == "invoke"
+    with client(served, "slow") as slow, pytest.raises(RateLimited):
+        for _ in range(5):
+            slow.capacity()
+
+    async def ask() -> None:
+        async with AsyncClient(url, token=token("beta")) as beta:
+            assert (await beta.invoke("echo", a=b"x")).b.bytes() == b"x"
+
+    asyncio.run(ask())
+
+
+def test_tokens_are_replaced_while_the_node_runs(tmp_path: Path) -> None:
+    for frontends in (1, 2):
+        folder = tmp_path / str(frontends)
+        folder.mkdir()
+        with guarded(folder, frontends) as served:
+            assert served.ask("GET", "/v1/functions", "new").status == 401
+            write_tokens(served.tokens, [record("new")])
+            wait_until(lambda: served.ask("GET", "/v1/functions", "new").status == 200, 20)
+            wait_until(lambda: served.ask("GET", "/v1/functions", "acme").status == 401, 20)
+            served.tokens.write_text("damaged")
+            assert served.ask("GET", "/v1/functions", "new").status == 200
+
+
+def test_changes_of_the_catalogue_are_audited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dandelion.audit")
+    with guarded(tmp_path, 1) as served, client(served, "acme") as acme:
+        acme.register(SECRETS)
+        with pytest.raises(Conflict):
+            acme.remove("secret")
+        acme.remove("plan")
+        with pytest.raises(Unknown):
+            acme.remove("x y=z outcome=ok")
+        with client(served, "only-read") as reader, pytest.raises(MissingRight):
+            reader.register(named("echo"))
+    lines = [r.message for r in caplog.records if r.name == "dandelion.audit"]
+    assert all(line.startswith("time=") and " peer=127.0.0.1:" in line for line in lines)
+    assert all(" tenant=acme " in line for line in lines)
+    assert "action=register token=acme" in lines[0]
+    assert "function:secret@1" in lines[0]
+    assert "composition:plan@1" in lines[0]
+    assert "library:lib/secret@1" in lines[0]
+    assert lines[0].endswith("outcome=ok")
+    assert any("names=function:secret@*" in li and li.endswith("Conflict") for li in lines)
+    assert any("names=composition:plan@1" in li and li.endswith("outcome=ok") for li in lines)
+    assert any('names="function:x y=z outcome=ok@*"' in li for li in lines)
+    assert "token=only-read" in lines[-1]
+    assert lines[-1].endswith("outcome=MissingRight")
+    assert not any(token("acme") in line for line in lines)
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    for frontends in (1, 2):
+        with pytest.raises(InvalidInput), guarded(tmp_path, frontends, allow_anonymous=True):
+            pass
