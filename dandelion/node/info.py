@@ -12,7 +12,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts
-from dandelion.scheduler.records import FlowCounts
+from dandelion.scheduler.counts import FlowCounts
 
 
 @dataclass(frozen=True, slots=True)

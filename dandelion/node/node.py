@@ -67,7 +67,8 @@ from dandelion.node.starting import (
 from dandelion.node.traces import TraceStore
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
-from dandelion.scheduler.records import EnginePhase, FlowCounts
+from dandelion.scheduler.counts import FlowCounts
+from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings, TenantSettings
 
 _JOB_THREADS = 8

@@ -26,7 +26,7 @@ A call that is run with others is JOINED: a member of a batch, which is QUEUED o
 ===============  ==============================================================================
 file             content
 ===============  ==============================================================================
-`records`        tenant, flow, call, invocation, engine: all state
+`records`        tenant, flow, call, invocation, engine: all state; `counts`, for metrics
 `actions`        requests to executors, and their answers
 `policy`         the contract of policies, which are in `policies`
 `placement`      which engines suit a call

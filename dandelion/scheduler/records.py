@@ -19,6 +19,7 @@ from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function, FunctionSpec
+from dandelion.scheduler.counts import FlowCounts
 
 SHORT_CALL_NS = 2_000_000
 """An engine whose calls are shorter on average gets its next call while one runs. With longer ones
@@ -96,34 +97,6 @@ class Presence(enum.Enum):
     PRESENT = "present"
 
 
-@dataclass(slots=True)
-class FlowCounts:
-    """Counters of the calls of a flow, for metrics.
-
-    Attributes:
-        calls: ended calls that were on an engine; `failures` of them with an error.
-        busy_ns, queued_ns: time on engines, and time waiting for one.
-        output_bytes: of all results.
-        batches: how many batches were run; their calls are in `calls`.
-    """
-
-    calls: int = 0
-    failures: int = 0
-    busy_ns: int = 0
-    queued_ns: int = 0
-    output_bytes: int = 0
-    batches: int = 0
-
-    def add(self, other: FlowCounts) -> None:
-        """Count what another one counted, too."""
-        self.calls += other.calls
-        self.failures += other.failures
-        self.busy_ns += other.busy_ns
-        self.queued_ns += other.queued_ns
-        self.output_bytes += other.output_bytes
-        self.batches += other.batches
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Flow:
     """One function of one tenant: the unit of queueing, ordering and accounting.
@@ -161,7 +134,7 @@ class Flow:
     mean_ns: float = 0.0
     tags: dict[Lane, float] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
-    counts: FlowCounts = field(default_factory=lambda: FlowCounts())
+    counts: FlowCounts = field(default_factory=FlowCounts)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,33 @@
+"""Counters of calls, for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class FlowCounts:
+    """Counters of the calls of a flow, for metrics.
+
+    Attributes:
+        calls: ended calls that were on an engine; `failures` of them with an error.
+        busy_ns, queued_ns: time on engines, and time waiting for one.
+        output_bytes: of all results.
+        batches: how many batches were run; their calls are in `calls`.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    busy_ns: int = 0
+    queued_ns: int = 0
+    output_bytes: int = 0
+    batches: int = 0
+
+    def add(self, other: FlowCounts) -> None:
+        """Count what another one counted, too."""
+        self.calls += other.calls
+        self.failures += other.failures
+        self.busy_ns += other.busy_ns
+        self.queued_ns += other.queued_ns
+        self.output_bytes += other.output_bytes
+        self.batches += other.batches
