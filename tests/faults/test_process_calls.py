@@ -21,7 +21,7 @@ import pytest
 
 from dandelion.errors import Cancelled, DandelionError, DeadlineExceeded
 from dandelion.executors import processes
-from dandelion.executors.staging import Order
+from dandelion.executors.staging import INLINE_COPY_BYTES, Order
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
 from dandelion.testing import FakeEngineProcess, wait_until
@@ -37,6 +37,8 @@ from tests.played_nodes import (
     wait_ready,
 )
 
+LARGE = b"q" + bytes(INLINE_COPY_BYTES)
+"""Inputs that a thread copies."""
 SCRIPT = """
 import os, signal, time
 from dandelion.errors import EngineDied, InvalidInput
@@ -286,7 +288,7 @@ def test_a_call_that_is_being_copied_as_others_end_gets_its_own_answer(
     dies: bool, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def large() -> bytes:  # who waits on a loop leaves copying to the node
-        return bytes((await node.invoke_async("F", a=b"q" + bytes(300_000))).b.bytes())
+        return bytes((await node.invoke_async("F", a=LARGE)).b.bytes())
 
     for number in range(12):
         echoed(node, b"q%d" % number)
@@ -302,7 +304,7 @@ def test_a_call_that_is_being_copied_as_others_end_gets_its_own_answer(
                 kill(child_of(node))
             wait_until(lambda: sent not in executor._out)
         assert first.result(10) == b"W-first"
-        assert second.result(10) == b"q" + bytes(300_000)
+        assert second.result(10) == LARGE
     assert [echoed(node, b"q%d" % n) for n in range(3)] == [b"q0", b"q1", b"q2"]
 
 
@@ -413,7 +415,7 @@ def test_everybody_gets_the_answer_to_what_was_asked(spin_us: int, fake: FakeEng
 
     def made(chance: random.Random) -> tuple[bytes, str, float]:
         kind = bytes([chance.choice(kinds)])
-        padding = bytes(chance.choice((0, 0, 1000, 300_000)))
+        padding = bytes(chance.choice((0, 0, 1000, len(LARGE))))
         data = kind + b"%x" % chance.getrandbits(128) + padding
         return data, chance.choice("FGH"), chance.choice((0.002, 10, 10))
 
