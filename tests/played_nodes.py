@@ -13,6 +13,7 @@ from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.driver import Hosting
 from dandelion.errors import DandelionError
 from dandelion.executors import ProcessExecutor, processes
+from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
 from dandelion.scheduler.records import EnginePhase
@@ -59,9 +60,13 @@ def played_node(
 def register(
     node: Node, name: str, code_format: str = "played", wall_s: float = 60.0, main: bytes = b""
 ) -> None:
-    """Register a function with one input set ``a`` and one output set ``b``."""
+    """Register a function with one input set ``a`` and one output set ``b``.
+
+    The arena has room for the outputs of two calls.
+    """
     code = (CodeDocument(code_format, Content(data=main)) if main else CodeDocument(code_format),)
-    limits = Limits(wall_s=wall_s, output_bytes=400_000)
+    room = min(2 * INLINE_COPY_BYTES, 2 * node.arena.size_bytes // 5)
+    limits = Limits(wall_s=wall_s, output_bytes=room)
     node.register(FunctionDocument(name, ("a",), ("b",), code=code, limits=limits))
 
 
