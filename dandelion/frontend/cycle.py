@@ -6,6 +6,7 @@ It extends an undocumented class of uvicorn, see `dandelion.frontend.protocol`.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -27,6 +28,9 @@ class Closing(Protocol):
 
     def close(self, *, linger: bool = False) -> None:
         """Close the connection when everything is written; with `linger`, discard further input."""
+
+    def hold(self) -> None:
+        """Do not read the next request for a while."""
 
 
 class Cycle(RequestResponseCycle):
@@ -57,6 +61,8 @@ class Cycle(RequestResponseCycle):
         for name, value in message["headers"]:
             head += (name, b": ", value, b"\r\n")
         head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if message["status"] == HTTPStatus.TOO_MANY_REQUESTS:
+            self.protocol.hold()
         self._write(head, message["chunks"], message["size"])
         self._complete()
 

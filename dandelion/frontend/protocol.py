@@ -31,6 +31,7 @@ from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.asgi import TASK, WHOLE_RESPONSE, Message, Receive, Scope, Send
 from dandelion.frontend.cycle import Cycle, finish
 from dandelion.frontend.problem import (
+    RETRY_AFTER_S,
     Crowded,
     HeadTooLong,
     Stalled,
@@ -65,6 +66,10 @@ class Protocol(HttpToolsProtocol):
     The data of a request is freed when it is complete, not when the next request arrives. With
     thousands of connections that is much later.
 
+    A request that is refused since there are too many (429) is answered at once, but the next one
+    on its connection is not read before the time that `Retry-After` names. Otherwise clients that
+    repeat it at once could keep the node busy with refusals.
+
     A surplus connection (`ConnectionTable`) gets one response: the health of the node, or the error
     that there are too many connections.
 
@@ -78,6 +83,7 @@ class Protocol(HttpToolsProtocol):
         "_beginning",
         "_begun",
         "_head_bytes",
+        "_held",
         "_in_body",
         "_in_head",
         "_newcomer",
@@ -105,6 +111,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._answered = False
+        self._held = False
         self._surplus = newcomer.surplus
         self.lingers = False
         # Used by the table:
@@ -274,12 +281,25 @@ class Protocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self._answered = self._served = True
         if not (self.transport.is_closing() or self.lingers):
-            self.flow.resume_reading()
+            if not self._held:
+                self.flow.resume_reading()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
         if not self._beginning:
             self._update_wait()
             self._free_request()
+
+    def hold(self) -> None:
+        """Read the next request after `RETRY_AFTER_S`, since this one is refused."""
+        if not self._held:
+            self._held = True
+            self.flow.pause_reading()
+            self.loop.call_later(RETRY_AFTER_S, self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = Cycle

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from dandelion.frontend import protocol
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
@@ -128,6 +129,31 @@ def problem_on(connection: socket.socket) -> tuple[int, str]:
     assert headers["content-type"] == "application/problem+json"
     assert ended(connection)
     return status, json.loads(body)["type"].rpartition(":")[2]
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held_s", [0, 1000])
+def test_the_next_request_after_a_refusal_is_read_later(
+    held_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "RETRY_AFTER_S", held_s)
+    waits = HEAD % b"wait" + b"Content-Length: 4\r\n\r\nbody"
+    with serving(max_waiting=1) as served:
+        running, refused = served.connect(), served.connect()
+        running.sendall(waits)
+        while not served.node.info().running:
+            assert served.healthy()
+        for _ in range(3 if not held_s else 1):
+            refused.sendall(waits)
+            assert answer_of(refused)[0] == 429
+        if held_s:
+            refused.sendall(waits)
+            assert all(served.healthy() for _ in range(10))
+            assert is_open(refused)
+        served.gate.gate.open()
+        assert answer_of(running)[0] == 200
 
 
 # --- silence ------------------------------------------------------------------------------------
