@@ -132,10 +132,7 @@ def _output_of(function: FunctionSpec, item_set: ItemSet) -> Item:
 def _share(function: FunctionSpec, item_set: ItemSet, whole: int, part: int, total: int) -> int:
     share, rest = divmod(whole * part, total)
     if rest:
-        message = (
-            f"set '{item_set.name}' does not have a row for each row of '"
-            f"{function.batching.inputs[0] if function.batching else ''}'"
-        )
+        message = f"set '{item_set.name}' does not have a row for each row of the joined inputs"
         raise BadOutput(function.name, message)
     return share
 

@@ -561,6 +561,7 @@ class Node:
             functions.setdefault(key, FlowCounts()).add(flow.counts)
             queued[key] += sum(len(queue.calls) for queue in flow.queues.values())
         memory = scheduler.calls.residency.node.by_tenant
+        tenants = self._spaces.tenants()
         return NodeInfo(
             {name: counts.copy() for name, counts in self._recorder.counts.items()},
             len(scheduler.invocations),
@@ -573,7 +574,7 @@ class Node:
             replace(self._cache.counts),
             {tenant.name: size for tenant, size in memory.items()},
             self._runtime.longest_turn_ns / 1e9,
-            tenant_capacities(scheduler, tenants := self._spaces.tenants(), tenants),
+            tenant_capacities(scheduler, tenants, tenants),
         )
 
     def capacity(

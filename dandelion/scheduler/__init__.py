@@ -21,7 +21,7 @@ Life of a call::
                       Send: SENT -- done, failed ------------------------'
                         '-- engine died: QUEUED again, alone if the call may be the cause
 
-A call that is run with others is JOINED: a member of a batch, which is QUEUED or SENT in its place.
+A call that is run with others is JOINED: a member of a batch, which is SENT in its place.
 
 ===============  ==============================================================================
 file             content

@@ -3,7 +3,7 @@
 When an engine takes a call from a queue, the calls behind it that fit join it: a **batch** is a
 `CallState` with `members`. It takes one place of the engine, and its executor joins the inputs and
 divides the outputs. If a batch fails, its members are run one by one, so no caller gets an error
-that another one caused.
+that another one caused. If it had not begun, they are queued again as they were.
 
 New calls are gathered before they are queued: until the next `tick`, since callers who got their
 results in one batch call again at the same time, and as long as the function says.
@@ -17,12 +17,13 @@ from math import gcd
 from typing import TypeAlias
 
 from dandelion.data import ItemSet
-from dandelion.driver import InstanceSets
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.records import CallState, EngineState, Flow, InvocationState, Phase
 
 _LOOKED_AT = 4
 """How many waiting calls are looked at for each that a batch may have."""
+_KEPT_TIMES = 64
+"""So many times are kept at least, also if calls no longer wait for them."""
 _COMPARED_BYTES = 4096
 """Inputs that are not joined are compared up to this size; larger ones have to be the same."""
 
@@ -39,7 +40,8 @@ class Batches:
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self._due: list[tuple[int, int, Flow]] = []
-        self._order = 0
+        self._most = _KEPT_TIMES
+        self._number = 0
 
     # waiting for others
 
@@ -53,15 +55,20 @@ class Batches:
         call.phase = Phase.GATHERING
         gathering = call.flow.gathering
         if not gathering:
-            self._order += 1
-            heapq.heappush(self._due, (due_ns, self._order, call.flow))
+            self._number += 1
+            call.flow.gathers = self._number
+            heapq.heappush(self._due, (due_ns, self._number, call.flow))
+            if len(self._due) > self._most:
+                self._due = [time for time in self._due if _counts(time)]
+                heapq.heapify(self._due)
+                self._most = 2 * len(self._due) + _KEPT_TIMES
         gathering[call] = None
         return True
 
     @property
     def next_due_ns(self) -> int | None:
         """When to call `due` next; None if no calls wait for others."""
-        while self._due and not self._due[0][2].gathering:
+        while self._due and not _counts(self._due[0]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
@@ -69,9 +76,9 @@ class Batches:
         """Return the flows whose calls have waited long enough."""
         flows = []
         while self._due and self._due[0][0] <= now_ns:
-            flow = heapq.heappop(self._due)[2]
-            if flow.gathering:
-                flows.append(flow)
+            time = heapq.heappop(self._due)
+            if _counts(time):
+                flows.append(time[2])
         return flows
 
     # batches
@@ -83,7 +90,7 @@ class Batches:
             All of them, this one first; none if it is run by itself.
         """
         batching = call.flow.spec.batching
-        if batching is None or not engine.joins or call.members or call.single:
+        if batching is None or not engine.joins or not _joins(call):
             return ()
         key = _key(call)
         if key is None:
@@ -96,8 +103,7 @@ class Batches:
             for other in islice(waiting, _LOOKED_AT * batching.calls):
                 if len(found) == batching.calls:
                     break
-                joins = not other.members and not other.single and _key(other) == key
-                if joins and room.takes(other):
+                if _joins(other) and _key(other) == key and room.takes(other):
                     found.append(other)
         for other in found[1:]:
             self._lines.remove(other)
@@ -108,7 +114,7 @@ class Batches:
         """Make the call that stands for several.
 
         Args:
-            members: the calls, in order; the first one decides about the place in the queue.
+            members: the calls, in order; they have the turn of the first one.
             number: the id of the new call.
         """
         first = members[0]
@@ -120,11 +126,9 @@ class Batches:
             (),
             latest.deadline_ns,
             latest.deadline_s,
-            priority=first.invocation.priority,
         )
         batch = CallState(number, invocation, first.run, first.flow, members=members)
-        batch.lane, batch.turn, batch.queued_ns = first.lane, first.turn, first.queued_ns
-        batch.requeued = True
+        batch.lane, batch.turn = first.lane, first.turn
         for call in members:
             call.phase = Phase.JOINED
             call.batch = batch
@@ -158,7 +162,7 @@ def _key(call: CallState) -> Key | None:
     """Return what is equal for calls that can be joined; None if this one cannot be."""
     spec = call.flow.spec
     assert spec.batching is not None, "its calls are joined"
-    key: list[object] = [call.demand is None, call.alone]
+    key: list[object] = []
     first_bytes = 0
     for declared, item_set in zip(spec.inputs, call.run.inputs, strict=True):
         if declared.name not in spec.batching.inputs:
@@ -178,16 +182,18 @@ def _key(call: CallState) -> Key | None:
     return tuple(key)
 
 
+def _counts(time: tuple[int, int, Flow]) -> bool:
+    """Tell whether the calls of a flow still wait until this time."""
+    _, number, flow = time
+    return bool(flow.gathering) and flow.gathers == number
+
+
+def _joins(call: CallState) -> bool:
+    """Tell whether a call may be run with others: neither a batch with it nor an engine failed."""
+    return not call.single and call.attempt == 1
+
+
 def _value(item_set: ItemSet) -> object:
     if item_set.size_bytes > _COMPARED_BYTES:
         return id(item_set)
     return tuple([(i.name, i.key, bytes(i.data), i.dtype, i.shape) for i in item_set.items])
-
-
-def live(members: tuple[CallState, ...]) -> list[CallState]:
-    """Return the members whose results are still needed."""
-    return [call for call in members if not call.cancelled]
-
-
-Parts: TypeAlias = list[InstanceSets]
-"""The outputs of each member of a batch."""

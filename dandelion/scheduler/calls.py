@@ -6,7 +6,7 @@ scheduler, which steps its walk; this may start further calls or cancel others a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,13 +15,11 @@ from dandelion.driver import Demand, InstanceSets
 from dandelion.errors import DandelionError, EngineDied
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
-from dandelion.scheduler.batches import Parts, live
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import (
     CallState,
-    EngineState,
     Flow,
     InvocationState,
     Phase,
@@ -106,7 +104,7 @@ class Calls:
             self._act(Stop(call))
             return
         if call.phase is Phase.JOINED:
-            self._left_batch(call, now_ns)
+            self._left_batch(call)
             return
         if call.queue is not None:
             self.lines.remove(call)
@@ -187,16 +185,16 @@ class Calls:
         engine = self.sending.off(call, now_ns)
         engine.failures += 1
         call.flow.counts.failures += 1
-        if call.members and begun:
-            self._separate(call, isinstance(error, EngineDied), engine, now_ns)
+        if call.members:
+            self._separate(call, error, begun, now_ns)
         elif not call.cancelled and may_run_again(call, engine, error, begun):
-            self._again(call, engine, begun, now_ns)
+            self._again(call, begun, engine.shared_fault_domain, now_ns)
         else:
             self._fail(call, blamed(call, error), now_ns)
         self.sending.after(call, engine, now_ns)
 
-    def batch_done(self, batch: CallState, parts: Parts, now_ns: int) -> None:
-        """A sent batch has returned the outputs of its members, in their order."""
+    def batch_done(self, batch: CallState, parts: Sequence[InstanceSets], now_ns: int) -> None:
+        """A sent batch has returned its outputs: a part for each member, in their order."""
         engine = self.sending.off(batch, now_ns)
         batch.phase = Phase.ENDED
         batch.flow.counts.calls += len(parts) - 1
@@ -240,47 +238,42 @@ class Calls:
         else:
             self._fail(call, blamed(call, error), now_ns)
 
-    def _again(self, call: CallState, engine: EngineState | None, begun: bool, now_ns: int) -> None:
-        """Retry a call: behind all others and alone, if it may be the cause of the fault."""
+    def _again(self, call: CallState, begun: bool, shared: bool, now_ns: int) -> None:
+        """Retry a call: behind all others, if it may be the cause of a fault.
+
+        Args:
+            call: the call.
+            begun: its engine may have started it.
+            shared: the engine shares its faults with others, so it is run alone.
+            now_ns: now.
+        """
         call.started_ns = call.queued_ns = 0
         call.requeued = True
         call.engine = call.turn = None
         if begun:
             call.attempt += 1
-            call.alone = call.alone or (engine is not None and engine.shared_fault_domain)
+            call.alone = call.alone or shared
             call.id = self.sending.next_number()
         self.sending.queue(call, now_ns)
 
-    def _left_batch(self, call: CallState, now_ns: int) -> None:
+    def _left_batch(self, call: CallState) -> None:
         """A member was cancelled: cancel its batch if it was the last one."""
         batch = call.batch
-        if batch is None or live(batch.members):
-            return  # it has ended, or goes on for others
-        batch.cancelled = True
-        if batch.queue is None:
+        if batch is not None and all(member.cancelled for member in batch.members):
+            batch.cancelled = True
             self._act(Stop(batch))
-        else:
-            self.lines.remove(batch)
-            self._separate(batch, False, None, now_ns)
 
-    def _separate(
-        self, batch: CallState, died: bool, engine: EngineState | None, now_ns: int
-    ) -> None:
-        """Run the members of a batch that failed one by one.
-
-        Args:
-            batch: the batch.
-            died: its engine died of it, perhaps.
-            engine: where it was; None if it was not sent.
-            now_ns: now.
-        """
+    def _separate(self, batch: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
+        """Run the members of a batch again: one by one, unless it had not begun."""
         batch.phase = Phase.ENDED
+        died = isinstance(error, EngineDied)
+        shared = batch.engine is not None and batch.engine.shared_fault_domain
         for call in _released(batch):
-            call.single = call.requeued = True
+            call.single = begun or not died
             if call.cancelled:
                 self._leave(call, now_ns)
-            elif call.invocation.calls.get(call.run.instance) is call:
-                self._again(call, engine, died, now_ns)
+            else:
+                self._again(call, begun and died, shared, now_ns)
 
     def _finish(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         self._leave(call, now_ns)
@@ -289,7 +282,7 @@ class Calls:
 
     def _fail(self, call: CallState, error: DandelionError, now_ns: int) -> None:
         if call.members:
-            self._separate(call, False, None, now_ns)
+            self._separate(call, error, False, now_ns)
             return
         self._leave(call, now_ns)
         if not call.cancelled:

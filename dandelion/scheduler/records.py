@@ -111,6 +111,7 @@ class Flow:
         calls, waiting, parked: as of `Tenant`.
         blocked: calls that wait until it is present.
         gathering: calls that wait for others, to be joined.
+        gathers: number of the time until which they wait, see `Batches`.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
         tags: of the policy, by lane.
@@ -130,6 +131,7 @@ class Flow:
     parked: list[CallQueue] = field(default_factory=list)
     blocked: dict[CallState, None] = field(default_factory=dict)
     gathering: dict[CallState, None] = field(default_factory=dict)
+    gathers: int = 0
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
     tags: dict[Lane, float] = field(default_factory=dict)
@@ -215,7 +217,7 @@ class Phase(enum.Enum):
     PLANNING = "planning"  # its demand is being computed
     QUEUED = "queued"
     SENT = "sent"
-    JOINED = "joined"  # it is a member of a batch, which is queued or sent
+    JOINED = "joined"  # it is a member of a batch, which is sent
     ENDED = "ended"
 
 

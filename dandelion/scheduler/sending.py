@@ -161,6 +161,7 @@ class Sending:
         return best_free([e for cost, e in free if cost == least < NEVER], flow)
 
     def feed_all(self, now_ns: int) -> None:
+        """Send waiting calls to all engines that are free."""
         for engine in list(self._engines.all.values()):
             self._feed(engine, now_ns)
 
@@ -182,7 +183,8 @@ class Sending:
     def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         flow = call.flow
         tenant = flow.tenant
-        needed = sum([c.demand.output_bytes or 0 for c in call.members or (call,) if c.demand])
+        calls = call.members or (call,)
+        needed = sum([one.demand.output_bytes or 0 for one in calls if one.demand is not None])
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
             self._recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes
@@ -192,7 +194,7 @@ class Sending:
         call.phase = Phase.SENT
         call.engine = engine
         call.sent_ns = now_ns
-        for one in call.members or (call,):
+        for one in calls:
             flow.counts.queued_ns += now_ns - one.queued_ns
         engine.sent[call.id] = call
         engine.last = flow
