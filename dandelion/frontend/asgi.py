@@ -44,6 +44,7 @@ class Response:
         status: the HTTP status.
         headers: further headers; Content-Length is added when it is sent.
         close: whether to close the connection, unless the whole request was read.
+        hold: whether the next request of the connection is read later.
     """
 
     chunks: list[Bytes]
@@ -51,6 +52,7 @@ class Response:
     status: int = 200
     headers: list[Header] = field(default_factory=list)
     close: bool = False
+    hold: bool = False
 
     async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
         """Write status, headers and body to the connection.
@@ -68,7 +70,8 @@ class Response:
         ]
         if WHOLE_RESPONSE in extensions:
             message = {"type": WHOLE_RESPONSE, "status": self.status, "headers": headers}
-            await send({**message, "chunks": chunks, "size": size, "close": self.close})
+            message |= {"close": self.close, "hold": self.hold}
+            await send({**message, "chunks": chunks, "size": size})
             return
         if self.close:
             headers.append((b"connection", b"close"))

@@ -6,7 +6,6 @@ It extends an undocumented class of uvicorn, see `dandelion.frontend.protocol`.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
-from http import HTTPStatus
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -61,7 +60,7 @@ class Cycle(RequestResponseCycle):
         for name, value in message["headers"]:
             head += (name, b": ", value, b"\r\n")
         head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        if message["status"] == HTTPStatus.TOO_MANY_REQUESTS:
+        if message["hold"]:
             self.protocol.hold()
         self._write(head, message["chunks"], message["size"])
         self._complete()

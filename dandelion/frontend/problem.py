@@ -19,6 +19,7 @@ from dandelion.errors import (
     CapacityError,
     DandelionError,
     ErrorRecord,
+    Overloaded,
     Problem,
     Problems,
     root_of,
@@ -290,7 +291,8 @@ def problem_response(error: DandelionError, instance: str = "") -> Response:
     if isinstance(root, MethodNotAllowed):
         headers.append((b"allow", ", ".join(root.allowed).encode()))
     body = encode_problem(problem_of(error, instance))
-    return Response([body], MEDIA_TYPE.encode(), root.status, headers)
+    hold = isinstance(root, Overloaded) and root.owner == Overloaded.owner  # that is the node
+    return Response([body], MEDIA_TYPE.encode(), root.status, headers, hold=hold)
 
 
 def closing_response(error: DandelionError) -> bytes:

@@ -66,9 +66,10 @@ class Protocol(HttpToolsProtocol):
     The data of a request is freed when it is complete, not when the next request arrives. With
     thousands of connections that is much later.
 
-    A request that is refused since there are too many (429) is answered at once, but the next one
-    on its connection is not read before the time that `Retry-After` names. Otherwise clients that
-    repeat it at once could keep the node busy with refusals.
+    A request that is refused since the node has too many (429) is answered at once, but the next
+    one on its connection is not read before the time that `Retry-After` names. Otherwise clients
+    that repeat it at once could keep the node busy with refusals. After a refusal for a tenant's
+    limit it is read at once: others may use the same connection.
 
     A surplus connection (`ConnectionTable`) gets one response: the health of the node, or the error
     that there are too many connections.

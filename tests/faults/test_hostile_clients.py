@@ -24,7 +24,7 @@ import pytest
 
 from dandelion.frontend import protocol
 from dandelion.frontend.server import BackgroundServer
-from dandelion.node import Node
+from dandelion.node import Node, TenantSettings
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
 
 HEAD = b"POST /v1/invoke/%b HTTP/1.1\r\nHost: localhost\r\n"
@@ -152,6 +152,23 @@ def test_the_next_request_after_a_refusal_is_read_later(
             refused.sendall(waits)
             assert all(served.healthy() for _ in range(10))
             assert is_open(refused)
+        served.gate.gate.open()
+        assert answer_of(running)[0] == 200
+
+
+def test_a_refusal_for_a_tenant_does_not_delay_others_on_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "RETRY_AFTER_S", 1000)
+    waits = HEAD % b"wait" + b"Content-Length: 4\r\n\r\nbody"
+    with serving(tenants={"default": TenantSettings(invocations=1)}) as served:
+        running, refused = served.connect(), served.connect()
+        running.sendall(waits)
+        while not served.node.info().running:
+            assert served.healthy()
+        for _ in range(3):
+            refused.sendall(waits)
+            assert answer_of(refused)[0] == 429
         served.gate.gate.open()
         assert answer_of(running)[0] == 200
 
