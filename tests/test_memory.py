@@ -253,9 +253,9 @@ def test_placing_copies_what_lies_elsewhere_and_counts() -> None:
 def test_a_slice_that_is_filled_is_not_zeroed_and_shows_nothing_of_its_last_user(size: int) -> None:
     transfers = Transfers()
     with arena(8 * PAGE) as domain:
-        used = domain.acquire(size)
+        used = domain.acquire(PAGE)
         start = used.offset_bytes
-        used.view[:] = b"s" * size
+        used.view[:] = b"s" * PAGE
         del used
         (placed,) = transfers.place((a_set("a", b"n" * size),), domain)
         assert placed is not None
@@ -380,7 +380,7 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
                 context = domain.acquire_to_fill(3 * PAGE)
                 context.view[:] = bytes([mark]) * context.size_bytes
                 if bytes(context.view) != bytes([mark]) * context.size_bytes:
-                    failures.append("somebody else wrote to what is filled")
+                    failures.append("two threads filled one slice")
                 del context
 
         threads = [threading.Thread(target=work, args=(n + 1,)) for n in range(8)]
