@@ -58,7 +58,7 @@ class Lifetime:
 
 
 IsOrdered: TypeAlias = Callable[[str, str], bool]
-"""Tells of two buffers, by name, whether all uses of one come after those of the other."""
+"""Takes the names of two buffers; returns whether all uses of one come after those of the other."""
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ A token is 256 random bits that its owner sends with each request. The node has 
 SHA-256 of each token, its tenant and its rights (`file`). `table` finds a token and counts its
 requests, `watch` reads the file again when it has changed.
 
-**Why SHA-256, and no slow hash.** A slow hash protects passwords: there are few likely ones, and
-somebody who has the hashes can try them all. 2**256 tokens cannot be tried, however fast the hash
-is, and a slow one would cost more than the request.
+**Why SHA-256, and no slow hash.** A slow hash protects passwords: there are few likely ones, so an
+attacker with the hashes can try them all. 2**256 tokens cannot be tried with a fast hash either,
+and a slow one would cost more than the request.
 
 **Why timing does not reveal a token.** A token is found by looking up its hash in a dictionary. The
 time of that lookup may depend on how many bits of the hash agree with a stored one. A caller cannot
