@@ -178,6 +178,7 @@ def _calls(cu: Any) -> Calls:
         host_unregister=cu.cuMemHostUnregister,
         copy_in=cu.cuMemcpyHtoDAsync,
         copy_out=cu.cuMemcpyDtoHAsync,
+        copy_within=cu.cuMemcpyDtoDAsync,
         fill=cu.cuMemsetD8Async,
         granularity=lambda ordinal: cu.cuMemGetAllocationGranularity(memory_of(ordinal), smallest),
         reserve=lambda size: cu.cuMemAddressReserve(size, 0, 0, 0),

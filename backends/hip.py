@@ -159,6 +159,7 @@ def _calls(hip: Any, types: Any) -> Calls:
         host_unregister=hip.hipHostUnregister,
         copy_in=hip.hipMemcpyHtoDAsync,
         copy_out=hip.hipMemcpyDtoHAsync,
+        copy_within=hip.hipMemcpyDtoDAsync,
         fill=hip.hipMemsetD8Async,
         granularity=lambda ordinal: hip.hipMemGetAllocationGranularity(
             memory_of(ordinal), smallest

@@ -39,7 +39,7 @@ from .gpu.factory import GpuFactory
 from .gpu.host_memory import POOL_BYTES
 from .gpu.host_runtime import HostRuntime
 from .gpu.options import GpuOptions
-from .gpu.plan import Launch, Pointer, Zero
+from .gpu.plan import Copy, Launch, Pointer, Zero
 from .gpu.pocl_runtime import PoclRuntime
 from .gpu.source import CodeFormat, LoadedCode
 from .gpu.source_check import checked_source
@@ -397,6 +397,28 @@ class OpenClDevice(Device):
     def _prepare_zero(self, step: Zero) -> Handle:
         return Handle(step)
 
+    def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
+        return Handle(step)
+
+    def _copy(self, step: Copy) -> None:
+        target, source, size = (
+            step.target.offset_bytes,
+            step.source.offset_bytes,
+            step.target.size_bytes,
+        )
+        if self._shared:
+            self._quiet()
+            ctypes.memmove(self._address + target, self._address + source, size)
+            return
+        self._cl.enqueue_copy(
+            self._queue,
+            self._pool,
+            self._pool,
+            byte_count=size,
+            src_offset=source,
+            dst_offset=target,
+        )
+
     # work
 
     def _launch(self, prepared: Iterable[Handle]) -> None:
@@ -411,6 +433,8 @@ class OpenClDevice(Device):
                     enqueue(queue, item.kernel, item.global_size, item.local_size)
                 elif isinstance(item, Zero):
                     self._zero(item.offset_bytes, item.size_bytes)
+                elif isinstance(item, Copy):
+                    self._copy(item)
                 else:
                     raise InternalError(f"{self.name}: {type(item).__name__} is no launch")
             queue.flush()

@@ -91,6 +91,7 @@ class Calls:
     host_unregister: Function
     copy_in: Function
     copy_out: Function
+    copy_within: Function  # (target, source, bytes, stream)
     fill: Function
     # memory in mappings of its own; see `.cudalike_protected`
     granularity: Function  # (ordinal) -> bytes

@@ -25,7 +25,7 @@ from dandelion.errors import DandelionError, DeviceFault, InternalError, Invalid
 from .device import Device, Handle, Protection
 from .forks import Forks
 from .host import HostKernel, Memory
-from .plan import Launch, Pointer, Zero
+from .plan import Copy, Launch, Pointer, Zero
 from .source import LoadedCode, choose
 
 POOL_BYTES = 1 << 20
@@ -281,6 +281,11 @@ def check_order(device: Device) -> None:
     result = _get(device, 512, 32, np.int32)
     assert (result[:16] == 2).all()
     assert (result[16:] == ((expected * 2) * 2 + 1) * 2 + 2).all()
+    copy = device.prepare_copy(Copy(Pointer(1024, 128), Pointer(512, 128)))
+    device.launch([steps[0], copy, steps[1]])
+    before, after = (_get(device, at, 32, np.int32) for at in (1024, 512))
+    assert (before == 2 * result).all()
+    assert (after == 2 * before + 1).all()
 
 
 def check_again(device: Device) -> None:
@@ -341,15 +346,18 @@ def check_forked_graphs(device: Device) -> None:
 
     join = _prepare(device, "add", (a, b, c, _value("Q", 64)), *shape)
     zero = device.prepare_zero(Zero(0, 256))
+    copy = device.prepare_copy(Copy(Pointer(768, 256), Pointer(512, 256)))
     steps = [axpy(a, 2), axpy(b, 3), axpy(a, 5), axpy(b, 7), join, zero, axpy(c, 2), axpy(a, 4)]
-    waits = ((), (), (), (), (3,), (4,), (), (5,))
-    graph = device.capture(steps, Forks((0, 1, 0, 1, 0, 1, 0, 0), waits))
+    steps.append(copy)
+    waits = ((), (), (), (), (3,), (4,), (), (5,), (6,))
+    graph = device.capture(steps, Forks((0, 1, 0, 1, 0, 1, 0, 0, 1), waits))
     assert graph is not None
     first, second = 1, 1
     for _ in range(3):
         device.replay(graph)
         first, second = 5 * (2 * first + 1) + 1, 7 * (3 * second + 1) + 1
-        assert (_get(device, 512, 64, np.int32) == 2 * (first + second) + 1).all()
+        for at in (512, 768):
+            assert (_get(device, at, 64, np.int32) == 2 * (first + second) + 1).all()
         first = 1
         assert (_get(device, 0, 64, np.int32) == first).all()
     device.discard(steps, graph)
@@ -372,6 +380,8 @@ def check_protected_memory(device: Device) -> None:
     )
     module = device.load(code_for(device))
     launch = device.prepare(module, "add", Launch("add", arguments, (8, 1, 1), (128, 1, 1)), memory)
+    source = Pointer(4096, 2000, constant=True)
+    copy = device.prepare_copy(Copy(Pointer(8192, 2000), source), memory)
     device.synchronize()
     for _ in range(2):
         device.protect(memory, Protection.READ)
@@ -380,6 +390,8 @@ def check_protected_memory(device: Device) -> None:
         result = _get(device, 0, 1000, np.int32)
         assert (result[:500] == a).all()
         assert not result[500:].any()
+        device.launch([copy])
+        assert (_get(device, 8192, 500, np.int32) == a).all()
         device.protect(memory, Protection.NONE)
     device.free_protected(memory)
 

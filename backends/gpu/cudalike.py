@@ -29,7 +29,7 @@ from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, pr
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Launch, Zero
+from .plan import Copy, Launch, Zero
 from .source import LoadedCode
 
 _RESERVE_BYTES = 256 * 2**20
@@ -329,6 +329,14 @@ class CudaLikeDevice(Device):
         address = self._calls.pointer(self._pool + step.offset_bytes)
         arguments = (address, 0, step.size_bytes, self._stream)
         return Handle(Prepared(self._calls.fill, arguments))
+
+    def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
+        kept = constants.address if isinstance(constants, ProtectedMapping) else 0
+        base = kept if step.source.constant else self._pool
+        target = self._calls.pointer(self._pool + step.target.offset_bytes)
+        source = self._calls.pointer(base + step.source.offset_bytes)
+        arguments = (target, source, step.target.size_bytes, self._stream)
+        return Handle(Prepared(self._calls.copy_within, arguments))
 
     # work
 

@@ -16,7 +16,7 @@ life       `open`, `close`, `properties`, `fault`
 memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
 protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: memory beside the
            pool that keeps its content
-code       `load`, `unload`, `stateful`, `prepare`
+code       `load`, `unload`, `stateful`, `prepare`, `prepare_zero`, `prepare_copy`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
 ========== ====================================================================================
 """
@@ -33,7 +33,7 @@ from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError
 
 from .forks import Forks
-from .plan import Launch, Pointer, Step, Zero
+from .plan import Copy, Launch, Pointer, Step, Zero
 from .source import LoadedCode
 
 Handle = NewType("Handle", object)
@@ -251,6 +251,18 @@ class Device(abc.ABC):
         self._inside("prepare", step.offset_bytes, step.size_bytes)
         return self._prepare_zero(step)
 
+    def prepare_copy(self, step: Copy, constants: Handle | None = None) -> Handle:
+        """Make a copy within the device ready to be given to `launch`.
+
+        Args:
+            step: what is copied.
+            constants: the memory of a source with `Pointer.constant`.
+        """
+        for part in (step.target, step.source):
+            if not part.constant:
+                self._inside("prepare", part.offset_bytes, part.size_bytes)
+        return self._prepare_copy(step, constants)
+
     # work
 
     def launch(self, prepared: Iterable[Handle]) -> None:
@@ -343,6 +355,9 @@ class Device(abc.ABC):
     def _prepare_zero(self, step: Zero) -> Handle: ...
 
     @abc.abstractmethod
+    def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle: ...
+
+    @abc.abstractmethod
     def _launch(self, prepared: Iterable[Handle]) -> None: ...
 
     def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
@@ -392,6 +407,8 @@ def prepare_steps(
     for step in steps:
         if isinstance(step, Zero):
             prepared.append(device.prepare_zero(step))
+        elif isinstance(step, Copy):
+            prepared.append(device.prepare_copy(step, constants))
         else:
             module, symbol = modules[step.kernel]
             prepared.append(device.prepare(module, symbol, step, constants))

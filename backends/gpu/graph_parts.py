@@ -23,7 +23,7 @@ from .hazards import Range, Use, is_chain
 from .lanes import LaneSchedule, scheduled
 from .layout import aligned
 from .pacing import StepTimes
-from .plan import Pointer, Step, Zero
+from .plan import Copy, Launch, Pointer, Step, Zero
 
 LAUNCHED_NS = 8000.0
 """Launching a step by itself takes the host about as long: less says nothing of the step."""
@@ -49,7 +49,7 @@ class Width:
 
     def share(self, step: Step) -> float:
         """Estimate what part of the device a step needs at least; 0 if that is not known."""
-        if isinstance(step, Zero) or not self.unit_threads:
+        if not isinstance(step, Launch) or not self.unit_threads:
             return 0.0
         (gx, gy, gz), (bx, by, bz) = step.grid, step.block
         together = self.unit_threads // max(bx * by * bz, _LEAST_THREADS)
@@ -170,6 +170,10 @@ def use_of(step: Step) -> Use:
     """Find what a step does with the pool."""
     if isinstance(step, Zero):
         return Use((), (_range(step.offset_bytes, step.size_bytes),))
+    if isinstance(step, Copy):
+        target, source = step.target, step.source
+        read = () if source.constant else (_range(source.offset_bytes, source.size_bytes),)
+        return Use(read, (_range(target.offset_bytes, target.size_bytes),))
     reads: list[Range] = []
     writes: list[Range] = []
     known = len(step.access)

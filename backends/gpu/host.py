@@ -20,7 +20,7 @@ from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Probl
 
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Launch, Pointer, Zero
+from .plan import Copy, Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 
 Memory: TypeAlias = npt.NDArray[np.uint8]
@@ -211,6 +211,17 @@ class HostDevice(Device):
     def _prepare_zero(self, step: Zero) -> Handle:
         part = self._memory()[step.offset_bytes : step.offset_bytes + step.size_bytes]
         return Handle(lambda: part.fill(0))
+
+    def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
+        def part(pointer: Pointer) -> Memory:
+            memory = self._memory()
+            if pointer.constant:
+                assert isinstance(constants, _Protected)
+                memory = constants.data
+            return memory[pointer.offset_bytes : pointer.offset_bytes + pointer.size_bytes]
+
+        target, source = part(step.target), part(step.source)
+        return Handle(lambda: np.copyto(target, source))
 
     def _launch(self, prepared: Iterable[Handle]) -> None:
         for work in prepared:

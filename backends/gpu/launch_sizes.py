@@ -75,7 +75,7 @@ class _Holder:
             at = f"{where}[{index}]"
             if isinstance(action, Repeat):
                 yield from self.actions(f"{at}.actions", action.actions)
-            else:
+            elif isinstance(action, ExecKernel):
                 yield from self.launch(at, action)
 
     def launch(self, where: str, action: ExecKernel) -> Iterator[Problem]:

@@ -19,24 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dandelion.blueprint import (
-    Absolute,
-    Access,
-    Action,
-    Argument,
-    ExecKernel,
-    GpuConfig,
-    Ptr,
-    Raw,
-)
-from dandelion.blueprint.numbers import constant, launch_numbers, pack
-from dandelion.blueprint.records import (
-    BLOCK_THREADS,
-    MAX_LAUNCHES,
-)
+from dandelion.blueprint import Access, GpuConfig
 from dandelion.errors import InvalidInput
 
 from .branches import BranchLaunch, set_apart
+from .drafts import CopyDraft, Draft, Drafts, Loop, Program, ZeroDraft
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .sizes import ReadInteger, Sizes
 
@@ -73,23 +60,21 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """Zero a part of the pool amid a call, before another buffer begins to live there."""
+    """Zero a part of the pool amid a call."""
 
     offset_bytes: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """Do a part of the program `times` times."""
+class Copy:
+    """Copy a part of the pool, or of the constants, to another part of the pool."""
 
-    times: int
-    program: Program
+    target: Pointer
+    source: Pointer
 
 
-Step: TypeAlias = Launch | Zero
-Program: TypeAlias = tuple["int | Loop", ...]
-"""Indices of steps, in order, with loops."""
+Step: TypeAlias = Launch | Zero | Copy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +86,7 @@ class Plan:
             launch nor copied out have none, nor have constants that stay on the device.
         steps: each step once.
         program: the order of the steps.
-        launches: how many steps are launched, loops unrolled.
+        launches: how many steps there are, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
         outputs: the slots that are copied out, by name, in the order of the blueprint.
         blocks, block_threads: of the launch that has most threads.
@@ -167,18 +152,6 @@ def plan(
     return planner.plan(lifetimes, slots, zeroed)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A launch before its buffers have a place."""
-
-    kernel: str
-    args: tuple[str | bytes, ...]  # a str is a buffer's name
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    access: Mapping[str, Access]
-
-
 class _Planner:
     def __init__(
         self,
@@ -196,95 +169,18 @@ class _Planner:
                 raise InvalidInput(f"sets.{name}", "it is missing; a GPU function needs every set")
         self.sizes = Sizes(config, sizes, read)
         self.access = {k.name: k.access for k in config.kernels}
-        self.drafts: list[_Draft] = []
-        self.loops: list[tuple[int, int, int]] = []  # first and last draft, times; inner ones first
-        self.plain: dict[tuple[Argument, ...], tuple[str | bytes, ...]] = {}
         for name in body.buffers:
             self.sizes.buffer(name)
-        self.program, self.launches = self.actions("blueprint.control_flow", body.control_flow)
-        if self.launches > MAX_LAUNCHES:
-            message = f"{self.launches} launches are more than {MAX_LAUNCHES}"
-            raise InvalidInput("blueprint.control_flow", message)
-
-    # control flow
-
-    def actions(self, where: str, actions: tuple[Action, ...]) -> tuple[Program, int]:
-        program: list[int | Loop] = []
-        launches = 0
-        for index, action in enumerate(actions):
-            at = f"{where}[{index}]"
-            if isinstance(action, ExecKernel):
-                program.append(len(self.drafts))
-                self.drafts.append(self.draft(at, action))
-                launches += 1
-                continue
-            times = self.sizes.number(f"{at}.times", action.times, 0, MAX_LAUNCHES)
-            if times == 0:
-                continue
-            first = len(self.drafts)
-            inner, count = self.actions(f"{at}.actions", action.actions)
-            launches += times * count
-            if times == 1:
-                program += inner
-            elif inner:
-                program.append(Loop(times, inner))
-                self.loops.append((first, len(self.drafts) - 1, times))
-        return tuple(program), launches
-
-    def draft(self, where: str, action: ExecKernel) -> _Draft:
-        numbers = [
-            size.value
-            if type(size) is Absolute and smallest <= size.value <= largest
-            else self.sizes.number(f"{where}.launch.{name}", size, smallest, largest)
-            for name, size, smallest, largest in launch_numbers(action.launch)
-        ]
-        gx, gy, gz, bx, by, bz, shared = numbers
-        if bx * by * bz > BLOCK_THREADS:
-            message = f"a block of {bx * by * bz} threads, at most {BLOCK_THREADS} are possible"
-            sizes = (action.launch.block_dim_x, action.launch.block_dim_y)
-            free = next((s for s in sizes if constant(s) is None), action.launch.block_dim_z)
-            raise self.sizes.error(f"{where}.launch", free, message)
-        args = tuple(self.argument(where, i, a) for i, a in enumerate(action.args))
-        access = self.accesses(action)
-        return _Draft(action.kernel, args, (gx, gy, gz), (bx, by, bz), shared, access)
-
-    def argument(self, where: str, index: int, argument: Argument) -> str | bytes:
-        if isinstance(argument, Ptr):
-            return argument.buffer
-        if isinstance(argument, Raw):
-            return argument.data
-        at = f"{where}.args[{index}]"
-        size = Absolute(0) if isinstance(argument.value, int | float) else argument.value
-        value = (
-            argument.value
-            if isinstance(argument.value, int | float)
-            else self.sizes.value(at, argument.value)
-        )
-        packed = pack(argument, value)
-        if packed is None:
-            message = f"it comes to {value}, which is no {argument.dtype.value}"
-            raise self.sizes.error(at, size, message)
-        return packed
-
-    def accesses(self, action: ExecKernel) -> dict[str, Access]:
-        """What a launch does with each buffer; BOTH where nothing is declared."""
-        ways = self.access.get(action.kernel, ())
-        found: dict[str, Access] = {}
-        for index, argument in enumerate(action.args):
-            if isinstance(argument, Ptr):
-                way = ways[index] if index < len(ways) else Access.BOTH
-                same = found.setdefault(argument.buffer, way) is way
-                found[argument.buffer] = way if same else Access.BOTH
-        return found
+        self.drafts = Drafts(config, self.sizes)
 
     # layout
 
     def branches(self) -> list[BranchLaunch]:
         """List the launches as `.branches` looks at them."""
-        counts = [1] * len(self.drafts)
-        for first, last, times in self.loops:
+        counts = [1] * len(self.drafts.all)
+        for first, last, times in self.drafts.loops:
             counts[first : last + 1] = [count * times for count in counts[first : last + 1]]
-        accesses = [draft.access for draft in self.drafts]
+        accesses = [draft.access for draft in self.drafts.all]
         if self.resident:
             accesses = [
                 {name: way for name, way in access.items() if name not in self.resident}
@@ -298,18 +194,25 @@ class _Planner:
         slots: Mapping[str, Slot],
         zeroed: tuple[str, ...],
     ) -> Plan:
-        steps: list[Step] = [self.launch(d, slots) for d in self.drafts]
-        program = self.program
+        drafts = self.drafts
+        steps: list[Step] = [self.step(draft, slots) for draft in drafts.all]
+        launches = [step for step in steps if isinstance(step, Launch)]
+        shapes = [(math.prod(step.grid), math.prod(step.block)) for step in launches]
+        program = drafts.program
         if zeroed:
-            program = _with_zeros(self.program, zeroed, lifetimes, slots, steps)
-        shapes = [(math.prod(d.grid), math.prod(d.block)) for d in self.drafts]
+            program = _with_zeros(program, zeroed, lifetimes, slots, steps)
         blocks, threads = max(shapes, key=math.prod, default=(0, 0))
         used = used_bytes(slots)
         outputs = {name: slots[name] for name in self.body.outputs}
-        launches = self.launches + len(zeroed)
-        return Plan(slots, tuple(steps), program, launches, used, outputs, blocks, threads)
+        count = drafts.launches + len(zeroed)
+        return Plan(slots, tuple(steps), program, count, used, outputs, blocks, threads)
 
-    def launch(self, draft: _Draft, slots: Mapping[str, Slot]) -> Launch:
+    def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
+        if isinstance(draft, CopyDraft):
+            return Copy(self.pointer(draft.target, slots), self.pointer(draft.source, slots))
+        if isinstance(draft, ZeroDraft):
+            slot = slots[draft.buffer]
+            return Zero(slot.offset_bytes, aligned(slot.size_bytes))
         args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)
         ways = self.access.get(draft.kernel, ())
         return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes, ways)
@@ -326,15 +229,15 @@ class _Planner:
         A buffer that is used in a loop must outlive the loop, unless it begins to live in there
         anew at each turn, with a write.
         """
-        end = len(self.drafts)
+        end = len(self.drafts.all)
         found: dict[str, Lifetime] = {}
-        used = {name for draft in self.drafts for name in draft.access}
+        used = {name for draft in self.drafts.all for name in draft.access}
         for name in self.inputs:
             if name in self.resident or name not in used.union(self.body.outputs):
                 continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
             found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
-        for position, draft in enumerate(self.drafts):
+        for position, draft in enumerate(self.drafts.all):
             for name, way in draft.access.items():
                 if name in self.resident:
                     continue
@@ -348,7 +251,7 @@ class _Planner:
             if name not in found:
                 found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
             found[name].last = end
-        for first, last, _ in self.loops:
+        for first, last, _ in self.drafts.loops:
             for lifetime in found.values():
                 lifetime.extend(first, last)
         return found

@@ -13,10 +13,12 @@ from typing import TypeAlias
 from dandelion.blueprint import (
     Access,
     Action,
+    CopyBuffer,
     FromInput,
     GpuConfig,
     Ptr,
     Repeat,
+    ZeroBuffer,
     parse_blueprint,
 )
 from dandelion.data import Bytes, Item
@@ -190,6 +192,12 @@ def _written(config: GpuConfig) -> set[str]:
         for action in actions:
             if isinstance(action, Repeat):
                 look(action.actions)
+                continue
+            if isinstance(action, CopyBuffer):
+                written.add(action.target)
+                continue
+            if isinstance(action, ZeroBuffer):
+                written.add(action.buffer)
                 continue
             ways = access[action.kernel]
             for index, argument in enumerate(action.args):

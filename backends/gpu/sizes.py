@@ -12,6 +12,7 @@ from dandelion.blueprint import (
     ByBatch,
     CeilDiv,
     Elements,
+    ExecKernel,
     FromInput,
     GpuConfig,
     Mul,
@@ -48,6 +49,7 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             if isinstance(action, Repeat):
                 look(action.times)
                 act(action.actions)
+            if not isinstance(action, ExecKernel):
                 continue
             for argument in action.args:
                 if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):

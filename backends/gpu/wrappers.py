@@ -9,7 +9,7 @@ from dandelion.errors import DeviceFault
 
 from .device import Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Launch, Zero
+from .plan import Copy, Launch, Zero
 from .source import LoadedCode
 
 
@@ -104,6 +104,10 @@ class FailingDevice(Device):
     def _prepare_zero(self, step: Zero) -> Handle:
         self._count("prepare")
         return self.inner.prepare_zero(step)
+
+    def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
+        self._count("prepare")
+        return self.inner.prepare_copy(step, constants)
 
     def _launch(self, prepared: Iterable[Handle]) -> None:
         self._count("launch")

@@ -20,6 +20,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     CeilDiv,
     Code,
+    CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
@@ -36,6 +37,7 @@ from dandelion.blueprint.records import (
     ScalarType,
     Size,
     Sizeof,
+    ZeroBuffer,
 )
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "ByBatch",
     "CeilDiv",
     "Code",
+    "CopyBuffer",
     "Elements",
     "ExecKernel",
     "ExecutionBlueprint",
@@ -67,6 +70,7 @@ __all__ = [
     "Size",
     "Sizeof",
     "Spelling",
+    "ZeroBuffer",
     "by_batch",
     "ceil_div",
     "check_blueprint",

@@ -26,6 +26,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     CeilDiv,
     Code,
+    CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
@@ -42,6 +43,7 @@ from dandelion.blueprint.records import (
     ScalarType,
     Size,
     Sizeof,
+    ZeroBuffer,
 )
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 
@@ -242,6 +244,14 @@ class Blueprint:
             *_three("grid", grid), *_three("block", block), size_of(shared_mem_bytes)
         )
         self._levels[-1].append(ExecKernel(kernel, tuple(_argument(a) for a in args), config))
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy a buffer to another one of the same size."""
+        self._levels[-1].append(CopyBuffer(target.name, source.name))
+
+    def zero(self, buffer: Buffer) -> None:
+        """Zero a buffer; all that `buffer` adds begin with zeros anyway."""
+        self._levels[-1].append(ZeroBuffer(buffer.name))
 
     @contextlib.contextmanager
     def repeat(self, times: SizeLike) -> Iterator[None]:

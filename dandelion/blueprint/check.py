@@ -25,6 +25,7 @@ from dandelion.blueprint.records import (
     Argument,
     ByBatch,
     CeilDiv,
+    CopyBuffer,
     Elements,
     ExecKernel,
     FromInput,
@@ -34,8 +35,10 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Raw,
+    Repeat,
     Size,
     Sizeof,
+    ZeroBuffer,
 )
 from dandelion.blueprint.signatures import KernelSignature, signatures
 from dandelion.data import Bytes
@@ -252,6 +255,12 @@ class _Checker:
             if isinstance(action, ExecKernel):
                 yield from self.exec_kernel(at, action)
                 continue
+            if isinstance(action, CopyBuffer):
+                yield from self.copy_buffer(at, action)
+                continue
+            if isinstance(action, ZeroBuffer):
+                yield from self.buffer(at, action.buffer)
+                continue
             yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
 
@@ -264,6 +273,12 @@ class _Checker:
         for index, argument in enumerate(action.args):
             yield from self.argument(f"{where}.args[{index}]", argument)
         yield from self.launch(f"{where}.launch", action.launch)
+
+    def copy_buffer(self, where: str, action: CopyBuffer) -> Iterator[Problem]:
+        yield from self.buffer(f"{where}.target", action.target)
+        yield from self.buffer(f"{where}.source", action.source)
+        if action.target == action.source:
+            yield Problem("duplicate", f"'{action.target}' is copied to itself", where)
 
     def arity(self, where: str, kernel: Kernel, args: tuple[Argument, ...]) -> Iterator[Problem]:
         known = self.signatures.get(kernel.name)
@@ -328,7 +343,7 @@ def _launches(actions: tuple[Action, ...]) -> int:
     """Count launches; a repeat whose number depends on the inputs counts once."""
     total = 0
     for action in actions:
-        if isinstance(action, ExecKernel):
+        if not isinstance(action, Repeat):
             total += 1
         else:
             times = constant(action.times)

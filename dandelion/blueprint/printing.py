@@ -15,6 +15,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     CeilDiv,
     Code,
+    CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
@@ -29,6 +30,7 @@ from dandelion.blueprint.records import (
     ScalarType,
     Size,
     Sizeof,
+    ZeroBuffer,
 )
 from dandelion.errors import InvalidInput
 
@@ -141,6 +143,12 @@ class _Printer:
         if isinstance(action, ExecKernel):
             args = [self.argument(a) for a in action.args]
             return {"ExecKernel": [action.kernel, args, self.launch(action.launch)]}
+        if isinstance(action, CopyBuffer):
+            self.only("copies of buffers", Spelling.CANONICAL)
+            return {"CopyBuffer": [action.target, action.source]}
+        if isinstance(action, ZeroBuffer):
+            self.only("zeroed buffers", Spelling.CANONICAL)
+            return {"ZeroBuffer": action.buffer}
         return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
 
     def launch(self, launch: LaunchConfig) -> Json:

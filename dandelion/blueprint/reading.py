@@ -38,6 +38,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     CeilDiv,
     Code,
+    CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
@@ -54,6 +55,7 @@ from dandelion.blueprint.records import (
     ScalarType,
     Size,
     Sizeof,
+    ZeroBuffer,
 )
 from dandelion.errors import Problem, nearest
 
@@ -70,6 +72,7 @@ _SIZES = (
 )
 _SCALARS = tuple(t.value for t in ScalarType)
 _ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *_SCALARS)
+_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Repeat")
 _LAUNCH = LaunchConfig.__struct_fields__
 _BROKEN = Absolute(1)
 _LARGEST = sys.float_info.max
@@ -247,9 +250,13 @@ class _Reader(DocumentReader):
         return self.items(where, value, lambda w, v: self.action(w, v, depth))
 
     def action(self, where: str, value: Json, depth: int) -> Action | None:
-        tag, content = self.tagged(where, value, ("ExecKernel", "Repeat"))
+        tag, content = self.tagged(where, value, _ACTIONS)
         if tag == "ExecKernel":
             return self.exec_kernel(where, content)
+        if tag == "CopyBuffer":
+            return self.copy_buffer(where, content)
+        if tag == "ZeroBuffer":
+            return ZeroBuffer(self.name(where, content))
         if tag == "Repeat":
             if not isinstance(content, list) or len(content) != 2:
                 self.wrong(where, "Repeat: [times, actions]", content)
@@ -265,6 +272,15 @@ class _Reader(DocumentReader):
         kernel = self.name(f"{where}.kernel", value[0])
         args: tuple[Argument, ...] = self.items(f"{where}.args", value[1], self.argument)
         return ExecKernel(kernel, args, self.launch(f"{where}.launch", value[2]))
+
+    def copy_buffer(self, where: str, value: Json) -> CopyBuffer | None:
+        if not isinstance(value, list) or len(value) != 2:
+            self.wrong(where, "CopyBuffer: [target, source]", value)
+            return None
+        target, source = value
+        return CopyBuffer(
+            self.name(f"{where}.target", target), self.name(f"{where}.source", source)
+        )
 
     def launch(self, where: str, value: Json) -> LaunchConfig:
         fields = self.fields(where, value, (), _LAUNCH)

@@ -184,6 +184,19 @@ class ExecKernel(_Record, frozen=True):
     launch: LaunchConfig
 
 
+class CopyBuffer(_Record, frozen=True):
+    """Copy a buffer to another one of the same size."""
+
+    target: str
+    source: str
+
+
+class ZeroBuffer(_Record, frozen=True):
+    """Zero a buffer."""
+
+    buffer: str
+
+
 class Repeat(_Record, frozen=True):
     """Run actions `times` times."""
 
@@ -191,7 +204,7 @@ class Repeat(_Record, frozen=True):
     actions: tuple[Action, ...]
 
 
-Action: TypeAlias = ExecKernel | Repeat
+Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Repeat
 
 
 class ExecutionBlueprint(_Record, frozen=True):

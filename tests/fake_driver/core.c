@@ -438,6 +438,12 @@ int fake_copy(struct stream *stream, void *to, const void *from, size_t bytes, c
     return host == to && !registered(host, bytes) ? fake_synchronize() : OK;
 }
 
+int fake_copy_within(struct stream *stream, void *to, const void *from, size_t bytes)
+{
+    put_op(stream, (struct op){.what = COPY, .to = to, .from = from, .bytes = bytes});
+    return OK;
+}
+
 int fake_fill(struct stream *stream, void *to, int value, size_t bytes)
 {
     put_op(stream, (struct op){.what = FILL, .to = to, .value = value, .bytes = bytes});

@@ -113,6 +113,7 @@ void fake_memory(size_t *free_bytes, size_t *total_bytes);
 int fake_register(void *address, size_t bytes);
 int fake_unregister(void *address);
 int fake_copy(struct stream *stream, void *to, const void *from, size_t bytes, const void *host);
+int fake_copy_within(struct stream *stream, void *to, const void *from, size_t bytes);
 int fake_fill(struct stream *stream, void *to, int value, size_t bytes);
 int fake_reserve(void **address, size_t bytes);
 int fake_unreserve(void *address, size_t bytes);

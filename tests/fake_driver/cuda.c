@@ -175,6 +175,12 @@ int cuMemcpyDtoHAsync(void *to, address from, size_t bytes, struct stream *strea
     return fake_copy(stream, to, (void *)from, bytes, to);
 }
 
+int cuMemcpyDtoDAsync(address to, address from, size_t bytes, struct stream *stream)
+{
+    ENTER_CONTEXT;
+    return fake_copy_within(stream, (void *)to, (void *)from, bytes);
+}
+
 int cuMemsetD8Async(address to, unsigned char value, size_t bytes, struct stream *stream)
 {
     ENTER_CONTEXT;

@@ -133,6 +133,12 @@ int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, struct stream *
     return fake_copy(stream, to, from, bytes, to);
 }
 
+int hipMemcpyDtoDAsync(void *to, void *from, size_t bytes, struct stream *stream)
+{
+    ENTER_CONTEXT;
+    return fake_copy_within(stream, to, from, bytes);
+}
+
 int hipMemsetD8Async(void *to, unsigned char value, size_t bytes, struct stream *stream)
 {
     ENTER_CONTEXT;

@@ -94,6 +94,11 @@ int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, void *stream)
     return CU(cuMemcpyDtoHAsync_v2, to, from, bytes, stream);
 }
 
+int hipMemcpyDtoDAsync(void *to, void *from, size_t bytes, void *stream)
+{
+    return CU(cuMemcpyDtoDAsync_v2, to, from, bytes, stream);
+}
+
 int hipMemsetD8Async(void *to, unsigned char value, size_t bytes, void *stream)
 {
     return CU(cuMemsetD8Async, to, value, bytes, stream);

@@ -1,0 +1,187 @@
+"""The control flow of a blueprint with all sizes evaluated, before its buffers have a place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dandelion.blueprint import (
+    Absolute,
+    Access,
+    Action,
+    Argument,
+    CopyBuffer,
+    ExecKernel,
+    GpuConfig,
+    Ptr,
+    Raw,
+    Repeat,
+)
+from dandelion.blueprint.numbers import constant, launch_numbers, pack
+from dandelion.blueprint.records import BLOCK_THREADS, MAX_LAUNCHES
+from dandelion.errors import InvalidInput
+
+from .sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Do a part of the program `times` times."""
+
+    times: int
+    program: Program
+
+
+Program: TypeAlias = tuple["int | Loop", ...]
+"""Indices of steps, in order, with loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDraft:
+    """A launch. An argument that is a `str` is a buffer's name."""
+
+    kernel: str
+    args: tuple[str | bytes, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    access: Mapping[str, Access]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDraft:
+    """A copy of a buffer."""
+
+    target: str
+    source: str
+
+    @property
+    def access(self) -> Mapping[str, Access]:
+        """What it does with each buffer."""
+        return {self.target: Access.WRITE, self.source: Access.READ}
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroDraft:
+    """Zeroing a buffer."""
+
+    buffer: str
+
+    @property
+    def access(self) -> Mapping[str, Access]:
+        """What it does with each buffer."""
+        return {self.buffer: Access.WRITE}
+
+
+Draft: TypeAlias = LaunchDraft | CopyDraft | ZeroDraft
+
+
+class Drafts:
+    """Evaluates the control flow of a blueprint.
+
+    Args:
+        config: checked.
+        sizes: of its buffers.
+
+    Attributes:
+        all: each launch, copy and zeroing of the blueprint once.
+        program: their order.
+        launches: how many they are, loops unrolled.
+        loops: first and last draft and number of iterations of each loop; inner ones first.
+    """
+
+    def __init__(self, config: GpuConfig, sizes: Sizes) -> None:
+        self.all: list[Draft] = []
+        self.loops: list[tuple[int, int, int]] = []
+        self._sizes = sizes
+        self._access = {k.name: k.access for k in config.kernels}
+        where = "blueprint.control_flow"
+        self.program, self.launches = self._actions(where, config.blueprint.control_flow)
+        if self.launches > MAX_LAUNCHES:
+            message = f"{self.launches} launches are more than {MAX_LAUNCHES}"
+            raise InvalidInput(where, message)
+
+    def _actions(self, where: str, actions: tuple[Action, ...]) -> tuple[Program, int]:
+        program: list[int | Loop] = []
+        launches = 0
+        for index, action in enumerate(actions):
+            at = f"{where}[{index}]"
+            if not isinstance(action, Repeat):
+                program.append(len(self.all))
+                self.all.append(self._draft(at, action))
+                launches += 1
+                continue
+            times = self._sizes.number(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            if times == 0:
+                continue
+            first = len(self.all)
+            inner, count = self._actions(f"{at}.actions", action.actions)
+            launches += times * count
+            if times == 1:
+                program += inner
+            elif inner:
+                program.append(Loop(times, inner))
+                self.loops.append((first, len(self.all) - 1, times))
+        return tuple(program), launches
+
+    def _draft(self, where: str, action: Action) -> Draft:
+        if isinstance(action, ExecKernel):
+            return self._launch(where, action)
+        if isinstance(action, CopyBuffer):
+            return self._copy(where, action)
+        assert not isinstance(action, Repeat), "loops are no drafts"
+        return ZeroDraft(action.buffer)
+
+    def _copy(self, where: str, action: CopyBuffer) -> CopyDraft:
+        sizes = self._sizes.buffer(action.target), self._sizes.buffer(action.source)
+        if sizes[0] != sizes[1]:
+            message = f"'{action.target}' has {sizes[0]} bytes, '{action.source}' {sizes[1]}"
+            raise InvalidInput(where, message, "only buffers of the same size can be copied")
+        return CopyDraft(action.target, action.source)
+
+    def _launch(self, where: str, action: ExecKernel) -> LaunchDraft:
+        numbers = [
+            size.value
+            if type(size) is Absolute and smallest <= size.value <= largest
+            else self._sizes.number(f"{where}.launch.{name}", size, smallest, largest)
+            for name, size, smallest, largest in launch_numbers(action.launch)
+        ]
+        gx, gy, gz, bx, by, bz, shared = numbers
+        if bx * by * bz > BLOCK_THREADS:
+            message = f"a block of {bx * by * bz} threads, at most {BLOCK_THREADS} are possible"
+            sizes = (action.launch.block_dim_x, action.launch.block_dim_y)
+            free = next((s for s in sizes if constant(s) is None), action.launch.block_dim_z)
+            raise self._sizes.error(f"{where}.launch", free, message)
+        args = tuple(self._argument(where, i, a) for i, a in enumerate(action.args))
+        accesses = self._accesses(action)
+        return LaunchDraft(action.kernel, args, (gx, gy, gz), (bx, by, bz), shared, accesses)
+
+    def _argument(self, where: str, index: int, argument: Argument) -> str | bytes:
+        if isinstance(argument, Ptr):
+            return argument.buffer
+        if isinstance(argument, Raw):
+            return argument.data
+        at = f"{where}.args[{index}]"
+        size = Absolute(0) if isinstance(argument.value, int | float) else argument.value
+        value = (
+            argument.value
+            if isinstance(argument.value, int | float)
+            else self._sizes.value(at, argument.value)
+        )
+        packed = pack(argument, value)
+        if packed is None:
+            message = f"it comes to {value}, which is no {argument.dtype.value}"
+            raise self._sizes.error(at, size, message)
+        return packed
+
+    def _accesses(self, action: ExecKernel) -> dict[str, Access]:
+        """What a launch does with each buffer; BOTH where nothing is declared."""
+        ways = self._access.get(action.kernel, ())
+        found: dict[str, Access] = {}
+        for index, argument in enumerate(action.args):
+            if isinstance(argument, Ptr):
+                way = ways[index] if index < len(ways) else Access.BOTH
+                same = found.setdefault(argument.buffer, way) is way
+                found[argument.buffer] = way if same else Access.BOTH
+        return found
