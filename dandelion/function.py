@@ -149,6 +149,23 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         return wanted
 
 
+class FusedFunction(FunctionSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Functions of a composition that are run as one; it is never registered.
+
+    Attributes:
+        parts: names and versions of these functions.
+        blueprint: the content of the code object's `main`.
+    """
+
+    parts: tuple[tuple[str, int], ...] = ()
+    blueprint: bytes = b""
+
+    def plain(self) -> FunctionSpec:
+        """Return the record without what only this class has."""
+        names = FunctionSpec.__struct_fields__
+        return FunctionSpec(**{name: getattr(self, name) for name in names})
+
+
 @dataclass(slots=True)
 class Function:
     """A function with the blobs of one of its code objects; drivers check it, engines run it.

@@ -90,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         policy: which waiting call is next, and on which engine: ``fair`` (engine time by weight),
             ``fifo``, ``lifo``, ``deadline``, ``balance`` (equal load), ``affinity`` (functions keep
             their engines), ``exclusive`` (one tenant at a time), ``static`` (fixed engines).
+        fuse: run GPU functions of a composition that follow each other as one call, so that what
+            they pass on stays on the device.
         functions_bytes: memory for code and constants of functions; part of the arena. By default
             one half of it.
         tenants: quotas and weights, by name of the tenant.
@@ -135,6 +137,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_concurrency: Count = 1_000_000
     max_queue_length: Count = 1_000_000
     policy: str = "fair"
+    fuse: bool = True
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256

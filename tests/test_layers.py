@@ -27,6 +27,7 @@ LAYERS = [
     ["export"],
     ["registration"],
     ["dispatcher"],
+    ["fusion"],
     ["scheduler"],
     ["settings", "engine_process"],
     ["capacity"],

@@ -25,11 +25,12 @@ from dandelion.blueprint import (
     print_argument,
 )
 from dandelion.blueprint.numbers import pack
+from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
 from dandelion.errors import Problem, nearest
 
 from .code_info import CodeInfo, info_of
-from .source import CodeFormat, format_of, symbol_of
+from .source import CodeFormat, format_of
 
 POINTER_BYTES = 8
 _READ = (CodeFormat.CUBIN, CodeFormat.FATBIN, CodeFormat.HSACO, CodeFormat.PTX)

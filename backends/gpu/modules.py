@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
 from dandelion.function import Digest
 
@@ -26,7 +27,7 @@ from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
-from .source import LoadedCode, choose, symbol_of
+from .source import LoadedCode, choose
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""

@@ -10,17 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dandelion.blueprint import (
-    Access,
-    Action,
-    CopyBuffer,
-    FromInput,
-    GpuConfig,
-    Ptr,
-    Repeat,
-    ZeroBuffer,
-    parse_blueprint,
-)
+from dandelion.blueprint import FromInput, GpuConfig, parse_blueprint
+from dandelion.blueprint.uses import integers_read, with_access, written_buffers
 from dandelion.data import Bytes, Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
@@ -29,8 +20,6 @@ from dandelion.function import Digest, Function, FunctionSpec
 from .layout import Slot, aligned
 from .plan import Plan
 from .plan_cache import PlanCache
-from .sizes import integers_read
-from .source import with_access
 
 Signature: TypeAlias = tuple[int | None, ...]
 """All that the plan of a call depends on, beside its function."""
@@ -171,44 +160,11 @@ class _Code:
 def _code(main: bytes, files: tuple[tuple[str, bytes], ...]) -> _Code:
     named = dict(files)
     config = with_access(parse_blueprint(main, named), named)
-    return _Code(config, integers_read(config), frozenset(_written(config)))
+    return _Code(config, integers_read(config), frozenset(written_buffers(config)))
 
 
 def _frozen(files: Mapping[str, Bytes]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, bytes(data)) for name, data in files.items())
-
-
-def _written(config: GpuConfig) -> set[str]:
-    """Find the buffers that a kernel may write to.
-
-    Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
-    `weights` are constant.
-    """
-    body = config.blueprint
-    access = {k.name: k.access for k in config.kernels}
-    weights, written = frozenset(body.weights), set(body.outputs)
-
-    def look(actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, Repeat):
-                look(action.actions)
-                continue
-            if isinstance(action, CopyBuffer):
-                written.add(action.target)
-                continue
-            if isinstance(action, ZeroBuffer):
-                written.add(action.buffer)
-                continue
-            ways = access[action.kernel]
-            for index, argument in enumerate(action.args):
-                if isinstance(argument, Ptr):
-                    known = index < len(ways)
-                    constant = argument.buffer in weights
-                    if ways[index] is not Access.READ if known else not constant:
-                        written.add(argument.buffer)
-
-    look(body.control_flow)
-    return written
 
 
 def _constants(spec: FunctionSpec, code: _Code) -> dict[str, Digest]:

@@ -7,61 +7,22 @@ from typing import TypeAlias
 
 from dandelion.blueprint import (
     Absolute,
-    Action,
     Add,
     ByBatch,
     CeilDiv,
     Elements,
-    ExecKernel,
     FromInput,
     GpuConfig,
     Mul,
-    Repeat,
-    Scalar,
     Size,
     Sizeof,
 )
-from dandelion.blueprint.numbers import constant, launch_numbers
+from dandelion.blueprint.numbers import constant
 from dandelion.blueprint.records import MAX_BYTES, MAX_LAUNCHES
 from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
 
 ReadInteger: TypeAlias = Callable[[str, int], int]
 """Gives the idx-th i64 of an input; it is only asked for integers that are inside."""
-
-
-def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
-    """List the integers that plans of a blueprint depend on, each once."""
-    found: dict[FromInput, None] = {}
-
-    def look(size: Size) -> None:
-        match size:
-            case FromInput():
-                found[size] = None
-            case Add(parts) | Mul(parts):
-                for part in parts:
-                    look(part)
-            case CeilDiv(dividend, divisor):
-                look(dividend)
-                look(divisor)
-
-    def act(actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, Repeat):
-                look(action.times)
-                act(action.actions)
-            if not isinstance(action, ExecKernel):
-                continue
-            for argument in action.args:
-                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
-                    look(argument.value)
-            for _, size, _, _ in launch_numbers(action.launch):
-                look(size)
-
-    body = config.blueprint
-    for size in (body.batch, *body.buffers.values()):
-        look(size)
-    act(body.control_flow)
-    return tuple(found)
 
 
 class Sizes:

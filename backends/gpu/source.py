@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dandelion.blueprint import Access, Code, GpuConfig, Kernel, Module
-from dandelion.blueprint.signatures import HEADER, is_portable, signatures
+from dandelion.blueprint import Code, GpuConfig, Module
+from dandelion.blueprint.signatures import HEADER, is_portable
 from dandelion.data import Bytes
 from dandelion.errors import InvalidBlueprint, Problem
 from dandelion.function import Digest, digest_of
@@ -162,28 +162,3 @@ def sources(config: GpuConfig, files: Mapping[str, Bytes]) -> list[LoadedCode]:
                 continue
             found[code.path] = LoadedCode(code.path, kind, bytes(data), Digest(""))
     return list(found.values())
-
-
-def with_access(config: GpuConfig, files: Mapping[str, Bytes]) -> GpuConfig:
-    """Fill in what kernels do with their parameters where a source shows it and it is not declared.
-
-    A pointer to const is only read; of any other pointer nothing is known.
-    """
-    found: dict[tuple[str, str], tuple[Access, ...]] = {}
-    for module in config.modules:
-        for code in module.code:
-            data = files.get(code.path)
-            if data is not None and format_of(code, data) not in _BINARY:
-                text = bytes(data).decode(errors="replace")
-                for name, signature in signatures(text).items():
-                    found.setdefault((module.name, name), signature.access)
-    kernels = tuple(
-        Kernel(k.name, k.module, k.symbol, k.access or found.get((k.module, symbol_of(k)), ()))
-        for k in config.kernels
-    )
-    return GpuConfig(config.modules, kernels, config.blueprint)
-
-
-def symbol_of(kernel: Kernel) -> str:
-    """Name of a kernel in its module."""
-    return kernel.symbol or kernel.name

@@ -65,6 +65,9 @@ class ApplicationPlan:
         repeat: how it is repeated, if it is.
         origins: positions of the sets that instances are made for: those sharded ``each``, then
             those sharded ``keyed``, with whether it is ``each``.
+        parts: what is run in place of a function that was made of several, if it fails or if one
+            of its sets is absent. Its inputs are `part_inputs`.
+        part_inputs: for each input of `parts` the position of that set.
     """
 
     id: str
@@ -82,6 +85,8 @@ class ApplicationPlan:
     is_single: bool
     repeat: RepeatPlan | None = None
     origins: tuple[tuple[int, bool], ...] = ()
+    parts: CompositionPlan | None = None
+    part_inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +118,19 @@ class CompositionPlan:
     is_call: bool = False
 
 
-def compile_composition(composition: Composition, find: Callable[[str], Target]) -> CompositionPlan:
+def compile_composition(
+    composition: Composition,
+    find: Callable[[str], Target],
+    names: Sequence[str] = (),
+    parts: Sequence[CompositionPlan | None] = (),
+) -> CompositionPlan:
     """Compile a valid composition.
 
     Args:
         composition: it has passed `dandelion.dataflow.validate`.
         find: returns the function or the compiled composition of a name.
+        names: of its applications; by default those of `application_ids`.
+        parts: of each application, see `ApplicationPlan.parts`; by default none has any.
     """
     ids: dict[str, int] = {}
     for name in (*composition.inputs, *composition.outputs):
@@ -126,11 +138,14 @@ def compile_composition(composition: Composition, find: Callable[[str], Target])
     for application in composition.applications:
         for returned in application.returns:
             ids.setdefault(returned.target, len(ids))
-    names = application_ids(composition)
     applications = tuple(
-        _compile_application(index, name, application, find(application.function), ids)
+        _with_parts(
+            _compile_application(index, name, application, find(application.function), ids),
+            application,
+            parts[index] if parts else None,
+        )
         for index, (name, application) in enumerate(
-            zip(names, composition.applications, strict=True)
+            zip(names or application_ids(composition), composition.applications, strict=True)
         )
     )
     consumers: list[list[int]] = [[] for _ in ids]
@@ -240,6 +255,16 @@ def _compile_application(
         repeat,
         tuple((at, s is Sharding.EACH) for s in _ORIGINS for at in _at(shardings, s)),
     )
+
+
+def _with_parts(
+    plan: ApplicationPlan, application: Application, parts: CompositionPlan | None
+) -> ApplicationPlan:
+    if parts is None:
+        return plan
+    sources = [b.source for b in application.bindings]
+    inputs = tuple(sources.index(declared.name) for declared in parts.inputs)
+    return replace(plan, parts=parts, part_inputs=inputs)
 
 
 def _at(shardings: Sequence[Sharding | None], wanted: Sharding) -> list[int]:

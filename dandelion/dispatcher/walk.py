@@ -19,6 +19,9 @@ Life of an application within a frame (a frame is one run of a composition)::
 * Compositions may resolve sets endlessly without running a function: empty iterations, endless
   renaming. A walk with a slice stops after this number of sets with `has_pending_sets`, until it is
   resumed.
+* An application of a function that was made of several (`dandelion.fusion`) is run as these, in a
+  frame of their own, if a call of it fails, or if one of its sets is absent: then some of its parts
+  may run and others not.
 * The first failure ends the walk: instances in flight are cancelled, sets are dropped. Events of
   instances that are no longer in flight are ignored, so cancelling may race with finishing.
 
@@ -37,7 +40,7 @@ from dandelion.data import ItemSet, Origin
 from dandelion.dataflow.graph import Sharding
 from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, RepeatPlan
-from dandelion.errors import ApplicationFailed, DandelionError
+from dandelion.errors import ApplicationFailed, Cancelled, DandelionError
 from dandelion.function import FunctionSpec
 
 _FRAME_END = -1  # resolved last: all sets of the frame are known
@@ -197,16 +200,23 @@ class Walk:
         return self._take()
 
     def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
-        """Record an instance's failure, which fails the invocation."""
+        """Record an instance's failure, which fails the invocation or runs its parts."""
         call = self._in_flight.pop(instance, None)
         if call is None or self.done:
             return []
+        if call.running.plan.parts is not None and not isinstance(error, Cancelled):
+            self._enter_parts(call)
+            return self._take()
         parent: _InFlight | None = call
         while parent is not None:
             frame = parent.frame
+            outer = frame.parent
+            within = parent
+            if outer is not None and outer.running.plan.parts is frame.plan:
+                within, frame = outer, outer.frame  # the parts stand for their application
             if not frame.plan.is_call:
                 error = ApplicationFailed(
-                    frame.plan.name, parent.running.plan.id, parent.number, parent.key()
+                    frame.plan.name, parent.running.plan.id, within.number, within.key()
                 ).because(error)
             parent = frame.parent
         return self.cancel(error)
@@ -332,7 +342,7 @@ class Walk:
             sets = iteration.sets
         for at in plan.required:
             if sets[at] is None:
-                self._merge(frame, _Running(plan, _NONE))
+                self._lack(frame, plan, sets)
                 return
         running = _Running(plan, _NONE, exhausted=True)
         if iteration is not None:
@@ -346,6 +356,20 @@ class Walk:
         if iteration is not None:
             running.sets = sets
         self._advance(frame, running)
+
+    def _lack(self, frame: _Frame, plan: ApplicationPlan, sets: Instance) -> None:
+        """Skip an application with an absent set; run the parts that do not need it."""
+        if plan.parts is None:
+            self._merge(frame, _Running(plan, _NONE))
+            return
+        running = _Running(plan, _NONE, exhausted=True, made=1, in_flight=1, outputs=[()])
+        self._enter_parts(_InFlight(frame, running, 0, sets))
+
+    def _enter_parts(self, call: _InFlight) -> None:
+        plan = call.running.plan
+        assert plan.parts is not None, "it has parts"
+        inputs = [call.inputs[position] for position in plan.part_inputs]
+        self._enter(plan.parts, inputs, call, self._origin(call))
 
     def _advance(self, frame: _Frame, running: _Running) -> None:
         """Make instances up to the window; merge after the last one has finished."""
@@ -366,13 +390,7 @@ class Walk:
         running.outputs.append(())
         plan = running.plan
         target = plan.target
-        origin = call.frame.origin
-        for position, is_each in plan.origins:
-            item_set = call.inputs[position]
-            if item_set is not None:
-                item = item_set.items[0]
-                origin = Origin(item.name if is_each else None, item.key)
-                break
+        origin = self._origin(call)
         if isinstance(target, CompositionPlan):
             self._enter(target, call.inputs, call, origin)
             return
@@ -380,6 +398,15 @@ class Walk:
         self._next_instance += 1
         self._in_flight[instance] = call
         self._instructions.append(Run(instance, target, call.inputs, plan, call.number, origin))
+
+    @staticmethod
+    def _origin(call: _InFlight) -> Origin | None:
+        for position, is_each in call.running.plan.origins:
+            item_set = call.inputs[position]
+            if item_set is not None:
+                item = item_set.items[0]
+                return Origin(item.name if is_each else None, item.key)
+        return call.frame.origin
 
     def _collect(self, call: _InFlight, outputs: tuple[ItemSet | None, ...]) -> None:
         running = call.running

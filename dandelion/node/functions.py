@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dandelion.catalog import Catalog
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.driver import InstanceSets
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec
+from dandelion.function import CodeObject, Digest, Function, FunctionSpec, FusedFunction
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
@@ -46,10 +46,14 @@ class FunctionStore:
         spec, catalog = flow.spec, self._catalog(flow.tenant.name)
         constants = [i.digest for items in spec.static.values() for i in items]
         code = {code.main for code in spec.code if code.main}
+        own = _own_blobs(spec)
         code.update(digest for object_ in spec.code for digest in object_.files.values())
         static_bytes = sum(Transfers.aligned(catalog.blob_bytes(digest)) for digest in constants)
-        size = static_bytes + sum(Transfers.aligned(catalog.blob_bytes(digest)) for digest in code)
-        return -(-size // PAGE_BYTES) * PAGE_BYTES, static_bytes
+        code_bytes = sum(
+            Transfers.aligned(len(own[digest]) if digest in own else catalog.blob_bytes(digest))
+            for digest in code
+        )
+        return _pages(static_bytes) + _pages(code_bytes), static_bytes  # a context each
 
     def load(self, flow: Flow) -> dict[str, Function]:
         """Load a function in all its formats.
@@ -80,20 +84,35 @@ class FunctionStore:
     def _function(
         self, spec: FunctionSpec, code: CodeObject, catalog: Catalog, static: dict[str, ItemSet]
     ) -> Function:
+        own = _own_blobs(spec)
         blobs: dict[Digest, Bytes] = {
-            digest: catalog.blob(digest) for digest in (code.main, *code.files.values()) if digest
+            digest: own[digest] if digest in own else catalog.blob(digest)
+            for digest in (code.main, *code.files.values())
+            if digest
         }
         if code.format in self._in_arena and blobs:
             blobs = self._placed(blobs)
         main = blobs[code.main] if code.main else b""
         files = {name: blobs[digest] for name, digest in code.files.items()}
-        return Function(spec, code, main, files, static)
+        plain = spec.plain() if isinstance(spec, FusedFunction) else spec
+        return Function(plain, code, main, files, static)
 
     def _placed(self, blobs: dict[Digest, Bytes]) -> dict[Digest, Bytes]:
         items = tuple(Item(digest, 0, data) for digest, data in blobs.items())
         placed: InstanceSets = self._code_transfers.place((ItemSet("code", items),), self._arena)
         assert placed[0] is not None, "as many sets come back"
         return {Digest(item.name): item.data for item in placed[0].items}
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _own_blobs(spec: FunctionSpec) -> dict[Digest, bytes]:
+    """Return the blobs that are in the record itself."""
+    if isinstance(spec, FusedFunction):
+        return {code.main: spec.blueprint for code in spec.code}
+    return {}
 
 
 def _best(spec: FunctionSpec) -> list[CodeObject]:

@@ -6,15 +6,18 @@ Plans are compiled once for each generation of the catalogue.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import InternalError, Unknown, nearest
 from dandelion.function import FunctionSpec, Limits
+from dandelion.fusion import fused
+from dandelion.node.gpu_loader import GpuLoader
 
 
 class Library:
@@ -25,6 +28,7 @@ class Library:
         platform: functions that the platform provides, by name.
         caps: the operator's largest limits. A function that was registered under larger ones runs
             under these, so that lowering a cap takes effect and no function out of service.
+        fuse: run GPU functions that follow each other as one, see `dandelion.fusion`.
     """
 
     def __init__(
@@ -32,10 +36,12 @@ class Library:
         catalog: Catalog,
         platform: Mapping[str, FunctionSpec],
         caps: Limits,
+        fuse: bool = True,
     ) -> None:
         self.catalog = catalog
         self.platform = platform
         self._caps = caps
+        self._loader = GpuLoader(catalog) if fuse else None
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
         self._generation = catalog.generation
         self._lock = threading.RLock()
@@ -50,14 +56,16 @@ class Library:
             return self.platform[name]
         found = self.catalog.find_callable(name, version)
         if isinstance(found, FunctionSpec):
-            limits = found.limits.within(self._caps)
-            same = limits is found.limits
-            return found if same else msgspec.structs.replace(found, limits=limits)
+            return self._capped(found)
         if found is not None:
             return found
         names = [*self.platform, *(r.name for r in self.catalog.records())]
         close = nearest(name, names) if version is None else None
         raise Unknown("function or composition", name, version, close)
+
+    def _capped(self, spec: FunctionSpec) -> FunctionSpec:
+        limits = spec.limits.within(self._caps)
+        return spec if limits is spec.limits else msgspec.structs.replace(spec, limits=limits)
 
     def plan(self, name: str, version: int | None = None) -> CompositionPlan:
         """Give the plan for invoking a function or composition.
@@ -113,7 +121,31 @@ class Library:
                 plans[name] = self._plan(found, plans)
             return plans[name]
 
-        return compile_composition(composition, target)
+        return self._compiled(composition, target)
+
+    def _compiled(
+        self, composition: Composition, target: Callable[[str], Target]
+    ) -> CompositionPlan:
+        """Compile a composition, with GPU functions that follow each other as one."""
+
+        def function(name: str) -> FunctionSpec | None:
+            found = target(name)
+            return found if isinstance(found, FunctionSpec) else None
+
+        load = None if self._loader is None else self._loader.load
+        made = None if load is None else fused(composition, function, load)
+        if made is None:
+            return compile_composition(composition, target)
+        parts = [
+            None if part is None else compile_composition(part[0], target, part[1])
+            for part in made.parts
+        ]
+
+        def find(name: str) -> Target:
+            joined = made.functions.get(name)
+            return target(name) if joined is None else self._capped(joined)
+
+        return compile_composition(made.composition, find, made.ids, parts)
 
     def _refresh(self) -> None:
         with self._lock:

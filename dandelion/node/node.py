@@ -132,7 +132,9 @@ class Node:
         self._around = Surroundings(self._runtime, store, self._arena, self._transfers, self._pool)
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
-        self._spaces = Spaces(self._all, platform, self._checkers, self._targets, caps)
+        self._spaces = Spaces(
+            self._all, platform, self._checkers, self._targets, caps, settings.fuse
+        )
         self._invoker = Invoker(
             self._spaces,
             self._loop,

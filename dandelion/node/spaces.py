@@ -34,6 +34,7 @@ class Spaces:
         checkers: what checks code objects, by their format.
         targets: gives the devices that run a format.
         caps: the operator's largest limits.
+        fuse: run GPU functions that follow each other as one.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Spaces:
         checkers: Mapping[str, Checker],
         targets: Callable[[str], Sequence[Target]],
         caps: Limits,
+        fuse: bool,
     ) -> None:
         self._catalog = catalog
         self._platform = platform
         self._checkers = checkers
         self._targets = targets
         self._caps = caps
+        self._fuse = fuse
         self._spaces: dict[str, Space] = {}
 
     def of(self, tenant: str) -> Space:
@@ -66,7 +69,7 @@ class Spaces:
 
     def _made(self, tenant: str) -> Space:
         catalog = Namespace(self._catalog, tenant)
-        library = Library(catalog, self._platform, self._caps)
+        library = Library(catalog, self._platform, self._caps, self._fuse)
         registrar = Registrar(catalog, self._platform, self._checkers, self._targets, self._caps)
         return Space(Tenant(tenant), catalog, library, registrar)
 

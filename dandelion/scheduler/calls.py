@@ -13,7 +13,7 @@ from typing import Protocol
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
 from dandelion.errors import DandelionError, EngineDied
-from dandelion.function import FunctionSpec
+from dandelion.function import FunctionSpec, FusedFunction
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines
@@ -117,7 +117,10 @@ class Calls:
     def removed(self, tenant: Tenant, name: str, version: int) -> None:
         """Forget a function that is no longer registered; running calls are not affected."""
         flow = self.flows.pop((tenant.name, name, version), None)
-        if flow is not None:
+        gone = [flow] if flow is not None else []
+        users = [key for key, f in self.flows.items() if _is_made_of(f, tenant, name, version)]
+        gone += [self.flows.pop(key) for key in users]
+        for flow in gone:
             self.residency.forget(flow)
 
     def engines_changed(self, now_ns: int) -> None:
@@ -316,6 +319,13 @@ class Calls:
                         self._need(call, now_ns)
         finally:
             self._making_room = False
+
+
+def _is_made_of(flow: Flow, tenant: Tenant, name: str, version: int) -> bool:
+    spec = flow.spec
+    return (
+        flow.tenant is tenant and isinstance(spec, FusedFunction) and (name, version) in spec.parts
+    )
 
 
 def _released(batch: CallState) -> tuple[CallState, ...]:

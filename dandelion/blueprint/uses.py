@@ -1,0 +1,130 @@
+"""What a blueprint does with its buffers: which are written, and which integers sizes read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dandelion.blueprint.numbers import launch_numbers
+from dandelion.blueprint.records import (
+    Access,
+    Action,
+    Add,
+    CeilDiv,
+    CopyBuffer,
+    ExecKernel,
+    FromInput,
+    GpuConfig,
+    Kernel,
+    Mul,
+    Ptr,
+    Repeat,
+    Scalar,
+    Size,
+    ZeroBuffer,
+)
+from dandelion.blueprint.signatures import signatures
+from dandelion.data import Bytes
+
+_TEXT_PROBE_BYTES = 1024
+
+
+def symbol_of(kernel: Kernel) -> str:
+    """Name of a kernel in its module."""
+    return kernel.symbol or kernel.name
+
+
+def with_access(config: GpuConfig, files: Mapping[str, Bytes]) -> GpuConfig:
+    """Fill in what kernels do with their parameters where a source shows it and it is not declared.
+
+    A pointer to const is only read; of any other pointer nothing is known.
+    """
+    found: dict[tuple[str, str], tuple[Access, ...]] = {}
+    for module in config.modules:
+        for code in module.code:
+            data = files.get(code.path)
+            if data is not None and _is_text(data):
+                text = bytes(data).decode(errors="replace")
+                for name, signature in signatures(text).items():
+                    found.setdefault((module.name, name), signature.access)
+    kernels = tuple(
+        Kernel(k.name, k.module, k.symbol, k.access or found.get((k.module, symbol_of(k)), ()))
+        for k in config.kernels
+    )
+    return GpuConfig(config.modules, kernels, config.blueprint)
+
+
+def _is_text(data: Bytes) -> bool:
+    return b"\0" not in bytes(data[:_TEXT_PROBE_BYTES])
+
+
+def written_buffers(config: GpuConfig) -> set[str]:
+    """Find the buffers that a blueprint may write to, and all its outputs.
+
+    Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
+    `weights` are constant.
+
+    Args:
+        config: with all that is known of its kernels' parameters, see `with_access`.
+    """
+    body = config.blueprint
+    access = {k.name: k.access for k in config.kernels}
+    weights, written = frozenset(body.weights), set(body.outputs)
+
+    def launch(action: ExecKernel) -> None:
+        ways = access[action.kernel]
+        for index, argument in enumerate(action.args):
+            if isinstance(argument, Ptr):
+                known = index < len(ways)
+                constant = argument.buffer in weights
+                if ways[index] is not Access.READ if known else not constant:
+                    written.add(argument.buffer)
+
+    def look(actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case Repeat(_, inner):
+                    look(inner)
+                case CopyBuffer(target, _):
+                    written.add(target)
+                case ZeroBuffer(buffer):
+                    written.add(buffer)
+                case _:
+                    launch(action)
+
+    look(body.control_flow)
+    return written
+
+
+def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
+    """List the integers that plans of a blueprint depend on, each once."""
+    found: dict[FromInput, None] = {}
+
+    def look(size: Size) -> None:
+        match size:
+            case FromInput():
+                found[size] = None
+            case Add(parts) | Mul(parts):
+                for part in parts:
+                    look(part)
+            case CeilDiv(dividend, divisor):
+                look(dividend)
+                look(divisor)
+
+    def act(actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Repeat):
+                look(action.times)
+                act(action.actions)
+            if not isinstance(action, ExecKernel):
+                continue
+            for argument in action.args:
+                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
+                    look(argument.value)
+            for _, size, _, _ in launch_numbers(action.launch):
+                look(size)
+
+    body = config.blueprint
+    for size in (body.batch, *body.buffers.values()):
+        look(size)
+    act(body.control_flow)
+    return tuple(found)
