@@ -13,6 +13,7 @@ import pytest
 from dandelion.bench.experiment import Bench, all_experiments
 from dandelion.bench.experiments import (
     gpu_branches,
+    gpu_chain,
     gpu_engines,
     gpu_fault,
     gpu_memory,
@@ -47,6 +48,14 @@ def test_engines_are_timed_in_this_process(run: object) -> None:
     assert names.SEQUENTIAL in {row.system for row in panel.rows}
     assert all(row.values["p50"] > 0 and row.count for row in panel.rows)
     assert not found.budgets, "processors keep no budget of a GPU"
+
+
+def test_a_chain_of_functions_is_timed_beside_one_function() -> None:
+    found = gpu_chain.chain(QUICK)
+    systems = [row.system for row in found.panels[0].rows]
+    assert systems == [gpu_chain.ONE, gpu_chain.CHAIN, gpu_chain.APART]
+    assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
+    assert not found.budgets
 
 
 def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -127,10 +128,12 @@ composition Between(x) => (y, total) {
 """
 
 
+SETTINGS = Settings(backends=("process", "cuda|hip|opencl"), engines={"process": 1})
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    settings = Settings(backends=("process", "opencl"), engines={"process": 1})
-    with Node(settings) as node:
+    with Node(SETTINGS) as node:
         node.register(TEXT, functions=FUNCTIONS)
         try:
             assert node.wait_ready()
@@ -260,7 +263,7 @@ def test_functions_with_calls_of_their_own_are_left_alone(node: Node) -> None:
 
 
 def test_it_can_be_turned_off() -> None:
-    with Node(Settings(backends=("process", "opencl"), engines={"process": 1}, fuse=False)) as node:
+    with Node(msgspec.structs.replace(SETTINGS, fuse=False)) as node:
         node.register(TEXT, functions=FUNCTIONS)
         found = node.invoke("Chain", x=X)
         assert (found.y.numpy(np.float32) == 2 * (2 * (2 * X + 1) + 1)).all()
