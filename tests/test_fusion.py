@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dandelion.blueprint as bp
+from dandelion.blueprint.uses import is_written_first
 from dandelion.data import SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.function import (
@@ -176,6 +177,26 @@ def test_equal_groups_are_one_function() -> None:
     assert made is not None
     assert len(made.functions) == 1
     assert sorted(made.ids) == ["F", "F#2+G", "F#3+G#2", "P", "P#2"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "expected"),
+    [
+        ((bp.ZeroBuffer("y"),), True),
+        ((bp.CopyBuffer("y", "x"),), True),
+        ((bp.CopyBuffer("x", "y"),), False),
+        ((), False),
+        ((bp.Repeat(bp.Absolute(2), (bp.ZeroBuffer("y"),)),), True),
+        ((bp.Repeat(bp.Absolute(0), (bp.ZeroBuffer("y"),)),), False),
+        ((bp.Repeat(bp.FromInput("x", 0), (bp.ZeroBuffer("y"),)),), False),
+        ((bp.ExecKernel("writes", (bp.Ptr("y"),), bp.LaunchConfig()),), True),
+        ((bp.ExecKernel("writes", (bp.Ptr("x"), bp.Ptr("y")), bp.LaunchConfig()),), False),
+    ],
+)
+def test_what_is_written_before_it_is_read(flow: tuple[bp.Action, ...], expected: bool) -> None:
+    kernel = bp.Kernel("writes", "m", "", (bp.Access.WRITE,))
+    body = bp.ExecutionBlueprint(("x",), (), {"y": bp.Absolute(8)}, ("y",), flow)
+    assert is_written_first("y", bp.GpuConfig((), (kernel,), body)) is expected
 
 
 def test_long_groups_have_short_names() -> None:

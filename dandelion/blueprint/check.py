@@ -101,9 +101,9 @@ class _Checker:
             yield from self.size(where, size, smallest=1, largest=MAX_BYTES)
         yield from self.size("blueprint.batch", self.body.batch, smallest=1, largest=MAX_LAUNCHES)
         yield from self.actions("blueprint.control_flow", self.body.control_flow, 1, 0)
-        launches = _launches(self.body.control_flow)
-        if launches > MAX_LAUNCHES:
-            message = f"{launches} launches are more than {MAX_LAUNCHES}"
+        count = launches(self.body.control_flow)
+        if count > MAX_LAUNCHES:
+            message = f"{count} launches are more than {MAX_LAUNCHES}"
             yield Problem("too-many-launches", message, "blueprint.control_flow")
 
     # modules and kernels
@@ -339,7 +339,7 @@ def _named(size: Size) -> set[str]:
     return set()
 
 
-def _launches(actions: tuple[Action, ...]) -> int:
+def launches(actions: tuple[Action, ...]) -> int:
     """Count launches; a repeat whose number depends on the inputs counts once."""
     total = 0
     for action in actions:
@@ -347,7 +347,7 @@ def _launches(actions: tuple[Action, ...]) -> int:
             total += 1
         else:
             times = constant(action.times)
-            total += max(1 if times is None else times, 0) * _launches(action.actions)
+            total += max(1 if times is None else times, 0) * launches(action.actions)
     return total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dandelion.blueprint.numbers import launch_numbers
+from dandelion.blueprint.numbers import constant, launch_numbers
 from dandelion.blueprint.records import (
     Access,
     Action,
@@ -93,6 +93,40 @@ def written_buffers(config: GpuConfig) -> set[str]:
 
     look(body.control_flow)
     return written
+
+
+def is_written_first(buffer: str, config: GpuConfig) -> bool:
+    """Tell whether a blueprint writes a buffer before it reads it, whatever its inputs are."""
+    access = {k.name: k.access for k in config.kernels}
+
+    def way_of(action: ExecKernel) -> bool | None:
+        ways = access[action.kernel]
+        found = [
+            index < len(ways) and ways[index] is Access.WRITE
+            for index, argument in enumerate(action.args)
+            if argument == Ptr(buffer)
+        ]
+        return all(found) if found else None
+
+    def look(actions: tuple[Action, ...]) -> bool | None:
+        for action in actions:
+            found: bool | None = None
+            match action:
+                case Repeat(times, inner):
+                    found = look(inner)
+                    if found and not constant(times):
+                        return False  # perhaps it does not run
+                case CopyBuffer(target, source):
+                    found = (target == buffer) if buffer in (target, source) else None
+                case ZeroBuffer(name):
+                    found = True if name == buffer else None
+                case _:
+                    found = way_of(action)
+            if found is not None:
+                return found
+        return None
+
+    return bool(look(config.blueprint.control_flow))
 
 
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:

@@ -9,6 +9,9 @@ three things:
 
 So each part finds what it would find if it ran alone: its inputs as they were given, and zeros in
 its other buffers.
+
+A part that is repeated is a loop. Each iteration begins with fresh copies of the inputs that it
+changes, and with zeros; it ends with copies of the outputs that are inputs of the next one.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from dandelion.blueprint import (
     Sizeof,
     ZeroBuffer,
 )
-from dandelion.blueprint.uses import symbol_of, written_buffers
+from dandelion.blueprint.uses import is_written_first, symbol_of, written_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,15 @@ class BlueprintPart:
         bound: for each of its inputs that is not static: which value it takes. A value is an input
             of the whole, or an output of an earlier part.
         outputs: the values that it makes, by the name of its output.
+        times: how often it is run.
+        fed: for inputs that later iterations take from the one before: from which output.
     """
 
     config: GpuConfig
     bound: Mapping[str, str]
     outputs: Mapping[str, str]
+    times: int = 1
+    fed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -72,9 +79,9 @@ class _Whole:
     places: dict[str, str] = field(default_factory=dict)  # the buffer of each value
 
 
-def own_name(part: int, name: str) -> str:
-    """Name something of a part within the whole."""
-    return f"f{part}_{name}"
+def own_name(part: int, name: str, kind: str = "") -> str:
+    """Name something of a part within the whole; all kinds begin differently."""
+    return f"{kind}f{part}_{name}"
 
 
 def fused_blueprint(
@@ -112,29 +119,24 @@ def fused_blueprint(
 
 def _add(whole: _Whole, number: int, part: BlueprintPart, uses: Mapping[str, int]) -> None:
     """Add the buffers, code and actions of a part."""
-    body = _without_batch(part.config.blueprint)
-    changed = written_buffers(part.config)
-    names: dict[str, str] = {}
-    integers: dict[str, str] = {}
-    copies: list[Action] = []
-    for name in (*body.inputs, *body.weights):
-        value = part.bound.get(name)
-        if value is None:
-            names[name] = integers[name] = own_name(number, name)
-            whole.static[names[name]] = name in body.weights
-            continue
-        given = integers[name] = whole.places[value]
-        names[name] = given
-        if name in changed and uses[value] > 1:
-            names[name] = own_name(number, name)
-            whole.buffers[names[name]] = Sizeof(given)
-            copies.append(CopyBuffer(names[name], given))
-    for name in body.buffers:
-        names[name] = own_name(number, name)
 
     def of_part(name: str) -> str:
         return own_name(number, name)
 
+    body = _without_batch(part.config.blueprint)
+    names = {name: of_part(name) for name in body.buffers}
+    integers: dict[str, str] = {}
+    before: list[Action] = []
+    begin: list[Action] = []
+    changed = written_buffers(part.config)
+    for name in (*body.inputs, *body.weights):
+        given, is_own = _given(whole, number, name, part, uses)
+        names[name] = integers[name] = given
+        again = part.times > 1 and name not in part.fed  # each iteration takes what was given
+        if (name in changed and (again or not is_own)) or (name in part.fed and not is_own):
+            names[name] = own_name(number, name, "copy_")
+            whole.buffers[names[name]] = Sizeof(given)
+            (begin if again else before).append(CopyBuffer(names[name], given))
     for name, size in body.buffers.items():
         whole.buffers[names[name]] = _size(size, names.__getitem__, integers.__getitem__)
     whole.modules += [_module(module, of_part) for module in part.config.modules]
@@ -142,13 +144,33 @@ def _add(whole: _Whole, number: int, part: BlueprintPart, uses: Mapping[str, int
         Kernel(of_part(k.name), of_part(k.module), symbol_of(k), k.access)
         for k in part.config.kernels
     ]
-    whole.actions += copies
-    whole.actions += [
+    actions = [
         _action(action, names.__getitem__, integers.__getitem__, of_part)
         for action in body.control_flow
     ]
+    whole.actions += before
+    if part.times == 1:
+        whole.actions += [*begin, *actions]
+    else:
+        stale = [n for n in body.buffers if not is_written_first(n, part.config)]
+        begin += [ZeroBuffer(names[name]) for name in stale]
+        pairs = [(names[name], names[output]) for name, output in part.fed.items()]
+        end = [CopyBuffer(state, made) for state, made in pairs if state != made]
+        whole.actions.append(Repeat(Absolute(part.times), (*begin, *actions, *end)))
     for name, value in part.outputs.items():
         whole.places[value] = names[name]
+
+
+def _given(
+    whole: _Whole, number: int, name: str, part: BlueprintPart, uses: Mapping[str, int]
+) -> tuple[str, bool]:
+    """Find the buffer that an input of a part is given in, and whether no other part uses it."""
+    value = part.bound.get(name)
+    if value is not None:
+        return whole.places[value], uses[value] == 1
+    own = own_name(number, name)
+    whole.static[own] = name in part.config.blueprint.weights
+    return own, True
 
 
 def _module(module: Module, renamed: Callable[[str], str]) -> Module:

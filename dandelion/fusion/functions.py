@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.blueprint import GpuConfig, check_blueprint, print_blueprint
+from dandelion.blueprint.check import launches
 from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec
 from dandelion.dataflow.graph import (
@@ -27,10 +28,13 @@ from dandelion.function import (
     digest_of,
 )
 from dandelion.fusion.blueprints import BlueprintPart, fused_blueprint, own_name
-from dandelion.fusion.groups import Candidate, Groups, is_groupable, naming
+from dandelion.fusion.groups import Candidate, Groups, has_plain_loop, is_groupable, naming
 
 FORMAT = "blueprint"
 """Format of the code objects that can be run together."""
+LAUNCHES = 4096
+"""Groups with more launches, loops unrolled, are run apart: others could not use the engine between
+them."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
 
@@ -89,8 +93,6 @@ def fused(
         candidate = None if code is None else _candidate(index, application, spec, code.config)
         if code is not None and candidate is not None:
             loaded[index], candidates[index] = code, candidate
-    if len(candidates) < 2:
-        return None
     groups = Groups(composition, candidates)
     made = [
         joined
@@ -124,7 +126,9 @@ def _candidate(
     if name is None or set(spec.input_names) != {*body.inputs, *body.weights}:
         return None
     read = frozenset(size.bufname for size in integers_read(config))
-    return Candidate(index, application, spec, name, read)
+    candidate = Candidate(index, application, spec, name, read)
+    returned = {name for name in spec.output_names if name in spec.input_names}
+    return candidate if has_plain_loop(candidate, returned) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +175,19 @@ def _joined(
     inputs = sorted(values.items(), key=lambda pair: pair[0][:2] != first)
     names = _output_names(outputs, made)
     parts = [
-        BlueprintPart(loaded[m.index].config, sources, {o: _value(n) for n, o in m.makes.items()})
+        BlueprintPart(
+            loaded[m.index].config,
+            sources,
+            {output: _value(name) for name, output in m.makes.items()},
+            m.times,
+            m.fed,
+        )
         for m, sources in zip(members, bound, strict=True)
     ]
     whole = {_value(name): output for name, output in names.items()}
     config = fused_blueprint(parts, [value for _, value in inputs], whole)
-    if check_blueprint(config):
-        return None  # it is too long
+    if check_blueprint(config) or launches(config.blueprint.control_flow) > LAUNCHES:
+        return None
     specs = [spec for (_, _, spec), _ in inputs]
     function = _function(members, config, specs, names, loaded)
     bindings = [
@@ -282,7 +292,7 @@ def _function(
         outputs=returned,
         static=static,
         code=(CodeObject(FORMAT, digest, files),),
-        limits=_limits([member.spec.limits for member in members]),
+        limits=_limits([(member.spec.limits, member.times) for member in members]),
         version=_version(digest, parts, static),
         parts=parts,
         blueprint=main,
@@ -301,13 +311,14 @@ def _version(digest: Digest, *rest: object) -> int:
     return int(digest_of(msgspec.msgpack.encode((digest, rest), order="sorted"))[:13], 16)
 
 
-def _limits(limits: Sequence[Limits]) -> Limits:
+def _limits(limits: Sequence[tuple[Limits, int]]) -> Limits:
+    """Add limits up, each as often as the function runs."""
     return Limits(
-        memory_bytes=max(one.memory_bytes for one in limits),
-        wall_s=sum(one.wall_s for one in limits),
-        cpu_s=sum(one.cpu_s for one in limits),
-        output_bytes=sum(one.output_bytes for one in limits),
-        output_items=sum(one.output_items for one in limits),
+        memory_bytes=max(one.memory_bytes for one, _ in limits),
+        wall_s=sum(times * one.wall_s for one, times in limits),
+        cpu_s=sum(times * one.cpu_s for one, times in limits),
+        output_bytes=sum(one.output_bytes for one, _ in limits),
+        output_items=sum(one.output_items for one, _ in limits),
     )
 
 

@@ -14,12 +14,14 @@ call means the same and does not delay anything:
 * **Sizes.** No size is read from the content of a set that is made within the group.
 * **Types.** A set that is passed on is declared alike on both sides, or not on the side that takes
   it.
+* **Loops.** Each iteration takes what is fed back to it from the one before, as it is, and ends for
+  sure: after a number of iterations, not by a condition.
 * **Names.** All outputs of the group take over the name and key of the same item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -60,6 +62,18 @@ class Candidate:
         object.__setattr__(self, "makes", makes)
 
     @property
+    def times(self) -> int:
+        """How often it is repeated."""
+        repeat = self.application.repeat
+        return 1 if repeat is None else repeat.times
+
+    @property
+    def fed(self) -> dict[str, str]:
+        """For parameters that later iterations take from the one before: from which output."""
+        repeat = self.application.repeat
+        return {} if repeat is None else {f.parameter: f.output for f in repeat.feedback}
+
+    @property
     def each(self) -> str | None:
         """The parameter that it has an instance for each item of, if there is one."""
         return next((p for p, b in self.bindings.items() if b.sharding is Sharding.EACH), None)
@@ -71,11 +85,11 @@ def is_groupable(application: Application, spec: FunctionSpec) -> bool:
     shardings = [binding.sharding for binding in bindings]
     bound = {binding.parameter for binding in bindings}
     return (
-        application.repeat is None
+        (application.repeat is None or application.repeat.until is None)
         and application.join is None
         and bool(application.returns)
         and not any(binding.optional for binding in bindings)
-        and shardings.count(Sharding.EACH) <= 1
+        and shardings.count(Sharding.EACH) <= (application.repeat is None)
         and all(sharding in (Sharding.ALL, Sharding.EACH) for sharding in shardings)
         and all(name in bound or name in spec.static for name in spec.input_names)
     )
@@ -111,7 +125,7 @@ class Groups:
             self._before[index] = direct.union(*(self._before[i] for i in direct))
 
     def find(self) -> list[list[Candidate]]:
-        """Find the groups with more than one member; members are in the order of execution."""
+        """Find the groups with several members, or with a loop, in the order of execution."""
         groups: list[list[int]] = []
         group_of: dict[int, list[int]] = {}
         for index in self._order:
@@ -123,7 +137,11 @@ class Groups:
                     groups.remove(group_of[member])
                 group_of[member] = group
             groups.append(group)
-        return [[self._candidates[i] for i in group] for group in groups if len(group) > 1]
+        found = [[self._candidates[i] for i in group] for group in groups]
+        return [group for group in found if len(group) > 1 or self._is_used_loop(group)]
+
+    def _is_used_loop(self, group: list[Candidate]) -> bool:
+        return group[0].times > 1 and bool(self.outputs(group))
 
     def _joined(self, index: int, group_of: Mapping[int, list[int]]) -> list[int]:
         """Join an application with groups that make its inputs, best with all of them."""
@@ -195,16 +213,35 @@ class Groups:
 
 def _passes_on(member: Candidate, made: Mapping[str, Candidate]) -> bool:
     """Check sizes and types of the sets that a member takes from others."""
-    declared = {s.name: s for s in member.spec.inputs}
     for parameter, binding in member.bindings.items():
         producer = made.get(binding.source)
         if producer is None:
             continue
-        given = next(s for s in producer.spec.outputs if s.name == producer.makes[binding.source])
-        wanted = declared[parameter]
-        same = (wanted.dtype, wanted.shape) == (given.dtype, given.shape)
-        if parameter in member.read or not (wanted.dtype is None or same):
+        if not _is_passed(producer.spec, producer.makes[binding.source], member, parameter):
             return False
+    return True
+
+
+def _is_passed(maker: FunctionSpec, output: str, member: Candidate, parameter: str) -> bool:
+    """Tell whether a function's output can be a member's input without being looked at."""
+    given = next(s for s in maker.outputs if s.name == output)
+    wanted = next(s for s in member.spec.inputs if s.name == parameter)
+    same = (wanted.dtype, wanted.shape) == (given.dtype, given.shape)
+    return parameter not in member.read and (wanted.dtype is None or same)
+
+
+def has_plain_loop(member: Candidate, returned: Container[str]) -> bool:
+    """Check what a member feeds back.
+
+    Args:
+        member: which.
+        returned: its inputs that are outputs, too, changed in place.
+    """
+    for parameter, output in member.fed.items():
+        if not _is_passed(member.spec, output, member, parameter):
+            return False
+        if parameter in returned and parameter != output:
+            return False  # it would be overwritten before it is returned
     return True
 
 

@@ -120,6 +120,11 @@ composition Failing(x) => (y) {
 composition Lacking(x, c) => (doubled, y) {
     Double(x = all x) => (doubled = y); Scale(x = all doubled, c = all c) => (y = y);
 }
+composition Rounds(x) => (y) {
+    Double(x = all x) => (a = y);
+    Next(x = all a) => (b = y) repeat 20 feeding (x = y);
+    Halve(x = all b) => (y = x) repeat 3 feeding (x = x);
+}
 composition Between(x) => (y, total) {
     Double(x = all x) => (a = y); Next(x = all a) => (b = y);
     Total(y = all b) => (total = total);
@@ -194,6 +199,14 @@ def test_branches_that_join_are_one_call_and_each_has_its_own_copy(node: Node) -
     assert more(node, before) == {"Double+Next+Halve+Add": 1}
 
 
+def test_loops_are_one_call(node: Node) -> None:
+    before = calls(node)
+    for _ in range(3):
+        found = node.invoke("Rounds", x=X)
+        assert (found.y.numpy(np.float32) == (2 * X + 20) / 8).all()
+    assert more(node, before) == {"Double+Next+Halve": 3}
+
+
 def test_what_another_kind_of_function_needs_leaves_the_device(node: Node) -> None:
     before = calls(node)
     found = node.invoke("Between", x=X)
@@ -241,7 +254,7 @@ def test_a_removed_function_takes_what_was_made_of_it_along(node: Node) -> None:
     node.invoke("Each", x=X, tenant="leaves")
 
     assert set(calls(node, "leaves")) == {"Double+Next"}
-    for name in ("Chain", "Each", "Diamond", "Failing", "Lacking", "Between"):
+    for name in ("Chain", "Each", "Diamond", "Failing", "Lacking", "Between", "Rounds"):
         node.remove(CompositionRecord, name, tenant="leaves")
     node.remove(FunctionSpec, "Next", tenant="leaves")
     node.invoke("Double", x=X, tenant="leaves")

@@ -27,6 +27,8 @@ from dandelion.dataflow.graph import (
     Composition,
     CompositionModule,
     Declaration,
+    Feed,
+    RepeatClause,
     Return,
     Sharding,
 )
@@ -196,11 +198,22 @@ class World:
             if len(returns) > 1 and source.random() < 0.3:
                 returns.pop()
             known += [returned.target for returned in returns]
-            applications.append(Application(spec.name, tuple(bindings), tuple(returns)))
+            repeat = self.repeat(given, spec.output_names)
+            applications.append(
+                Application(spec.name, tuple(bindings), tuple(returns), None, repeat)
+            )
         made = known[len(inputs) :]
         outputs = source.sample(made, min(len(made), source.choice([1, 2])))
         source.shuffle(applications)
         return Composition("C", tuple(inputs), tuple(outputs), tuple(applications))
+
+    def repeat(self, given: Sequence[str], outputs: Sequence[str]) -> RepeatClause | None:
+        source = self.source
+        if source.random() > 0.25:
+            return None
+        fed = source.sample(list(given), source.choice([1, len(given)]))
+        feedback = tuple(Feed(name, source.choice(outputs)) for name in fed)
+        return RepeatClause(source.choice([1, 2, 3]), None, feedback)
 
     def sets(self, composition: Composition) -> list[ItemSet | None]:
         source = self.source
