@@ -16,8 +16,7 @@ from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import InternalError, Unknown, nearest
 from dandelion.function import FunctionSpec, Limits
-from dandelion.fusion import fused
-from dandelion.node.gpu_loader import GpuLoader
+from dandelion.node.fuser import Fuser
 
 
 class Library:
@@ -41,7 +40,7 @@ class Library:
         self.catalog = catalog
         self.platform = platform
         self._caps = caps
-        self._loader = GpuLoader(catalog) if fuse else None
+        self._fuser = Fuser(catalog) if fuse else None
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
         self._generation = catalog.generation
         self._lock = threading.RLock()
@@ -132,8 +131,7 @@ class Library:
             found = target(name)
             return found if isinstance(found, FunctionSpec) else None
 
-        load = None if self._loader is None else self._loader.load
-        made = None if load is None else fused(composition, function, load)
+        made = None if self._fuser is None else self._fuser.fuse(composition, function)
         if made is None:
             return compile_composition(composition, target)
         parts = [
