@@ -33,9 +33,10 @@ class Fleet:
         self.next_retry_ns: int | None = None
 
     def added(self, engine: EngineState) -> None:
-        """Add an engine and start it."""
+        """Add an engine; it is started now, or when it is needed."""
         self._engines.all[engine.id] = engine
-        self._act(Start(engine))
+        if self._calls.sending.concurrency.added(engine):
+            self._act(Start(engine))
 
     def up(self, engine: EngineState, name: str, capacity: Capacity, now_ns: int) -> None:
         """An engine is ready for calls.
@@ -58,7 +59,10 @@ class Fleet:
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
         """An engine could not be started."""
         engine.error = error
-        if not engine.name:
+        if not engine.name and engine.pool is not None and engine.pool.may_wait(engine):
+            engine.phase = EnginePhase.DORMANT
+            engine.pool.failed(now_ns)
+        elif not engine.name:
             engine.phase = EnginePhase.UNAVAILABLE
         else:
             engine.failed_starts += 1
@@ -107,6 +111,7 @@ class Fleet:
         """An engine was stopped permanently; it has no calls."""
         assert not engine.sent, "its calls ended before"
         engine.phase = EnginePhase.CLOSED
+        self._calls.sending.concurrency.closed(engine)
         self._residency.devices.pop(engine, None)
         del self._engines.all[engine.id]
         self._calls.engines_changed(now_ns)

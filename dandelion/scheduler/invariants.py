@@ -18,6 +18,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     """
     calls = _check_calls(scheduler)
     _check_engines(scheduler)
+    _check_workers(scheduler)
     _check_tenants(scheduler)
     _check_lines(scheduler)
     _check_memory(scheduler, calls)
@@ -69,6 +70,26 @@ def _check_engines(scheduler: Scheduler) -> None:
                     if not waits and policy.by_engine:
                         waits = policy.cost(engine, queue.flow, lane) == NEVER
                     assert waits, f"engine {engine.id} is free while {queue.flow.name} waits"
+
+
+def _check_workers(scheduler: Scheduler) -> None:
+    """As many workers are active as were chosen, and every lane has an active engine."""
+    for pool in scheduler.calls.sending.concurrency.pools.values():
+        ready = [e for e in pool.workers if e.phase is EnginePhase.READY]
+        expected = min(len(ready), pool.climber.target)
+        assert pool.active == expected, f"{pool.device}: {pool.active} are active"
+        for engine in pool.workers:
+            assert not engine.active or engine in ready, f"engine {engine.id} is active"
+            dormant = engine.phase is EnginePhase.DORMANT
+            assert not (dormant and engine.sent), f"engine {engine.id} is dormant and has calls"
+        reserve = pool.reserve
+        if reserve is not None:
+            assert pool.reserves, "the policy does not let calls overtake others"
+            assert not reserve.active, f"the reserve {reserve.id} is active"
+            assert len(reserve.sent) == 1, f"the reserve {reserve.id} has {len(reserve.sent)} calls"
+    for lane in scheduler.calls.engines.lanes.values():
+        active = any(engine.active for engine in lane.engines)
+        assert active or not lane.engines, "no engine of a lane takes calls"
 
 
 def _check_tenants(scheduler: Scheduler) -> None:

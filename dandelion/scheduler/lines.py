@@ -111,6 +111,15 @@ class Lines:
         self._take(call, own)
         return call
 
+    def take_first(self, queue: CallQueue) -> CallState | None:
+        """Take the first call of a queue out of its turn, if nothing speaks against that."""
+        call, flow = queue.calls[0], queue.flow
+        if queue.parked or flow.tenant.prioritized or call.attempt > 1 or busy_owner(flow):
+            return None
+        queue.slots.popleft()
+        self._take(call, queue)
+        return call
+
     def _first_by_priority(self, engine: EngineState, call: CallState) -> CallState:
         """Return the call of the same tenant that uses the turn of this one; perhaps this one."""
         heads = [

@@ -14,6 +14,9 @@ engine does not take workers' calls: it would take turns with the workers and sl
 alone). Workers in one fault domain fail together: if one was lost to a fault, the others are about
 to report theirs.
 
+Workers whose number the node chooses (`concurrency`) are in lanes when they are up, also while they
+are inactive.
+
 Engines that are equally suitable for a call form a **lane**; calls of one lane share its queues. A
 function may have code in several formats: the first format with an engine is used.
 """
@@ -93,7 +96,8 @@ class Engines:
         key = tuple(engine.id for engine in engines)
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(tuple(engines))
+            pools = dict.fromkeys(e.pool for e in engines if e.pool is not None)
+            lane = self.lanes[key] = Lane(tuple(engines), tuple(pools))
             lane.clock = max((other.clock for e in engines for other in e.lanes), default=0.0)
             for engine in engines:
                 engine.lanes.append(lane)
@@ -162,7 +166,7 @@ def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
 
 
 def _may_run(engine: EngineState, needs: Needs) -> bool:
-    if engine.phase in (EnginePhase.UNAVAILABLE, EnginePhase.CLOSED):
+    if engine.phase in (EnginePhase.DORMANT, EnginePhase.UNAVAILABLE, EnginePhase.CLOSED):
         return False
     never_up = engine.phase is EnginePhase.STARTING and not engine.name
     return never_up or admits(engine, needs)
@@ -186,8 +190,12 @@ def _prefers(engine: EngineState, needs: Needs) -> bool:
 def _without_suspects(
     engines: list[EngineState], among: Iterable[EngineState]
 ) -> list[EngineState]:
-    """Omit engines that share a fault domain with one that is not up."""
-    lost = {e.device for e in among if e.shared_fault_domain and e.phase is EnginePhase.STARTING}
+    """Omit engines that share a fault domain with one that was lost and is not up again."""
+    lost = {
+        e.device
+        for e in among
+        if e.shared_fault_domain and e.name and e.phase is EnginePhase.STARTING
+    }
     if not lost:
         return engines
     return [e for e in engines if not e.shared_fault_domain or e.device not in lost]

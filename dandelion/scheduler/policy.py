@@ -31,10 +31,14 @@ class Policy(abc.ABC):
         name: in the settings.
         by_engine: `cost` counts for every flow, so all that wait are compared for each call that
             is sent. Otherwise it counts only for the flow that the engine ran last.
+        elastic: the number of active workers may vary; otherwise all are always active.
+        reserves: a light call may overtake others on a worker of the reserve; see `concurrency`.
     """
 
     name: ClassVar[str]
     by_engine: ClassVar[bool] = False
+    elastic: ClassVar[bool] = True
+    reserves: ClassVar[bool] = False
 
     @abc.abstractmethod
     def key(self, queue: CallQueue) -> float:

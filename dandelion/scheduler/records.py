@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,9 @@ from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function, FunctionSpec
 from dandelion.scheduler.counts import FlowCounts
+
+if TYPE_CHECKING:
+    from dandelion.scheduler.concurrency import WorkerPool
 
 SHORT_CALL_NS = 2_000_000
 """An engine whose calls are shorter on average gets its next call while one runs. With longer ones
@@ -173,12 +176,14 @@ class Lane:
 
     Attributes:
         engines: the suitable engines; empty while they are starting.
+        pools: of the engines whose number is chosen.
         heap: of (key of the policy, entry number, queue); entries may be outdated. Empty if the
             policy chooses by engine.
         clock, turns: of the policy: virtual time; when each tenant had its last turn.
     """
 
     engines: tuple[EngineState, ...]
+    pools: tuple[WorkerPool, ...] = ()
     heap: list[tuple[float, int, CallQueue]] = field(default_factory=list)
     queues: dict[Flow, CallQueue] = field(default_factory=dict)
     clock: float = 0.0
@@ -309,6 +314,7 @@ class InvocationState(msgspec.Struct, eq=False):
 class EnginePhase(enum.Enum):
     """The state of an engine."""
 
+    DORMANT = "dormant"  # it is started when it is needed
     STARTING = "starting"  # also again, after it was lost
     READY = "ready"
     UNAVAILABLE = "unavailable"  # it is tried again
@@ -328,6 +334,9 @@ class EngineState:
         ahead: how many it takes then at most.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
+        elastic: how many such workers of the device are started and active is chosen by the node.
+        pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
+        active: it takes calls from its lanes.
         capacity: known when it is ready.
         planner: calls must have a demand before they are placed, since engines differ.
         joins: it runs batches.
@@ -364,11 +373,15 @@ class EngineState:
     calls: int = 0
     failures: int = 0
     busy_ns: int = 0
+    elastic: bool = False
+    pool: WorkerPool | None = None
+    cycle_ns: int = 0
+    active: bool = True
 
     @property
     def free(self) -> int:
         """How many more calls it takes now."""
-        if self.phase is not EnginePhase.READY:
+        if not self.active or self.phase is not EnginePhase.READY:
             return 0
         places = self.places
         if not places:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
 from dandelion.scheduler.actions import Action, Send
 from dandelion.scheduler.batches import Batches
+from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import (
+    CallQueue,
     CallState,
     EngineState,
     Flow,
@@ -20,6 +23,9 @@ from dandelion.scheduler.records import (
     Tenant,
 )
 from dandelion.scheduler.residency import Residency
+
+_RESERVE_LOOKS = 16
+"""How many queues are looked at for a call that may use the reserve."""
 
 
 class Sending:
@@ -36,6 +42,7 @@ class Sending:
 
     Attributes:
         batches: joins calls.
+        concurrency: chooses how many workers take calls.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Sending:
         recount: Callable[[Tenant], None],
     ) -> None:
         self.batches = Batches(lines)
+        self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
         self._engines = engines
         self._lines = lines
         self._residency = residency
@@ -104,6 +112,8 @@ class Sending:
                 return
         self._lines.add(call, lane)
         self._feed_lane(lane, now_ns)
+        if lane.pools and call.queue is not None:
+            self._use_reserve(call.queue, now_ns)
         self._refuse_overfull(call, now_ns)
 
     def _queue_gathered(self, flow: Flow, now_ns: int) -> None:
@@ -219,6 +229,8 @@ class Sending:
             duration_ns = 0
         engine.measured(duration_ns)
         flow.measured(duration_ns)
+        if engine.pool is not None:
+            engine.pool.ended(call, engine, duration_ns, now_ns)
         self.policy.ended(call, engine, duration_ns)
         turn = call.turn or flow
         if turn.queues:
@@ -230,3 +242,45 @@ class Sending:
         if self._lines.waiting:
             self.unpark((call.flow.tenant, call.flow), now_ns)
             self._feed(engine, now_ns)
+        if engine.pool is not None:
+            self._adjust(engine.pool, engine, now_ns)
+
+    # --- workers whose number is chosen ---------------------------------------------------------
+
+    def _adjust(self, pool: WorkerPool, engine: EngineState, now_ns: int) -> None:
+        """A call of a worker has ended: perhaps use another number of workers."""
+        if engine.sent:
+            pool.window.followed += engine.active
+        elif engine is pool.reserve:
+            pool.reserve = None
+            self._refill_reserve(engine, now_ns)
+        if now_ns >= pool.look_ns:
+            if pool.look(now_ns):
+                for other in pool.workers:
+                    self._feed(other, now_ns)
+            self.concurrency.start(pool, now_ns)
+
+    def _refill_reserve(self, engine: EngineState, now_ns: int) -> None:
+        """Send the next call that may use the reserve."""
+        for lane in engine.lanes:
+            for queue in list(islice(lane.queues.values(), _RESERVE_LOOKS)):
+                if self._use_reserve(queue, now_ns):
+                    return
+
+    def _use_reserve(self, queue: CallQueue, now_ns: int) -> bool:
+        """Send a call that waits to an inactive worker, if it is light."""
+        for pool in queue.lane.pools:
+            if not pool.is_light(queue.flow, now_ns):
+                continue
+            engine = pool.spare()
+            if engine is None:
+                self.concurrency.start(pool, now_ns)
+            elif engine in queue.lane.engines:
+                call = self._lines.take_first(queue)
+                if call is not None:
+                    pool.reserve = engine
+                    self._send(call, engine, now_ns)
+                    if not engine.sent:  # it was refused
+                        pool.reserve = None
+                    return True
+        return False

@@ -1,8 +1,9 @@
 """Fair queueing in which each flow has an engine of its own.
 
-A flow's home is the engine of its lane with the fewest flows when it first waits there. Other
-engines take its calls as if it were `AWAY_CALLS` of its calls ahead. So flows stay where their
-constants are while the load is even, and no engine is idle while a call waits.
+A flow's home is the engine of its lane with the fewest flows when it first waits there; it gets
+another one if that is no longer active. Other engines take its calls as if it were `AWAY_CALLS` of
+its calls ahead. So flows stay where their constants are while the load is even, and no engine is
+idle while a call waits.
 
 Source: the policy `affinity` of KaaS, which charges ten times the weight of a request for a device
 without affinity. There run times and homes are declared; here they are measured and chosen.
@@ -29,9 +30,10 @@ class Affinity(Fair):
 
     def waits(self, flow: Flow, lane: Lane) -> None:
         super().waits(flow, lane)
-        if lane.engines and self._homes.get(flow) not in lane.engines:
+        active = [engine for engine in lane.engines if engine.active]
+        if active and self._homes.get(flow) not in active:
             taken = list(self._homes.values())
-            self._homes[flow] = min(lane.engines, key=taken.count)
+            self._homes[flow] = min(active, key=taken.count)
 
     def cost(self, engine: EngineState, flow: Flow, lane: Lane) -> float:
         if self._homes.get(flow) is engine:

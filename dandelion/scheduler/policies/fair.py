@@ -30,6 +30,7 @@ class Fair(Policy):
     """Engine time is shared by weight; see the module's text."""
 
     name = "fair"
+    reserves = True
 
     def key(self, queue: CallQueue) -> float:
         return queue.flow.tags[queue.lane]

@@ -18,6 +18,7 @@ class Static(Policy):
 
     name = "static"
     by_engine = True
+    elastic = False
 
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
