@@ -83,7 +83,7 @@ class Window:
             engines,
             engines / slowdown,
             math.sqrt(max(0.0, spread)) / self.cycles,
-            self.engine / self.calls,
+            cycles / self.cycles,
             self.engine / self.cycles,
             self.followed / (self.calls + self.others),
         )
@@ -97,7 +97,7 @@ class Reading:
         engines: that had calls.
         speed: time alone of the calls that ended, for each unit of time.
         error: standard error of the speed, as a part of it.
-        call_ns: mean duration of a call.
+        call_ns: mean duration of calls, weighted by it: that of those that take most of the time.
         busy: part of the time in which engines had calls.
         queued: part of the calls after which another one waited.
     """

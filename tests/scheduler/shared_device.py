@@ -101,6 +101,7 @@ class SharedDevice:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(policy_of(self.policy), 1 << 30, lambda flow: (0, 0))
+        self._pools = self.scheduler.calls.sending.concurrency.pools
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = self._number = 0
         self._loads: dict[str, Load] = {}
@@ -124,7 +125,7 @@ class SharedDevice:
 
     @property
     def pool(self) -> WorkerPool:
-        return self.scheduler.calls.sending.concurrency.pools[DEVICE]
+        return self._pools[DEVICE]
 
     def add(self, load: Load, weight: float = 1.0) -> Load:
         """Have callers call; each load is a tenant."""
@@ -186,7 +187,7 @@ class SharedDevice:
             elif isinstance(action, Start):
                 self.starts.append((self.now_ns, action.engine.id))
                 self._later(self.now_ns + self.start_ns, partial(self._up, action.engine))
-        if not self.fixed:
+        if self._pools:
             active = self.pool.active
             if not self.counts or self.counts[-1][1] != active:
                 self.counts.append((self.now_ns, active))
