@@ -1,16 +1,19 @@
 """How many calls a device should run at once: hill climbing over measured throughput.
 
 With more calls at once each call takes longer, so neither busy time nor the number of busy engines
-is throughput. Useful work is: each call counts the time that calls of its kind take **alone** (the
-smallest smoothed engine time of the kind), however long it took. A `Window` sums up the calls of
-some time: their work, and the time from the end of one call of an engine to the end of its next
-one (a cycle). The speed of the device is the number of engines, times work per cycle time. It
-counts whole calls only, so it needs few of them, and its standard error follows from their spread.
+is throughput. Useful work is: each call counts the time that calls of its **kind** take alone (the
+smallest smoothed engine time of the kind), however long it took. A `Window` sums up, for each kind,
+the cycles of the engines: a cycle is the time from the end of one call to the end of the next one
+of an engine. Work per cycle time, times the number of engines, is the speed of the device. It is
+made of whole calls, so few of them suffice, and its standard error follows from their spread.
 
 The count is changed in pairs of windows: one at the present count, one at a neighbour on `LADDER`.
-A higher count has to be faster by more than `UP_GAIN`; a lower one must not be slower. If neither
-neighbour is better, there is a pause: it doubles each time, and is at least `LOST_FACTOR` times the
-work that was lost by trying. It ends early if the calls have changed.
+Both are compared by the kinds that they have in common, with the same mix, so a change of the mix
+does not look like one of the speed. A higher count has to be faster by more than `UP_GAIN`; a lower
+one must not be slower. If neither neighbour is better, there is a pause: it doubles each time, and
+is at least `LOST_FACTOR` times the work that was lost by trying. It ends early if the mix changes.
+If most calls are others, the count begins at the one that was best for such calls before, or at a
+low one: calls of which too many run at once take long, so going up is faster than going down.
 """
 
 from __future__ import annotations
@@ -20,24 +23,54 @@ from dataclasses import dataclass, field
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 UP_GAIN, DOWN_GAIN = 0.03, -0.002
+LEAST_NS, ENOUGH_NS, MOST_NS = 50_000_000, 200_000_000, 1_000_000_000
+"""The duration of a window: the least, enough for one before a trial, and the most."""
+LEAST_CALLS, LONGEST_CALLS = 8, 4
+"""A window has so many calls, and takes as long as so many of the longest ones: else the short ones
+would be more often among those that ended in it."""
+BASE_ERROR = 0.02
 SURE = 1.5
 """How many standard errors better a count is at least, at the end of the time for a trial."""
-LEAST_NS, MOST_NS = 50_000_000, 1_000_000_000
-"""The duration of a window."""
-LEAST_CALLS = 8
-LONGEST_CALLS = 4
-"""A window takes as long as so many of the longest calls, since others end in it more often."""
-BASE_ERROR, ENOUGH_NS = 0.02, 200_000_000
-"""The window before a trial ends with the first of both."""
-LOST_FACTOR, CHANGED_FACTOR = 150, 50
-"""Pauses, in units of the work that was lost by trying: without and with new kinds of calls."""
-FIRST_PAUSE_NS, LAST_PAUSE_NS = 250_000_000, 10_000_000_000
-CHANGED = 0.25
-"""How much the duration of calls changes, or which part of the time new kinds take, if calls
-have changed."""
-CHANGES_NS = 500_000_000
-"""Pauses are ended at most so often."""
+COMMON = 0.5
+"""Windows are compared if the kinds that both have take this part of their time."""
+LOST_FACTOR, CHANGED_FACTOR = 150, 20
+"""Pauses, in units of the work that was lost by trying: usually, and if the mix changes."""
+FIRST_PAUSE_NS, LAST_PAUSE_NS, CHANGES_NS = 250_000_000, 10_000_000_000, 500_000_000
+MOST_PAUSE_NS = 60_000_000_000
+CHANGED, OTHERS = 0.25, 0.5
+"""The mix has changed if the first part of the time is that of other kinds, or calls are so much
+longer or shorter; if the second part is, most calls are others."""
+FIRST_COUNT, MUCH = 2, 0.2
 BUSY, QUEUED = 0.9, 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """Calls that are alike.
+
+    Attributes:
+        mean_ns, alone_ns: smoothed engine time of a call, and the smallest such time.
+        best: the count that was best when they took much of the time; 0 if that is not known.
+    """
+
+    mean_ns: float
+    alone_ns: float
+    best: int = 0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of the calls of one kind in a window. Each member of a batch counts as a call."""
+
+    calls: int = 0
+    units: int = 0
+    cycles: float = 0.0
+    squares: float = 0.0
+
+    def variance(self) -> float:
+        """Return the squared relative standard error of the mean cycle."""
+        mean = self.cycles / self.units
+        return max(0.0, self.squares / self.calls / (mean * mean) - 1) / (self.calls - 1)
 
 
 @dataclass(slots=True)
@@ -47,67 +80,94 @@ class Window:
     Attributes:
         calls: how many.
         followed: how many were followed by another one at once, so calls waited.
-        work, cycles, engine: their time alone, from the end before, and on the engine, in ns.
-        others, others_ns: calls of new kinds, which are not counted above, and their time.
-        longest_ns: of their times on the engine.
+        engine_ns: their time on engines.
+        squares: of their times.
+        longest_ns: of their times.
+        kinds: sums for each kind.
+        engines: how many had calls; known at the end.
     """
 
     began_ns: int
     calls: int = 0
     followed: int = 0
-    work: float = 0.0
-    cycles: float = 0.0
-    engine: float = 0.0
-    others: int = 0
-    others_ns: int = 0
+    engine_ns: float = 0.0
+    squares: float = 0.0
     longest_ns: int = 0
-    squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    kinds: dict[Kind, Sums] = field(default_factory=dict)
+    engines: int = 0
 
-    def add(self, work: float, cycle: float, engine_ns: int) -> None:
-        """Count a call."""
+    def add(self, kind: Kind, units: int, cycle_ns: int, engine_ns: int) -> None:
+        """Count a call, or a batch of so many units."""
         self.calls += 1
-        self.work += work
-        self.cycles += cycle
-        self.engine += engine_ns
+        self.engine_ns += engine_ns
+        self.squares += float(engine_ns) * engine_ns
         if engine_ns > self.longest_ns:
             self.longest_ns = engine_ns
-        both, works, cycles = self.squares
-        self.squares = both + work * cycle, works + work * work, cycles + cycle * cycle
+        sums = self.kinds.get(kind)
+        if sums is None:
+            sums = self.kinds[kind] = Sums()
+        each_ns = cycle_ns / units
+        sums.calls += 1
+        sums.units += units
+        sums.cycles += cycle_ns
+        sums.squares += each_ns * each_ns
 
-    def reading(self, engines: int) -> Reading:
-        """Measure the device; it has calls on so many engines."""
-        slowdown = self.cycles / self.work
-        both, works, cycles = self.squares
-        spread = cycles - 2 * slowdown * both + slowdown * slowdown * works
-        return Reading(
-            engines,
-            engines / slowdown,
-            math.sqrt(max(0.0, spread)) / self.cycles,
-            cycles / self.cycles,
-            self.engine / self.cycles,
-            self.followed / (self.calls + self.others),
-        )
+    def cycles(self) -> float:
+        """Return the time of all cycles."""
+        return sum(sums.cycles for sums in self.kinds.values())
+
+    def error(self) -> float:
+        """Return the relative standard error of the speed, for its own mix."""
+        several = [sums for sums in self.kinds.values() if sums.calls > 1]
+        whole = sum(sums.cycles for sums in several)
+        return math.sqrt(sum((s.cycles / whole) ** 2 * s.variance() for s in several))
+
+    def main_kinds(self) -> list[Kind]:
+        """Return the kinds that took much of the time, that with the most first."""
+        least = MUCH * self.cycles()
+        kinds = [kind for kind, sums in self.kinds.items() if sums.cycles >= least]
+        return sorted(kinds, key=lambda kind: -self.kinds[kind].cycles)
+
+    def change(self, other: Window) -> float:
+        """Return which part of the time is that of other kinds than in another window; more than
+        `CHANGED` also if calls are longer or shorter."""
+        mine, its = self.cycles(), other.cycles()
+        kinds = self.kinds.keys() & other.kinds.keys()
+        common = sum(min(self.kinds[k].cycles / mine, other.kinds[k].cycles / its) for k in kinds)
+        calls = min(self.calls, other.calls)
+        chance = math.sqrt(max(len(self.kinds), len(other.kinds)) / calls)
+        part = 1 - common - chance / 2
+        if part > CHANGED:
+            return part
+        weighted = (self.squares / self.engine_ns) / (other.squares / other.engine_ns)
+        return min(OTHERS, abs(math.log(weighted)) - 1.5 / math.sqrt(calls))
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a window measured.
+def gain_of(window: Window, base: Window) -> tuple[float, float] | None:
+    """Compare the speeds of two windows.
 
-    Attributes:
-        engines: that had calls.
-        speed: time alone of the calls that ended, for each unit of time.
-        error: standard error of the speed, as a part of it.
-        call_ns: mean duration of calls, weighted by it: that of those that take most of the time.
-        busy: part of the time in which engines had calls.
-        queued: part of the calls after which another one waited.
+    Returns:
+        The logarithm of their ratio and its standard error; None if they have too little in common.
     """
-
-    engines: int
-    speed: float
-    error: float
-    call_ns: float
-    busy: float
-    queued: float
+    kinds = [
+        kind
+        for kind, sums in window.kinds.items()
+        if sums.calls > 1 and (other := base.kinds.get(kind)) is not None and other.calls > 1
+    ]
+    times = [sum(one.kinds[kind].cycles for kind in kinds) for one in (window, base)]
+    if times[0] < COMMON * window.cycles() or times[1] < COMMON * base.cycles():
+        return None
+    speeds, variance = [], 0.0
+    for one in (window, base):
+        terms = []
+        for kind in kinds:
+            sums = one.kinds[kind]
+            part = window.kinds[kind].cycles / times[0] + base.kinds[kind].cycles / times[1]
+            terms.append((part * kind.alone_ns * sums.units / sums.cycles, sums.variance()))
+        speed = sum(term for term, _ in terms)
+        variance += sum((term / speed) ** 2 * its for term, its in terms)
+        speeds.append(speed * one.engines)
+    return math.log(speeds[0] / speeds[1]), math.sqrt(variance)
 
 
 @dataclass(slots=True)
@@ -136,29 +196,22 @@ class Climber:
     count: int
     trial: int = 0
     wanted: int = 0
-    _base: Reading | None = None
-    _usual: Reading | None = None
+    _base: Window | None = None
+    _usual: Window | None = None
     _direction: int = 1
     _tried: set[int] = field(default_factory=set)
     _due_ns: int = 0
     _pause_ns: int = 0
     _lost_ns: float = 0.0
-    _changed_ns: int = -CHANGES_NS
-    _patient_ns: int = 0
+    _changed_ns: int = 0
 
     @property
     def target(self) -> int:
         """How many engines should take calls."""
         return self.trial or self.count
 
-    def look(self, window: Window, engines: int, limits: Limits, now_ns: int) -> bool:
-        """Look at a window.
-
-        Args:
-            window: at the present target.
-            engines: how many had calls in it.
-            limits: counts that can be had.
-            now_ns: now.
+    def look(self, window: Window, limits: Limits, now_ns: int) -> bool:
+        """Look at a window at the present target.
 
         Returns:
             Whether it is over, and another one begins. The target may have changed.
@@ -173,79 +226,91 @@ class Climber:
             if self.trial and elapsed_ns > 4 * MOST_NS:  # the calls have ended
                 self._rejected(0.0)
                 return True
-            return False
-        reading = window.reading(engines)
+            enough = window.calls >= LEAST_CALLS and elapsed_ns >= LEAST_NS
+            return not self.trial and enough and self._changed(window, now_ns)
         if self.trial:
-            return self._judge(reading, elapsed_ns, now_ns)
-        if reading.error > BASE_ERROR and elapsed_ns < max(ENOUGH_NS, least_ns):
+            return self._judge(window, elapsed_ns, now_ns)
+        if elapsed_ns < max(ENOUGH_NS, least_ns) and window.error() > BASE_ERROR:
             return False
-        self._measured(reading, limits, now_ns)
+        self._measured(window, limits, now_ns)
         return True
 
-    def _measured(self, reading: Reading, limits: Limits, now_ns: int) -> None:
+    def _measured(self, window: Window, limits: Limits, now_ns: int) -> None:
         """A window at the present count is over: perhaps try another count."""
-        self._base = reading
-        if self._differs(reading) and now_ns - self._changed_ns >= CHANGES_NS:
-            self._usual = reading
-            self._end_pause(now_ns)
+        if self._changed(window, now_ns):
+            return  # some of its calls are those of before
+        self._base = window
         self.wanted = 0
-        if reading.busy < BUSY or now_ns < self._due_ns:
+        if window.engine_ns < BUSY * window.cycles() or now_ns < self._due_ns:
             return
         for direction in (self._direction, -self._direction):
-            if direction in self._tried or (direction > 0 and reading.queued < QUEUED):
+            if direction in self._tried:
                 continue
-            rung = above(self.count, limits.later) if direction > 0 else below(reading.engines)
-            if not rung:
-                continue
+            if direction > 0:
+                queued = window.followed >= QUEUED * window.calls
+                rung = above(self.count, limits.later) if queued else 0
+            else:
+                rung = below(min(self.count, window.engines))
             if rung > limits.now:
                 self.wanted = rung
-                continue
-            self.trial, self._direction = rung, direction
-            return
+            elif rung:
+                self.trial, self._direction = rung, direction
+                return
         if not self.wanted:
             self._pause(now_ns)
 
-    def new_kinds(self, now_ns: int) -> None:
-        """Much of the time is that of calls whose time alone is not known yet."""
-        if now_ns >= self._patient_ns and now_ns - self._changed_ns >= CHANGES_NS:
-            self._end_pause(now_ns)
-
-    def _end_pause(self, now_ns: int) -> None:
-        self._changed_ns = self._due_ns = now_ns
-        self._pause_ns, self._lost_ns = 0, 0.0
+    def _changed(self, window: Window, now_ns: int) -> bool:
+        """Look whether the mix has changed; then the pause ends."""
+        if self._usual is None:
+            self._usual = window
+            return False
+        if now_ns < self._changed_ns:
+            return False
+        change = window.change(self._usual)
+        if change <= CHANGED:
+            return False
+        self._usual = window
+        self._due_ns, self._pause_ns, self._lost_ns = now_ns, 0, 0.0
+        self._changed_ns = now_ns + CHANGES_NS
         self._tried.clear()
+        self._direction = 1
+        if change > OTHERS:
+            known = [kind.best for kind in window.main_kinds() if kind.best]
+            self.count = known[0] if known else min(self.count, FIRST_COUNT)
+        return True
 
     def _pause(self, now_ns: int) -> None:
         self._pause_ns = min(LAST_PAUSE_NS, 2 * self._pause_ns) or FIRST_PAUSE_NS
-        self._due_ns = now_ns + max(self._pause_ns, int(LOST_FACTOR * self._lost_ns))
-        self._patient_ns = now_ns + int(CHANGED_FACTOR * self._lost_ns)
+        least_ns = min(MOST_PAUSE_NS, int(LOST_FACTOR * self._lost_ns))
+        self._due_ns = now_ns + max(self._pause_ns, least_ns)
+        self._changed_ns = now_ns + max(CHANGES_NS, int(CHANGED_FACTOR * self._lost_ns))
         self._lost_ns = 0.0
         self._tried.clear()
+        if self._base is not None:
+            for kind in self._base.main_kinds():
+                kind.best = self.count
 
-    def _differs(self, reading: Reading) -> bool:
-        """Tell whether the calls are others than those of the last decision."""
-        usual = self._usual
-        if usual is None:
-            return True
-        slower = abs(math.log(reading.call_ns / usual.call_ns))
-        return slower > CHANGED + 3 * (reading.error + usual.error)
-
-    def _judge(self, reading: Reading, elapsed_ns: int, now_ns: int) -> bool:
+    def _judge(self, window: Window, elapsed_ns: int, now_ns: int) -> bool:
         """Compare a trial with the window before it. False if that needs more calls."""
         assert self._base is not None, "it was measured before the trial"
-        gain = math.log(reading.speed / self._base.speed)
-        error = math.hypot(reading.error, self._base.error)
+        found = gain_of(window, self._base)
+        if found is None:
+            if elapsed_ns < 2 * MOST_NS:
+                return False
+            self._rejected(0.0)  # other calls have come
+            return True
+        gain, error = found
         needed = UP_GAIN if self.trial > self.count else DOWN_GAIN
         better, worse = gain - 2 * error > needed, gain + 2 * error < needed
         if not (better or worse) and elapsed_ns < MOST_NS:
             return False
         if better or gain > max(needed, SURE * error):
             self.count, self.trial = self.trial, 0
+            self._usual = window
             self._tried = {-self._direction}
             self._pause_ns, self._lost_ns, self._due_ns = 0, 0.0, now_ns
-            self._usual = reading
         else:
-            self._rejected(elapsed_ns * max(0.0, 1 - reading.speed / self._base.speed))
+            self._rejected(elapsed_ns * max(0.0, 1 - math.exp(gain)))
         return True
 
     def _rejected(self, lost_ns: float) -> None:

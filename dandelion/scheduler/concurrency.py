@@ -26,14 +26,7 @@ from dataclasses import dataclass, field
 
 from dandelion.driver import Demand
 from dandelion.scheduler.actions import Action, Start
-from dandelion.scheduler.climbing import (
-    CHANGED,
-    LEAST_CALLS,
-    LEAST_NS,
-    Climber,
-    Limits,
-    Window,
-)
+from dandelion.scheduler.climbing import LEAST_NS, Climber, Kind, Limits, Window
 from dandelion.scheduler.records import CallState, EnginePhase, EngineState, Flow, Tenant
 
 FIRST_WORKERS = 2
@@ -49,23 +42,8 @@ _SMOOTHED = 0.2
 _RISE = 1.001
 """By how much a kind's time alone may rise for each window, as calls may become longer."""
 _KINDS = 256
-_ALIKE = 3.0
+_ALIKE = 2.5
 """Calls of different flows with equal demands are alike if their times differ by less."""
-
-
-@dataclass(slots=True)
-class Kind:
-    """Calls of one flow with inputs of one size class.
-
-    Attributes:
-        mean_ns, alone_ns: smoothed engine time of a call, and the smallest such time.
-        work_ns: what a call counts in the present window and the one it is compared with; 0 if
-            the kind was not known when the first of both began.
-    """
-
-    mean_ns: float
-    alone_ns: float
-    work_ns: float
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +66,7 @@ class WorkerPool:
     window: Window = field(default_factory=lambda: Window(0))
     _settled_ns: int = 0
     _kinds: dict[tuple[Flow, int], Kind] = field(default_factory=dict)
-    _like: dict[Demand | None, Kind] = field(default_factory=dict)
+    _like: dict[Demand | None, list[Kind]] = field(default_factory=dict)
     _used: dict[Tenant, float] = field(default_factory=dict)
     _used_ns: float = 0.0
     _weights: float = 0.0
@@ -114,7 +92,7 @@ class WorkerPool:
         kind = self._kinds.get((call.flow, size))
         each_ns = duration_ns / units
         if kind is None:
-            kind = self._new_kind(call, size, each_ns or 1.0)
+            kind = self._kind_of(call, size, each_ns or 1.0)
         else:
             kind.mean_ns += _SMOOTHED * (each_ns - kind.mean_ns)
             if 0 < kind.mean_ns < kind.alone_ns:
@@ -123,22 +101,21 @@ class WorkerPool:
             if engine is not self.reserve:  # one that takes no more calls; others are faster now
                 self._settled_ns = now_ns
         elif cycle_began_ns >= self._settled_ns:
-            if kind.work_ns:
-                self.window.add(units * kind.work_ns, now_ns - cycle_began_ns, duration_ns)
-            else:
-                self.window.others += 1
-                self.window.others_ns += duration_ns
+            self.window.add(kind, units, now_ns - cycle_began_ns, duration_ns)
 
-    def _new_kind(self, call: CallState, size: int, each_ns: float) -> Kind:
-        """Note a new kind. It counts as another one with the same demand, if it takes as long."""
+    def _kind_of(self, call: CallState, size: int, each_ns: float) -> Kind:
+        """Find the kind of calls that are new: one with the same demand, if they take as long."""
         if len(self._kinds) >= _KINDS:
             self._kinds.clear()
             self._like.clear()
-        like = self._like.get(call.demand)
-        kind = Kind(each_ns, each_ns, 0.0)
-        if like is not None and 1 / _ALIKE < each_ns / like.mean_ns < _ALIKE:
-            kind.alone_ns, kind.work_ns = min(each_ns, like.alone_ns), like.work_ns
-        self._kinds[call.flow, size] = self._like[call.demand] = kind
+        alike = self._like.setdefault(call.demand, [])
+        for kind in alike:
+            if 1 / _ALIKE < each_ns / kind.mean_ns < _ALIKE:
+                break
+        else:
+            kind = Kind(each_ns, each_ns)
+            alike.append(kind)
+        self._kinds[call.flow, size] = kind
         return kind
 
     def is_light(self, flow: Flow, now_ns: int) -> bool:
@@ -193,32 +170,17 @@ class WorkerPool:
         if now_ns - self._light_ns < LIGHT_NS:
             up, later = min(up, max(1, later - 1)), max(1, later - 1)
         window = self.window
-        in_use = sum(
-            e.active and (e.cycle_ns > window.began_ns or bool(e.sent)) for e in self.workers
+        window.engines = sum(
+            engine.active and (engine.cycle_ns > window.began_ns or bool(engine.sent))
+            for engine in self.workers
         )
-        if self._is_new(window, now_ns):
-            self.climber.new_kinds(now_ns)
-        elif not self.climber.look(window, in_use, Limits(up, later), now_ns):
+        if not self.climber.look(window, Limits(up, later), now_ns):
             return False
-        self.begin_window(now_ns)
-        return self.choose(now_ns)
-
-    def _is_new(self, window: Window, now_ns: int) -> bool:
-        """Tell whether a window has too many calls of kinds that are not known yet."""
-        return (
-            not self.climber.trial
-            and window.others >= LEAST_CALLS
-            and window.others_ns > CHANGED * (window.engine + window.others_ns)
-            and now_ns - window.began_ns >= LEAST_NS
-        )
-
-    def begin_window(self, now_ns: int) -> None:
-        """Begin to measure; what calls count changes only before the first window of a pair."""
         self.window = Window(now_ns)
-        if not self.climber.trial:
-            for kind in self._kinds.values():
-                kind.alone_ns = min(_RISE * kind.alone_ns, max(kind.mean_ns, kind.alone_ns))
-                kind.work_ns = kind.alone_ns
+        for kind in window.kinds:
+            if kind.alone_ns < kind.mean_ns:
+                kind.alone_ns *= _RISE
+        return self.choose(now_ns)
 
     def choose(self, now_ns: int) -> bool:
         """Make so many of the workers active as the climber wants; True if they are others."""
