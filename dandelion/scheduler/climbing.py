@@ -39,8 +39,9 @@ FIRST_PAUSE_NS, LAST_PAUSE_NS, CHANGES_NS = 250_000_000, 10_000_000_000, 500_000
 MOST_PAUSE_NS = 60_000_000_000
 CHANGED, OTHERS = 0.25, 0.5
 """The mix has changed if the first part of the time is that of other kinds, or calls are so much
-longer or shorter; if the second part is, most calls are others."""
-FIRST_COUNT, MUCH = 2, 0.2
+longer or shorter; if the second part is that of kinds that were not there lately, most calls are
+others."""
+FIRST_COUNT, MUCH, LATELY_NS = 2, 0.2, 5_000_000_000
 BUSY, QUEUED = 0.9, 0.5
 
 
@@ -50,12 +51,14 @@ class Kind:
 
     Attributes:
         mean_ns, alone_ns: smoothed engine time of a call, and the smallest such time.
-        best: the count that was best when they took much of the time; 0 if that is not known.
+        best: the count that was best when they last took much of the time; 0 if it is not known.
+        seen_ns: when the last window with such calls ended.
     """
 
     mean_ns: float
     alone_ns: float
     best: int = 0
+    seen_ns: int = -(1 << 62)
 
 
 @dataclass(slots=True)
@@ -140,7 +143,12 @@ class Window:
         if part > CHANGED:
             return part
         weighted = (self.squares / self.engine_ns) / (other.squares / other.engine_ns)
-        return min(OTHERS, abs(math.log(weighted)) - 1.5 / math.sqrt(calls))
+        return abs(math.log(weighted)) - 1.5 / math.sqrt(calls)
+
+    def new_part(self, now_ns: int) -> float:
+        """Return the part of the time of kinds that were not there lately."""
+        new = [s.cycles for kind, s in self.kinds.items() if now_ns - kind.seen_ns > LATELY_NS]
+        return sum(new) / self.cycles()
 
 
 def gain_of(window: Window, base: Window) -> tuple[float, float] | None:
@@ -274,7 +282,7 @@ class Climber:
         self._changed_ns = now_ns + CHANGES_NS
         self._tried.clear()
         self._direction = 1
-        if change > OTHERS:
+        if window.new_part(now_ns) > OTHERS:
             known = [kind.best for kind in window.main_kinds() if kind.best]
             self.count = known[0] if known else min(self.count, FIRST_COUNT)
         return True
@@ -286,9 +294,7 @@ class Climber:
         self._changed_ns = now_ns + max(CHANGES_NS, int(CHANGED_FACTOR * self._lost_ns))
         self._lost_ns = 0.0
         self._tried.clear()
-        if self._base is not None:
-            for kind in self._base.main_kinds():
-                kind.best = self.count
+        self._decided(self._base)
 
     def _judge(self, window: Window, elapsed_ns: int, now_ns: int) -> bool:
         """Compare a trial with the window before it. False if that needs more calls."""
@@ -306,7 +312,7 @@ class Climber:
             return False
         if better or gain > max(needed, SURE * error):
             self.count, self.trial = self.trial, 0
-            self._usual = window
+            self._decided(window)
             self._tried = {-self._direction}
             self._pause_ns, self._lost_ns, self._due_ns = 0, 0.0, now_ns
         else:
@@ -318,7 +324,16 @@ class Climber:
         self._lost_ns += lost_ns
         self._tried.add(self._direction)
         self._direction = -self._direction
-        self._usual = self._base
+        self._decided(self._base)
+
+    def _decided(self, window: Window | None) -> None:
+        """Remember the count for the calls of a window."""
+        self._usual = window
+        if window is not None:
+            main = window.main_kinds()
+            for kind in window.kinds:
+                if kind in main or not kind.best:
+                    kind.best = self.count
 
 
 def above(count: int, most: int) -> int:

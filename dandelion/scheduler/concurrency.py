@@ -178,6 +178,7 @@ class WorkerPool:
             return False
         self.window = Window(now_ns)
         for kind in window.kinds:
+            kind.seen_ns = now_ns
             if kind.alone_ns < kind.mean_ns:
                 kind.alone_ns *= _RISE
         return self.choose(now_ns)

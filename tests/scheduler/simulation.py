@@ -119,6 +119,7 @@ class Simulation:
             policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
         self.priorities = (-3, 0, 0, 7) if self.random.random() < 0.5 else (0,)
+        self.elastic = self.seed % 2 == 1  # the number of active workers is chosen
         self.watch = Watch(self.scheduler, self.policy, len(self.priorities) > 1)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
@@ -194,7 +195,8 @@ class Simulation:
                 places = 1 if name == "cpu" else self.random.choice([3, 1 << 30])
                 self._add(EngineState(number, frozenset({name}), (name, str(number)), places))
                 number += 1
-        workers = self.random.choice([0, 2, 3])
+        elastic = self.elastic
+        workers = 6 if elastic else self.random.choice([0, 2, 3])
         shared = bool(workers) and self.random.random() < 0.5
         for at in range(workers + 1):
             self._add(
@@ -205,6 +207,7 @@ class Simulation:
                     worker=at > 0,
                     shared_fault_domain=shared and at > 0,
                     planner=True,
+                    elastic=elastic and at > 0,
                 )
             )
 
@@ -411,7 +414,8 @@ class Simulation:
             self.event(self.scheduler.calls.failed, call, died, self.now_ns, not innocent)
 
     def _started(self, engine: EngineState) -> None:
-        if self.random.random() < self.faults.start and engine.name:
+        may_fail = bool(engine.name) or (engine.pool is not None and engine.pool.may_wait(engine))
+        if may_fail and self.random.random() < self.faults.start:
             self.event(
                 self.scheduler.fleet.failed,
                 engine,
