@@ -18,6 +18,7 @@ from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Protection
 from .gpu.mps import MpsSharing
+from .gpu.options import AUTO
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install 'dandelion-engine[cuda]', and NVIDIA's driver"
@@ -63,7 +64,7 @@ class CudaDriver(CudaLikeDriver):
     settings: ClassVar[Mapping[str, str]] = {
         **CudaLikeDriver.settings,
         "weights": "25%",
-        "workers": "2",
+        "workers": AUTO,
         "worker_percentage": "",
     }
 

@@ -33,6 +33,24 @@ class EngineCapacity(msgspec.Struct, frozen=True):
     busy: float
 
 
+class WorkersCapacity(msgspec.Struct, frozen=True):
+    """The workers of one device, where the node chooses how many of them run.
+
+    Attributes:
+        backend, resource: the device; for one tenant the resource is empty, and the numbers are
+            those of all devices of the backend.
+        most: how many there may be.
+        started: how many are up or starting.
+        active: how many take calls.
+    """
+
+    backend: str
+    resource: str
+    most: int
+    started: int
+    active: int
+
+
 class TenantCapacity(msgspec.Struct, frozen=True):
     """One tenant: what it uses, and what it may use.
 
@@ -100,6 +118,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
         arena: of the node.
         invocations, invocations_limit: admitted ones of all tenants, and how many may be.
         admission: the answer about one function, if it was asked for.
+        workers: of devices where the node chooses how many workers run.
     """
 
     engines: tuple[EngineCapacity, ...]
@@ -108,3 +127,4 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     invocations: int
     invocations_limit: int
     admission: Admission | None = None
+    workers: tuple[WorkersCapacity, ...] = ()

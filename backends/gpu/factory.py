@@ -67,6 +67,7 @@ class GpuFactory(EngineFactory):
             engine = self.sequential(resource)
         if options.text("role") == "sequential":
             engine.workers = options.workers()
+            engine.elastic = options.elastic()
             engine.standby = options.flag("standby")
         return engine
 

@@ -11,6 +11,10 @@ from .confined import DEFAULT_PROCESSES, MAX_PROCESSES
 from .constants import WeightsLimit
 
 MAX_WORKERS = 48  # clients that one MPS server takes
+AUTO = "auto"
+AUTO_WORKERS = 8
+"""The most that the node starts by itself. Each has its part of the memory from the beginning, so
+more would leave little for each; a start takes seconds, so the node cannot divide it anew."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -19,9 +23,10 @@ class GpuOptions:
 
     Every GPU backend has ``pool_bytes`` (``512M``), the size of each engine's buffer pool, by
     default what the device offers; ``exact_stages`` (``true``), to measure each stage of a call at
-    some cost; ``workers``, how many further engines share each device, 0 for none. With workers the
-    sequential engine takes one half of the device's memory and the workers the other half, in equal
-    parts. ``standby``: whether a process waits to replace a sequential engine that a fault ended.
+    some cost; ``workers``, how many further engines share each device, 0 for none, or ``auto``: the
+    node starts as many as help, at most `AUTO_WORKERS`. With workers the sequential engine takes
+    one half of the device's memory and the workers the other half, in equal parts, started or not.
+    ``standby``: whether a process waits to replace a sequential engine that a fault ended.
     ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine takes all.
 
     Args:
@@ -93,11 +98,18 @@ class GpuOptions:
             raise InvalidInput(where, f"'{text}' is not a size", "write 512M or 2G") from None
 
     def workers(self) -> int:
-        """How many further engines share each device."""
+        """How many further engines share each device at most."""
         text = self.text("workers")
+        if text == AUTO:
+            return AUTO_WORKERS
         if not (text.isdecimal() and int(text) <= MAX_WORKERS):
-            raise InvalidInput(f"{self.backend}.workers", f"'{text}'", f"write 0 to {MAX_WORKERS}")
+            hint = f"write {AUTO}, or 0 to {MAX_WORKERS}"
+            raise InvalidInput(f"{self.backend}.workers", f"'{text}'", hint)
         return int(text)
+
+    def elastic(self) -> bool:
+        """Whether the node chooses how many of the workers run."""
+        return self.text("workers") == AUTO
 
     def worker_percentage(self) -> str:
         """Part of the compute units that each worker may use; empty for all."""

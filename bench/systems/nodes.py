@@ -89,12 +89,12 @@ def wait_engines(node: Node, count: int = 0) -> None:
     while True:
         engines = node.engines()
         ready = sum(e.state == "ready" for e in engines)
-        lost = [e for e in engines if e.state not in ("ready", "starting")]
-        if not lost and ready >= (count or len(engines)):
+        wanted = count or sum(e.state != "dormant" for e in engines)
+        lost = [e for e in engines if e.state not in ("ready", "starting", "dormant")]
+        if not lost and ready >= wanted:
             return
         if lost or time.monotonic() > end:
             reasons = "; ".join(e.reason for e in lost) or "the others are starting"
-            wanted = count or len(engines)
             raise BackendUnavailable("node", f"{ready} of {wanted} engines started: {reasons}")
         time.sleep(0.01)
 

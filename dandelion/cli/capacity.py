@@ -30,6 +30,20 @@ def show(capacity: NodeCapacity, out: Output) -> None:
         ("tenant", "share", "invocations", "calls", "waiting", "arena", "device"),
         [_tenant(tenant) for tenant in capacity.tenants],
     )
+    if capacity.workers:
+        out.line("")
+        out.table(
+            ("workers", "active", "started", "most"),
+            [
+                (
+                    f"{w.backend}:{w.resource}".rstrip(":"),
+                    str(w.active),
+                    str(w.started),
+                    str(w.most),
+                )
+                for w in capacity.workers
+            ],
+        )
     arena = capacity.arena
     out.line(
         f"\narena: {size_text(arena.used_bytes)} of {size_text(arena.total_bytes)} used, "

@@ -79,6 +79,7 @@ class Engine(abc.ABC):
         name: for errors, metrics and traces, for example ``opencl:0``.
         capacity: its capacity.
         workers: how many further engines should share its resource.
+        elastic: the node chooses how many of these are started and take calls.
         standby: whether a process prepared by `EngineFactory.warm` should wait to replace it when
             it is lost.
         lost: it can no longer work; see `recover`.
@@ -87,6 +88,7 @@ class Engine(abc.ABC):
     name: str
     capacity = Capacity()
     workers = 0
+    elastic = False
     standby = False
     lost = False
 

@@ -160,6 +160,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         workers: how many further engines should share the resource.
         standby: a process should wait to take this one's place.
         plans: it answers `Plan`; otherwise every call fits.
+        elastic: the node chooses how many of the workers run.
     """
 
     backend: str
@@ -170,6 +171,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     workers: int = 0
     standby: bool = False
     plans: bool = False
+    elastic: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun"):

@@ -154,6 +154,7 @@ class EngineProcess:
                 engine.workers,
                 engine.standby,
                 self._planner is not None,
+                engine.elastic,
             )
         )
 

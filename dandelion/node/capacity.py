@@ -13,6 +13,7 @@ from dandelion.capacity import (
     EngineCapacity,
     NodeCapacity,
     TenantCapacity,
+    WorkersCapacity,
 )
 from dandelion.executors import Executor
 from dandelion.function import FunctionSpec
@@ -96,7 +97,24 @@ def capacity_of(
         len(scheduler.invocations),
         scheduler.limit,
         admission(scheduler, asking, spec) if spec is not None else None,
+        workers_capacities(scheduler, shows_all),
     )
+
+
+def workers_capacities(scheduler: Scheduler, shows_all: bool) -> tuple[WorkersCapacity, ...]:
+    """Describe the workers of each device, or of all devices of each backend."""
+    found: dict[tuple[str, str], WorkersCapacity] = {}
+    for pool in scheduler.calls.sending.concurrency.pools.values():
+        backend, resource = pool.device
+        key = (backend, resource if shows_all else "")
+        before = found.get(key, WorkersCapacity(*key, 0, 0, 0))
+        found[key] = WorkersCapacity(
+            *key,
+            before.most + len(pool.workers),
+            before.started + pool.started,
+            before.active + pool.active,
+        )
+    return tuple(found.values())
 
 
 def engine_capacities(

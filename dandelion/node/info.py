@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dandelion.capacity import TenantCapacity
+from dandelion.capacity import TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -65,6 +65,7 @@ class NodeInfo:
         functions_bytes: code and constants of functions in memory, by tenant.
         longest_turn_s: the longest time that the scheduler kept the node's loop.
         tenants: what each uses.
+        workers: of devices where the node chooses how many run.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -79,6 +80,7 @@ class NodeInfo:
     functions_bytes: dict[str, int]
     longest_turn_s: float
     tenants: tuple[TenantCapacity, ...] = ()
+    workers: tuple[WorkersCapacity, ...] = ()
 
 
 def output_specs(

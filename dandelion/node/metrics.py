@@ -153,6 +153,20 @@ class _Snapshot(Collector):
             busy.add_metric(values, engine.busy_s)
             ready.add_metric(values, engine.state == "ready")
         yield from (calls, failures, busy, ready)
+        yield from self._workers()
+
+    def _workers(self) -> Iterator[Metric]:
+        labels = ["backend", "resource"]
+        documented = {
+            "most": "Workers that a device may have, where the node chooses how many run.",
+            "started": "Workers of a device that are up or starting.",
+            "active": "Workers of a device that take calls.",
+        }
+        for name, text in documented.items():
+            family = GaugeMetricFamily(f"dandelion_workers_{name}", text, labels=labels)
+            for workers in self._info.workers:
+                family.add_metric([workers.backend, workers.resource], getattr(workers, name))
+            yield family
 
 
 def _cumulative(counts: InvocationCounts) -> list[tuple[str, float]]:

@@ -44,7 +44,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.cache import ResultCache
-from dandelion.node.capacity import capacity_of, tenant_capacities
+from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
 from dandelion.node.inputs import InputStager, positional
@@ -67,6 +67,7 @@ from dandelion.node.starting import (
 from dandelion.node.traces import TraceStore
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings, TenantSettings
@@ -247,11 +248,15 @@ class Node:
         return True
 
     def ready(self) -> bool:
-        """Whether every engine is up, or known not to work here."""
+        """Whether every engine that is to be started is up, or known not to work here.
+
+        Workers that are started under load do not count.
+        """
         if self._state is not NodeState.RUNNING or self._runtime.starting:
             return False
         executors = list(self._runtime.executors.values())
-        return all(executor.engine.phase is not EnginePhase.STARTING for executor in executors)
+        engines = [executor.engine for executor in executors]
+        return not any(e.phase is EnginePhase.STARTING and not is_extra(e) for e in engines)
 
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
         """Wait until `ready`. False if that takes longer than the timeout.
@@ -577,6 +582,7 @@ class Node:
             {tenant.name: size for tenant, size in memory.items()},
             self._runtime.longest_turn_ns / 1e9,
             tenant_capacities(scheduler, tenants, tenants),
+            workers_capacities(scheduler, shows_all=True),
         )
 
     def capacity(

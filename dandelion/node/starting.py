@@ -249,12 +249,12 @@ class EngineStarter:
                 for other in answer.resources[1:limit]:
                     self._start_process(chosen, other)
             if answer.workers:
-                self._start_workers(chosen, info.resource, answer.workers)
+                self._start_workers(chosen, info.resource, answer.workers, answer.elastic)
 
         self._add(backend, state, info, ready, {}, "sequential")
 
-    def _start_workers(self, backend: Backend, resource: str, count: int) -> None:
-        """Start the workers of the concurrent engine of one resource."""
+    def _start_workers(self, backend: Backend, resource: str, count: int, elastic: bool) -> None:
+        """Add the workers of one resource; the scheduler says which are started."""
         name = backend.names[0]
         driver = load_driver(name)
         driver.configure(self._settings.options.get(name, {}))
@@ -265,13 +265,14 @@ class EngineStarter:
                 sharing = driver.sharing().share(resource)
             except Exception as error:  # the sequential engine takes all calls then
                 to_dandelion_error(error, f"sharing {name}:{resource}")
-            self._runtime.post(partial(self._add_workers, backend, resource, count, sharing))
+            add = partial(self._add_workers, backend, resource, count, elastic, sharing)
+            self._runtime.post(add)
 
         self._runtime.starting += 1
         self._around.pool.submit(share)
 
     def _add_workers(
-        self, backend: Backend, resource: str, count: int, sharing: Sharing | None
+        self, backend: Backend, resource: str, count: int, elastic: bool, sharing: Sharing | None
     ) -> None:
         name = backend.names[0]
         self._runtime.starting -= 1
@@ -281,7 +282,7 @@ class EngineStarter:
         for number in range(count):
             info = StartedEngine("", name, resource)
             state = self._state(backend.driver, info, 0)
-            state.worker = True
+            state.worker, state.elastic = True, elastic
             state.shared_fault_domain = sharing.shared_fault_domain
 
             def ready(executor: Executor, info: StartedEngine = info, number: int = number) -> None:

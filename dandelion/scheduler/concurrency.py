@@ -213,10 +213,6 @@ class WorkerPool:
         dormant = [e for e in self.workers if e.phase is EnginePhase.DORMANT]
         return dormant[: wanted - started]
 
-    def may_wait(self, engine: EngineState) -> bool:
-        """Tell whether a worker is not one of the first, which are always started."""
-        return engine not in self.workers[:FIRST_WORKERS]
-
     def failed(self, now_ns: int) -> None:
         """A dormant worker could not be started."""
         self._retry_ns = now_ns + RETRY_NS
@@ -231,6 +227,12 @@ class WorkerPool:
         self._used = {t: part * used for t, used in self._used.items() if part * used > 1000.0}
         self._used_ns = sum(self._used.values())
         self._weights = sum(tenant.weight for tenant in self._used)
+
+
+def is_extra(engine: EngineState) -> bool:
+    """Tell whether an engine is a worker that is started when it is needed, and never was up."""
+    pool = engine.pool
+    return pool is not None and not engine.name and engine not in pool.workers[:FIRST_WORKERS]
 
 
 def _first_active(engine: EngineState) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from dandelion.driver import Capacity
 from dandelion.errors import DandelionError, EngineDied
 from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
+from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.records import EnginePhase, EngineState
 from dandelion.scheduler.residency import FunctionMemory
 from dandelion.scheduler.retries import restart_delay_ns
@@ -59,7 +60,7 @@ class Fleet:
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
         """An engine could not be started."""
         engine.error = error
-        if not engine.name and engine.pool is not None and engine.pool.may_wait(engine):
+        if engine.pool is not None and is_extra(engine):
             engine.phase = EnginePhase.DORMANT
             engine.pool.failed(now_ns)
         elif not engine.name:

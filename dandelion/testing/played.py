@@ -105,6 +105,7 @@ class Played:
         standby: bool = False,
         backend: str = "",
         resources: tuple[str, ...] = (),
+        elastic: bool = False,
     ) -> None:
         """Say that the engine is up; it answers `Plan` if `demand` is set.
 
@@ -113,6 +114,7 @@ class Played:
             workers, standby: what the node should start besides; only said by what is no worker.
             backend: which of the backends it is; by default the first.
             resources: all that the backend has here; by default the one in use.
+            elastic: the node chooses how many workers run.
         """
         name = backend or self.backends[0]
         alone = self.role != "worker"
@@ -126,6 +128,7 @@ class Played:
                 workers if alone else 0,
                 standby and alone,
                 self.demand is not None,
+                elastic and alone,
             )
         )
 

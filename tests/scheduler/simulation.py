@@ -49,6 +49,7 @@ from dandelion.scheduler.actions import (
     Start,
     Stop,
 )
+from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
@@ -414,8 +415,7 @@ class Simulation:
             self.event(self.scheduler.calls.failed, call, died, self.now_ns, not innocent)
 
     def _started(self, engine: EngineState) -> None:
-        may_fail = bool(engine.name) or (engine.pool is not None and engine.pool.may_wait(engine))
-        if may_fail and self.random.random() < self.faults.start:
+        if (engine.name or is_extra(engine)) and self.random.random() < self.faults.start:
             self.event(
                 self.scheduler.fleet.failed,
                 engine,
