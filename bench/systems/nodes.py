@@ -45,18 +45,20 @@ class NodeOrder(msgspec.Struct, frozen=True):
 
 
 def gpu_settings(
-    backend: str, workers: int, pool_bytes: str, arena_bytes: int, **options: str
+    backend: str, workers: int | None, pool_bytes: str, arena_bytes: int, **options: str
 ) -> dict[str, object]:
     """Give settings of a node with GPU engines.
 
     Args:
         backend: ``cuda``, ``hip`` or ``opencl``.
-        workers: that share the device; 0 for the sequential engine alone.
+        workers: that share the device; 0 for the sequential engine alone, None for the default.
         pool_bytes: device memory of each engine, like "2G".
         arena_bytes: of the node.
         options: further ones of the backend.
     """
-    chosen = {"workers": str(workers), "pool_bytes": pool_bytes, **options}
+    chosen = {"pool_bytes": pool_bytes, **options}
+    if workers is not None:
+        chosen["workers"] = str(workers)
     return {"backends": (backend,), "options": {backend: chosen}, "arena_bytes": arena_bytes}
 
 

@@ -51,7 +51,8 @@ class SharedNode(Tenants):
         backend: of the GPU functions.
         given: what each request runs.
         tenants: how many.
-        workers: that share the device, 0 for the sequential engine alone.
+        workers: that share the device, 0 for the sequential engine alone; None for the default of
+            the backend.
         policy: of the node.
         same: all tenants have the constants of the first.
         weights_bytes: device memory that constants may take in each engine; 0 for enough.
@@ -67,20 +68,25 @@ class SharedNode(Tenants):
         given: TunedShape,
         tenants: int,
         *,
-        workers: int = 0,
+        workers: int | None = 0,
         policy: str = "fair",
         same: bool = False,
         weights_bytes: int = 0,
         document: RegistrationDocument | None = None,
     ) -> None:
-        self.name = names.CONCURRENT if workers == 2 else names.engines(workers)
+        if workers is None:
+            self.name = names.DANDELION
+        else:
+            self.name = names.CONCURRENT if workers == 2 else names.engines(workers)
         self.name += f", {policy}" if policy != "fair" else ""
-        self.workers = workers
+        self.workers = workers or 0
         self._functions = [kaas_graphs.function_name(given.shape, t) for t in range(tenants)]
         self._closing = contextlib.ExitStack()
         settings = _settings(backend, given, tenants, workers, weights_bytes)
         settings |= {"policy": policy}
-        self.node = self._closing.enter_context(open_node(settings, workers + 1))
+        wanted = 0 if workers is None else workers + 1
+        self.node = self._closing.enter_context(open_node(settings, wanted))
+        self.node.wait_ready()
         try:
             document = document or kaas_graphs.document(given, tenants, same=same)
             for tenant, function in enumerate(document.functions):
@@ -112,7 +118,7 @@ def _tenant(number: int) -> str:
 
 
 def _settings(
-    backend: str, given: TunedShape, tenants: int, workers: int, weights_bytes: int
+    backend: str, given: TunedShape, tenants: int, workers: int | None, weights_bytes: int
 ) -> dict[str, object]:
     shape = given.shape
     # With its alignment and that of its mapping; each static set is in the arena, too.

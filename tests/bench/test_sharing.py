@@ -6,7 +6,7 @@ import math
 
 import pytest
 from dandelion.bench.experiment import Bench, all_experiments
-from dandelion.bench.experiments import sharing, sharing_batching
+from dandelion.bench.experiments import sharing, sharing_batching, sharing_concurrency
 from dandelion.bench.records import Row
 from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
@@ -90,3 +90,21 @@ def test_a_quick_run_measures_or_says_why_not(name: str) -> None:
         assert keys <= row.values.keys()
         assert all(math.isfinite(row.values[key]) for key in keys)
         assert row.count
+
+
+def measured(name: str, rate: float, at_once: int) -> sharing_concurrency.Measured:
+    return sharing_concurrency.Measured(name, {1: rate, 4: rate}, {1: 9, 4: 9}, {1: 1, 4: at_once})
+
+
+@pytest.mark.parametrize(("rate", "passes"), [(120.0, True), (90.0, False)])
+def test_chosen_workers_are_held_against_the_best_other_system(rate: float, passes: bool) -> None:
+    rows = sharing_concurrency.rows_of([
+        measured(names.DANDELION, rate, 6),
+        measured(names.MPS, 100.0, 4),
+        measured(names.TIME_SLICED, 20.0, 4),
+    ])  # fmt: skip
+    ratios = {(row.system, row.x): row.values["ratio"] for row in rows}
+    assert ratios[names.DANDELION, 4] == pytest.approx(rate / 100.0)
+    (line,) = sharing_concurrency.budgets_of(GPU, "resnet50", rows)
+    assert line.passes is passes
+    assert not sharing_concurrency.budgets_of(QUICK, "resnet50", rows)
