@@ -24,10 +24,11 @@ class GpuOptions:
     Every GPU backend has ``pool_bytes`` (``512M``), the size of each engine's buffer pool, by
     default what the device offers; ``exact_stages`` (``true``), to measure each stage of a call at
     some cost; ``workers``, how many further engines share each device, 0 for none, or ``auto``: the
-    node starts as many as help, at most `AUTO_WORKERS`. With workers the sequential engine takes
-    one half of the device's memory and the workers the other half, in equal parts, started or not.
-    ``standby``: whether a process waits to replace a sequential engine that a fault ended.
-    ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine takes all.
+    node starts as many as help, at most `AUTO_WORKERS`, or N with ``auto:N``. With workers the
+    sequential engine takes one half of the device's memory and the workers the other half, in equal
+    parts, started or not. ``standby``: whether a process waits to replace a sequential engine that
+    a fault ended. ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine
+    takes all.
 
     Args:
         backend: its name, for errors.
@@ -102,14 +103,15 @@ class GpuOptions:
         text = self.text("workers")
         if text == AUTO:
             return AUTO_WORKERS
-        if not (text.isdecimal() and int(text) <= MAX_WORKERS):
-            hint = f"write {AUTO}, or 0 to {MAX_WORKERS}"
+        number = text.removeprefix(f"{AUTO}:")
+        if not (number.isdecimal() and int(number) <= MAX_WORKERS):
+            hint = f"write 0 to {MAX_WORKERS}, {AUTO}, or {AUTO}:N for at most N"
             raise InvalidInput(f"{self.backend}.workers", f"'{text}'", hint)
-        return int(text)
+        return int(number)
 
     def elastic(self) -> bool:
         """Whether the node chooses how many of the workers run."""
-        return self.text("workers") == AUTO
+        return self.text("workers").startswith(AUTO)
 
     def worker_percentage(self) -> str:
         """Part of the compute units that each worker may use; empty for all."""

@@ -33,6 +33,7 @@ file             content
 `lines`          queues
 `batches`        calls that are run as one
 `sending`        from the queues to the engines
+`concurrency`    how many workers of a device are started and active; `climbing`, how it is found
 `residency`      functions in the node's memory and on devices
 `retries`        which calls are retried
 `scheduler`      the events

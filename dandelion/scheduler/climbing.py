@@ -84,7 +84,6 @@ class Window:
         calls: how many.
         followed: how many were followed by another one at once, so calls waited.
         engine_ns: their time on engines.
-        squares: of their times.
         longest_ns: of their times.
         kinds: sums for each kind.
         engines: how many had calls; known at the end.
@@ -94,7 +93,6 @@ class Window:
     calls: int = 0
     followed: int = 0
     engine_ns: float = 0.0
-    squares: float = 0.0
     longest_ns: int = 0
     kinds: dict[Kind, Sums] = field(default_factory=dict)
     engines: int = 0
@@ -103,7 +101,6 @@ class Window:
         """Count a call, or a batch of so many units."""
         self.calls += 1
         self.engine_ns += engine_ns
-        self.squares += float(engine_ns) * engine_ns
         if engine_ns > self.longest_ns:
             self.longest_ns = engine_ns
         sums = self.kinds.get(kind)
@@ -142,8 +139,12 @@ class Window:
         part = 1 - common - chance / 2
         if part > CHANGED:
             return part
-        weighted = (self.squares / self.engine_ns) / (other.squares / other.engine_ns)
-        return abs(math.log(weighted)) - 1.5 / math.sqrt(calls)
+        longer = self.weighted_ns() / other.weighted_ns()
+        return abs(math.log(longer)) - 1.5 / math.sqrt(calls)
+
+    def weighted_ns(self) -> float:
+        """Return the mean cycle, weighted by itself: that of calls that take most of the time."""
+        return sum(sums.squares for sums in self.kinds.values()) / self.cycles()
 
     def new_part(self, now_ns: int) -> float:
         """Return the part of the time of kinds that were not there lately."""

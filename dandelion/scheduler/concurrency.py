@@ -79,12 +79,12 @@ class WorkerPool:
     def ended(self, call: CallState, engine: EngineState, duration_ns: int, now_ns: int) -> None:
         """Count a call that ended on one of the workers."""
         cycle_began_ns, engine.cycle_ns = engine.cycle_ns, now_ns
-        tenant = call.flow.tenant
+        tenant, used = call.flow.tenant, self._used
         self._used_ns += duration_ns
-        if tenant in self._used:
-            self._used[tenant] += duration_ns
+        if tenant in used:
+            used[tenant] += duration_ns
         else:
-            self._used[tenant] = duration_ns
+            used[tenant] = duration_ns
             self._weights += tenant.weight
         units = len(call.members) or 1
         demand = call.demand
