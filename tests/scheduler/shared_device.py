@@ -18,7 +18,7 @@ from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, EngineDied
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import (
     CallState,
@@ -85,6 +85,7 @@ class SharedDevice:
         fixed: all are always active, as with a number in the settings.
         start_ns: how long a worker takes to start.
         broken: workers that cannot be started.
+        shared_faults: they have one fault domain.
         answered: for each call that ended: its load, its end, its time alone, and how long it
             waited for its engine.
         counts: of active workers, with their times.
@@ -95,6 +96,7 @@ class SharedDevice:
     fixed: bool = False
     start_ns: int = 0
     broken: frozenset[int] = frozenset()
+    shared_faults: bool = False
     check: Callable[[Scheduler], None] = lambda scheduler: None
     now_ns: int = 0
     answered: list[tuple[Load, int, float, int]] = field(default_factory=list)
@@ -114,7 +116,13 @@ class SharedDevice:
         self._version = 0
         self.engines = [
             EngineState(
-                number, frozenset({"gpu"}), DEVICE, worker=True, elastic=not self.fixed, places=1
+                number,
+                frozenset({"gpu"}),
+                DEVICE,
+                1,
+                True,
+                self.shared_faults,
+                elastic=not self.fixed,
             )
             for number in range(self.workers)
         ]
@@ -202,6 +210,16 @@ class SharedDevice:
             self.scheduler.fleet.failed(engine, error, self.now_ns)
         else:
             self.scheduler.fleet.up(engine, f"e{engine.id}", Capacity(), self.now_ns)
+        self._act()
+
+    def lose(self, engine: EngineState) -> None:
+        """Have an engine die; its calls are run again."""
+        self._advance()
+        for call in engine.sent:
+            del self._running[call]
+        self._schedule()
+        error = EngineDied(engine.name, "it died")
+        self.scheduler.fleet.lost(engine, error, {}, self.now_ns)
         self._act()
 
     # the device

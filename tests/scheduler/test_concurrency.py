@@ -298,3 +298,30 @@ def test_engines_without_a_choice_have_no_pool() -> None:
     concurrency_ = device.scheduler.calls.sending.concurrency
     assert isinstance(concurrency_, Concurrency)
     assert not concurrency_.pools
+
+
+# --- lost engines -------------------------------------------------------------------------------
+
+
+def test_an_inactive_worker_replaces_a_lost_one() -> None:
+    device = SharedDevice(check=check_invariants)
+    load = device.add(Load("t", MEDIUM, steady(4 * MS), 32))
+    device.run(2 * S)
+    active = [engine for engine in device.engines if engine.active]
+    assert len(active) == 3
+    lost = active[0]
+    device.lose(lost)
+    assert not lost.active
+    assert device.pool.active == 3
+    device.run(3 * S)
+    assert lost.phase is EnginePhase.READY
+    assert device.speed(2 * S + S // 10, 3 * S, load) >= 2.5
+
+
+def test_a_worker_that_starts_for_the_first_time_does_not_stop_the_others() -> None:
+    device = SharedDevice(start_ns=S, shared_faults=True, check=check_invariants)
+    device.add(Load("t", SMALL, steady(4 * MS), 32))
+    device.run(S)
+    starting = [e for e in device.engines if e.phase is EnginePhase.STARTING]
+    assert starting
+    assert device.speed(S // 2, S) >= 1.9
