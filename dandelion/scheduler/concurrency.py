@@ -92,15 +92,15 @@ class WorkerPool:
         kind = self._kinds.get((call.flow, size))
         each_ns = duration_ns / units
         if kind is None:
-            kind = self._kind_of(call, size, each_ns or 1.0)
+            kind = self._kind_of(call, size, max(1.0, each_ns))
         else:
-            kind.mean_ns += _SMOOTHED * (each_ns - kind.mean_ns)
-            if 0 < kind.mean_ns < kind.alone_ns:
+            kind.mean_ns += _SMOOTHED * (max(1.0, each_ns) - kind.mean_ns)
+            if kind.mean_ns < kind.alone_ns:
                 kind.alone_ns = kind.mean_ns
         if not engine.active:
             if engine is not self.reserve:  # one that takes no more calls; others are faster now
                 self._settled_ns = now_ns
-        elif cycle_began_ns >= self._settled_ns:
+        elif self._settled_ns <= cycle_began_ns < now_ns:
             self.window.add(kind, units, now_ns - cycle_began_ns, duration_ns)
 
     def _kind_of(self, call: CallState, size: int, each_ns: float) -> Kind:

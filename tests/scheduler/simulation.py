@@ -53,6 +53,7 @@ from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
+from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.watch import Watch
 
 MS = 1_000_000
@@ -197,6 +198,12 @@ class Simulation:
                 self._add(EngineState(number, frozenset({name}), (name, str(number)), places))
                 number += 1
         elastic = self.elastic
+        if self.seed % 4 == 1:
+            concurrency = self.scheduler.calls.sending.concurrency
+            reserves = POLICIES[self.policy].reserves
+            if POLICIES[self.policy].elastic:
+                pool = RandomPool(("gpu", "0"), reserves, source=self.random)
+                concurrency.pools[pool.device] = pool
         workers = 6 if elastic else self.random.choice([0, 2, 3])
         shared = bool(workers) and self.random.random() < 0.5
         for at in range(workers + 1):

@@ -10,9 +10,17 @@ from dandelion.driver import InstanceSets
 from dandelion.scheduler import batches, lines, sending
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.calls import Calls
+from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policies.ordered import Fifo
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Tenant
+from dandelion.scheduler.records import (
+    CallQueue,
+    CallState,
+    EnginePhase,
+    EngineState,
+    Flow,
+    Tenant,
+)
 from dandelion.scheduler.residency import FunctionMemory, Residency
 from dandelion.scheduler.scheduler import Scheduler
 from dandelion.scheduler.sending import Sending
@@ -205,7 +213,23 @@ def _top_that_skips(original: Callable[..., CallQueue | None]) -> Callable[..., 
     return top
 
 
+def lost_workers_are_not_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Concurrency, "changed", nothing)
+
+
+def inactive_workers_take_calls(patch: pytest.MonkeyPatch) -> None:
+    original = Sending._adjust
+
+    def adjust(self: Sending, pool: WorkerPool, engine: EngineState, now_ns: int) -> None:
+        pool.workers[-1].active = pool.workers[-1].phase is EnginePhase.READY
+        original(self, pool, engine, now_ns)
+
+    patch.setattr(Sending, "_adjust", adjust)
+
+
 BUGS: list[Plant] = [
+    lost_workers_are_not_replaced,
+    inactive_workers_take_calls,
     call_is_lost_with_its_engine,
     queue_is_lost_when_engines_change,
     engine_takes_too_many,

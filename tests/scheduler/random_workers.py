@@ -1,0 +1,40 @@
+"""Workers of a device whose number changes at random: more often than by measured throughput."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from dandelion.scheduler import Flow
+from dandelion.scheduler.climbing import Climber, Limits, Window
+from dandelion.scheduler.concurrency import FIRST_WORKERS, WorkerPool
+
+
+@dataclass(slots=True)
+class RandomClimber(Climber):
+    """Chooses counts at random, and sometimes wants workers that are not started."""
+
+    source: random.Random = field(default_factory=random.Random)
+
+    def look(self, window: Window, limits: Limits, now_ns: int) -> bool:
+        self.wanted = limits.later if self.source.random() < 0.3 else 0
+        self.trial = self.source.choice([0, 0, self.source.randint(1, max(1, limits.now))])
+        if self.source.random() < 0.3:
+            self.count = self.source.randint(1, max(1, limits.now))
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class RandomPool(WorkerPool):
+    """Half of the calls that wait may use the reserve, if the policy has one."""
+
+    source: random.Random = field(default_factory=random.Random)
+    reserved: int = 0
+
+    def __post_init__(self) -> None:
+        self.climber = RandomClimber(FIRST_WORKERS, source=self.source)
+
+    def is_light(self, flow: Flow, now_ns: int) -> bool:
+        is_light = self.reserves and self.source.random() < 0.5
+        self.reserved += is_light and self.spare() is not None
+        return is_light
