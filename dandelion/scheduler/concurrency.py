@@ -37,7 +37,9 @@ SHORT_PART, SHARE_PART = 0.25, 0.5
 FORGET_NS = 250_000_000
 """Used time counts less by a factor of e after this time."""
 LIGHT_NS = 1_000_000_000
-"""One worker is left for light calls for so long after the last one."""
+"""One worker is left for light calls for so long after the last one,"""
+LEAST_SHARED = 4
+"""if so many can be had; of fewer ones it would be too large a part."""
 _SMOOTHED = 0.2
 _RISE = 1.001
 """By how much a kind's time alone may rise for each window, as calls may become longer."""
@@ -167,8 +169,9 @@ class WorkerPool:
             self._forget(now_ns)
         up = sum(engine.phase is EnginePhase.READY for engine in self.workers)
         later = self.started if now_ns < self._retry_ns else len(self._usable())
-        if now_ns - self._light_ns < LIGHT_NS:
-            up, later = min(up, max(1, later - 1)), max(1, later - 1)
+        if now_ns - self._light_ns < LIGHT_NS and later >= LEAST_SHARED:
+            later -= 1
+            up = min(up, later)
         window = self.window
         window.engines = sum(
             engine.active and (engine.cycle_ns > window.began_ns or bool(engine.sent))
