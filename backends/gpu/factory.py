@@ -28,6 +28,7 @@ class GpuFactory(EngineFactory):
         self._arena: ArenaMap | None = None
         self._warm: dict[str, Device] = {}
         self._lost_bytes = 0
+        self._memory_bytes = 0
         self._template: HostTemplate | None = None
 
     def attach(self, arena: ArenaMap) -> None:
@@ -66,7 +67,7 @@ class GpuFactory(EngineFactory):
         else:
             engine = self.sequential(resource)
         if options.text("role") == "sequential":
-            engine.workers = options.workers()
+            engine.workers = options.workers(self._memory_bytes)
             engine.elastic = options.elastic()
             engine.standby = options.flag("standby")
         return engine
@@ -76,6 +77,8 @@ class GpuFactory(EngineFactory):
         self.drop_template()
         options = self._options
         device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
+        device.open()
+        self._memory_bytes = device.properties().memory_bytes
         pool_bytes, weights = options.size("pool_bytes"), options.weights()
         if self._lost_bytes and not pool_bytes:
             pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)
@@ -84,7 +87,7 @@ class GpuFactory(EngineFactory):
             pool_bytes,
             self._arena,
             options.flag("exact_stages"),
-            options.memory_share(),
+            options.memory_share(self._memory_bytes),
             weights,
             FAILOVER_POOL_BYTES if self._lost_bytes else 0,
         )

@@ -12,7 +12,10 @@ from .constants import WeightsLimit
 
 MAX_WORKERS = 48  # clients that one MPS server takes
 AUTO = "auto"
-AUTO_WORKERS = 8
+AUTO_WORKERS = (2, 16)
+"""So many at least and at most, if the node chooses,"""
+AUTO_WORKER_BYTES = 4 << 30
+"""and as many as have this much memory each."""
 """The most that the node starts by itself. Each has its part of the memory from the beginning, so
 more would leave little for each; a start takes seconds, so the node cannot divide it anew."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -24,7 +27,7 @@ class GpuOptions:
     Every GPU backend has ``pool_bytes`` (``512M``), the size of each engine's buffer pool, by
     default what the device offers; ``exact_stages`` (``true``), to measure each stage of a call at
     some cost; ``workers``, how many further engines share each device, 0 for none, or ``auto``: the
-    node starts as many as help, at most `AUTO_WORKERS`, or N with ``auto:N``. With workers the
+    node starts as many as help, at most N with ``auto:N``. With workers the
     sequential engine takes one half of the device's memory and the workers the other half, in equal
     parts, started or not. ``standby``: whether a process waits to replace a sequential engine that
     a fault ended. ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine
@@ -98,11 +101,12 @@ class GpuOptions:
             where = f"{self.backend}.{name}"
             raise InvalidInput(where, f"'{text}' is not a size", "write 512M or 2G") from None
 
-    def workers(self) -> int:
-        """How many further engines share each device at most."""
+    def workers(self, memory_bytes: int = 0) -> int:
+        """How many further engines share a device with so much memory, at most."""
         text = self.text("workers")
         if text == AUTO:
-            return AUTO_WORKERS
+            least, most = AUTO_WORKERS
+            return max(least, min(memory_bytes // 2 // AUTO_WORKER_BYTES, most))
         number = text.removeprefix(f"{AUTO}:")
         if not (number.isdecimal() and int(number) <= MAX_WORKERS):
             hint = f"write 0 to {MAX_WORKERS}, {AUTO}, or {AUTO}:N for at most N"
@@ -142,8 +146,8 @@ class GpuOptions:
             raise InvalidInput(where, f"'{text}' is not a share", "write 0% to 80%, or a size")
         return WeightsLimit(share=percent / 100)
 
-    def memory_share(self) -> float:
+    def memory_share(self, memory_bytes: int) -> float:
         """Share of the device's memory that an engine takes, by its role."""
-        workers, role = self.workers(), self.text("role")
+        workers, role = self.workers(memory_bytes), self.text("role")
         shares = {"worker": 0.5 / max(workers, 1), "sequential": 0.5 if workers else 1.0}
         return shares.get(role, 1.0)

@@ -131,9 +131,10 @@ def _settings(
     else:
         options["weights"] = str(weights_bytes or tenants * constants + 64 * MIB)
     in_flight = 4 * (tenants + 1) * (shape.input_bytes + shape.output_bytes)
-    arena_bytes = tenants * constants + in_flight + 256 * MIB
+    functions_bytes = tenants * (constants + MIB) + 64 * MIB  # with their code
+    arena_bytes = functions_bytes + in_flight + 256 * MIB
     return gpu_settings(backend, workers, str(pool), arena_bytes, **options) | {
-        "cache_bytes": 0, "keep_traces": 4,
+        "cache_bytes": 0, "keep_traces": 4, "functions_bytes": functions_bytes,
     }  # fmt: skip
 
 
