@@ -66,6 +66,25 @@ typedef double f64;
 #define AS_F64(x) as_double((u64)(x))
 #define AS_U64(x) as_ulong((f64)(x))
 
+/* Vectors, for loads and stores of several elements at once; the lanes are x, y, z, w. A pointer to
+ * one must be a multiple of its size. */
+typedef float2 f32x2;
+typedef float4 f32x4;
+typedef int2 i32x2;
+typedef int4 i32x4;
+typedef uint2 u32x2;
+typedef uint4 u32x4;
+typedef ushort2 u16x2;
+typedef ushort4 u16x4;
+#define F32X2(a, b) ((f32x2)((f32)(a), (f32)(b)))
+#define F32X4(a, b, c, d) ((f32x4)((f32)(a), (f32)(b), (f32)(c), (f32)(d)))
+#define I32X2(a, b) ((i32x2)((i32)(a), (i32)(b)))
+#define I32X4(a, b, c, d) ((i32x4)((i32)(a), (i32)(b), (i32)(c), (i32)(d)))
+#define U32X2(a, b) ((u32x2)((u32)(a), (u32)(b)))
+#define U32X4(a, b, c, d) ((u32x4)((u32)(a), (u32)(b), (u32)(c), (u32)(d)))
+#define U16X2(a, b) ((u16x2)((u16)(a), (u16)(b)))
+#define U16X4(a, b, c, d) ((u16x4)((u16)(a), (u16)(b), (u16)(c), (u16)(d)))
+
 /* Mathematics: C's names with f for f32. Names without f take and give f64. */
 #define acosf(x) acos((f32)(x))
 #define asinf(x) asin((f32)(x))
@@ -188,6 +207,23 @@ extern __shared__ __attribute__((aligned(16))) unsigned char dandelion_local[];
 #define AS_F64(x) __longlong_as_double((i64)(x))
 #define AS_U64(x) ((u64)__double_as_longlong((f64)(x)))
 
+typedef float2 f32x2;
+typedef float4 f32x4;
+typedef int2 i32x2;
+typedef int4 i32x4;
+typedef uint2 u32x2;
+typedef uint4 u32x4;
+typedef ushort2 u16x2;
+typedef ushort4 u16x4;
+#define F32X2(a, b) make_float2((f32)(a), (f32)(b))
+#define F32X4(a, b, c, d) make_float4((f32)(a), (f32)(b), (f32)(c), (f32)(d))
+#define I32X2(a, b) make_int2((i32)(a), (i32)(b))
+#define I32X4(a, b, c, d) make_int4((i32)(a), (i32)(b), (i32)(c), (i32)(d))
+#define U32X2(a, b) make_uint2((u32)(a), (u32)(b))
+#define U32X4(a, b, c, d) make_uint4((u32)(a), (u32)(b), (u32)(c), (u32)(d))
+#define U16X2(a, b) make_ushort2((u16)(a), (u16)(b))
+#define U16X4(a, b, c, d) make_ushort4((u16)(a), (u16)(b), (u16)(c), (u16)(d))
+
 #define ATOMIC_ADD_I32(p, v) atomicAdd((i32 *)(p), (i32)(v))
 #define ATOMIC_ADD_U32(p, v) atomicAdd((u32 *)(p), (u32)(v))
 #define ATOMIC_MIN_I32(p, v) atomicMin((i32 *)(p), (i32)(v))
@@ -244,6 +280,8 @@ static __device__ inline u16 dandelion_f16_store(f32 value)
 
 #define F16_LOAD(p, i) dandelion_f16_load((p)[i])
 #define F16_STORE(p, i, v) ((p)[i] = dandelion_f16_store(v))
+#define F16_TO_F32(bits) dandelion_f16_load(bits)
+#define F32_TO_F16(v) dandelion_f16_store(v)
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))

@@ -1,0 +1,224 @@
+"""Rules for operators that compute each element by itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dandelion.export.aten import NotSupported, Step, Tensor, rule
+
+_UNARY = {
+    **dict.fromkeys(("abs", "neg", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "reciprocal")),
+    **dict.fromkeys(("sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan")),
+    **dict.fromkeys(("asinh", "acosh", "atanh", "sigmoid", "erf", "relu", "relu6", "silu")),
+    **dict.fromkeys(("floor", "ceil", "trunc", "sign", "isnan", "isinf", "square", "mish")),
+    **dict.fromkeys(("log10", "logical_not", "bitwise_not", "hardsigmoid", "hardswish")),
+    **{"round": "round", "log_sigmoid": "logsigmoid"},
+}
+
+
+def _unary(method: str) -> None:
+    @rule(_ATEN.get(method, method))
+    def apply(step: Step, x: Tensor, *rest: Any) -> Tensor:
+        return getattr(x, method)()
+
+
+_ATEN = {"isinf": "isinf", "isnan": "isnan"}
+for _name, _method in _UNARY.items():
+    _unary(_method or _name)
+
+
+@rule("log1p")
+def _log1p(step: Step, x: Tensor) -> Tensor:
+    # log(1 + x) loses the digits of a small x; the quotient restores them
+    total = x + 1
+    return (total.eq(1)).where(x, total.log() * x / (total - 1))
+
+
+@rule("expm1")
+def _expm1(step: Step, x: Tensor) -> Tensor:
+    series = x + x * x * 0.5 + x * x * x * (1 / 6) + x * x * x * x * (1 / 24)
+    return (x.abs() < 0.1).where(series, x.exp() - 1)
+
+
+@rule("add.Tensor", "add.Scalar")
+def _add(step: Step, x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+    return x + (y if alpha == 1 else y * alpha)
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def _sub(step: Step, x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+    return x - (y if alpha == 1 else y * alpha)
+
+
+@rule("rsub.Tensor", "rsub.Scalar")
+def _rsub(step: Step, x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+    return y - (x if alpha == 1 else x * alpha)
+
+
+@rule("mul.Tensor", "mul.Scalar")
+def _mul(step: Step, x: Tensor, y: Any) -> Tensor:
+    return x * y
+
+
+@rule("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
+def _div(step: Step, x: Tensor, y: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return x / y
+    return x.div(y, rounding_mode=rounding_mode)
+
+
+@rule("floor_divide")
+def _floor_divide(step: Step, x: Tensor, y: Any) -> Tensor:
+    return x.div(y, rounding_mode="floor")
+
+
+@rule("remainder.Tensor", "remainder.Scalar")
+def _remainder(step: Step, x: Tensor, y: Any) -> Tensor:
+    if step.dtype.startswith("float"):
+        return x - (x / y).floor() * y
+    return x % y
+
+
+@rule("fmod.Tensor", "fmod.Scalar")
+def _fmod(step: Step, x: Tensor, y: Any) -> Tensor:
+    if step.dtype.startswith("float"):
+        return x - (x / y).trunc() * y
+    return x - x.div(y, rounding_mode="trunc") * y
+
+
+@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def _pow(step: Step, x: Any, y: Any) -> Tensor:
+    if isinstance(x, int | float):
+        return y.log2().exp2() if False else (y * math.log2(x)).exp2() if x > 0 else _no_base(x)
+    if isinstance(y, int | float) and y == 0.5:
+        return x.sqrt()
+    return x.pow(y)
+
+
+def _no_base(base: float) -> Tensor:
+    raise NotSupported(f"powers of the number {base}")
+
+
+@rule("maximum")
+def _maximum(step: Step, x: Tensor, y: Tensor) -> Tensor:
+    return x.maximum(y)
+
+
+@rule("minimum")
+def _minimum(step: Step, x: Tensor, y: Tensor) -> Tensor:
+    return x.minimum(y)
+
+
+@rule("clamp", "clamp.Tensor", "clamp_min", "hardtanh")
+def _clamp(step: Step, x: Tensor, low: Any = None, high: Any = None, **given: Any) -> Tensor:
+    low, high = given.get("min", low), given.get("max", high)
+    if step.node.operator.startswith("aten.hardtanh"):
+        low, high = -1.0 if low is None else low, 1.0 if high is None else high
+    x = x if low is None else x.maximum(low)
+    return x if high is None else x.minimum(high)
+
+
+@rule("clamp_max")
+def _clamp_max(step: Step, x: Tensor, high: Any) -> Tensor:
+    return x.minimum(high)
+
+
+@rule("gelu")
+def _gelu(step: Step, x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (inner.tanh() + 1)
+    return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
+
+
+@rule("leaky_relu")
+def _leaky_relu(step: Step, x: Tensor, slope: float = 0.01) -> Tensor:
+    return (x > 0).where(x, x * slope)
+
+
+@rule("elu")
+def _elu(
+    step: Step, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Tensor:
+    return (x > 0).where(x * scale, _expm1(step, x * input_scale) * (alpha * scale))
+
+
+@rule("softplus")
+def _softplus(step: Step, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    scaled = x * beta
+    smooth = scaled.maximum(0) + _log1p(step, (-scaled.abs()).exp())
+    return (scaled > threshold).where(x, smooth / beta)
+
+
+@rule("atan2")
+def _atan2(step: Step, y: Tensor, x: Tensor) -> Tensor:
+    plain = (y / x).atan()
+    half = (y < 0).where(-math.pi, math.pi)
+    turned = (x < 0).where(plain + half, plain)
+    return x.eq(0).where(y.eq(0).where(0.0, half * 0.5), turned)
+
+
+def _comparison(name: str, method: str) -> None:
+    @rule(f"{name}.Tensor", f"{name}.Scalar")
+    def apply(step: Step, x: Tensor, y: Any) -> Tensor:
+        return getattr(x, method)(y)
+
+
+for _name, _method in {
+    **{"eq": "__eq__", "ne": "__ne__", "lt": "__lt__"},
+    **{"le": "__le__", "gt": "__gt__", "ge": "__ge__"},
+}.items():
+    _comparison(_name, _method)
+
+
+def _logical(name: str, method: str) -> None:
+    @rule(f"logical_{name}")
+    def truth(step: Step, x: Tensor, y: Tensor) -> Tensor:
+        return getattr(x != 0, method)(y != 0)
+
+    @rule(f"bitwise_{name}.Tensor", f"bitwise_{name}.Scalar")
+    def bits(step: Step, x: Tensor, y: Any) -> Tensor:
+        return getattr(x, method)(y)
+
+
+for _name in ("and", "or", "xor"):
+    _logical(_name, f"__{_name}__")
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", promote=False)
+def _where(step: Step, condition: Tensor, x: Any, y: Any) -> Tensor:
+    x, y = (
+        step.tensors.full((), v, step.dtype)
+        if isinstance(v, int | float)
+        else step.tensors.cast(v, step.dtype)
+        for v in (x, y)
+    )
+    return step.tensors.cast(condition, "bool").where(x, y)
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor", promote=False)
+def _masked_fill(step: Step, x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return _where(step, mask, value, x)
+
+
+@rule("_to_copy", "to.dtype", "to.dtype_layout", promote=False)
+def _to_copy(step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    if step.dtype == "bool":
+        return x != 0
+    return step.tensors.cast(x, step.dtype)
+
+
+@rule("lerp.Scalar", "lerp.Tensor")
+def _lerp(step: Step, x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return x + (end - x) * weight
+
+
+@rule("addcmul")
+def _addcmul(step: Step, x: Tensor, y: Tensor, z: Tensor, value: float = 1) -> Tensor:
+    return x + y * z * value
+
+
+@rule("addcdiv")
+def _addcdiv(step: Step, x: Tensor, y: Tensor, z: Tensor, value: float = 1) -> Tensor:
+    return x + y / z * value

@@ -1,0 +1,62 @@
+"""A model as kernels: what is left of the code generator when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dandelion.blueprint import Access
+from dandelion.export.torch_graph import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel in C, in the dialect of ``dandelion.h``.
+
+    Attributes:
+        name: unique among the kernels of the model.
+        text: its source, without the include.
+        access: to each pointer.
+        offset: for each pointer, whether it is followed by an offset in elements.
+    """
+
+    name: str
+    text: str
+    access: tuple[Access, ...]
+    offset: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """A launch of a kernel.
+
+    Attributes:
+        kernel: its name.
+        buffers: names of the buffers that it gets: inputs, constants, outputs, temporary ones.
+        grid: blocks.
+        block: threads of a block.
+    """
+
+    kernel: str
+    buffers: tuple[str, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All kernels of a model.
+
+    Attributes:
+        sources: each kernel once.
+        launches: in order.
+        buffers: sizes in bytes of the buffers that are not inputs or constants, by name.
+        inputs: types of the inputs as kernels read them.
+        outputs: types of the outputs as kernels write them.
+    """
+
+    sources: Sequence[KernelSource]
+    launches: Sequence[KernelLaunch]
+    buffers: Mapping[str, int]
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]

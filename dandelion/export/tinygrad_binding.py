@@ -1,0 +1,319 @@
+"""tinygrad as a generator of code, and the only file that imports it.
+
+Tensors of its device NULL describe a computation. Its scheduler divides that into kernels, and its
+code generator optimises each by rules of thumb and renders C. Nothing runs, and no device is
+opened. The names used here are not a stable interface, so one version is pinned.
+
+Source: tinygrad 0.14, ``tinygrad/tensor.py`` (linear_with_vars), ``tinygrad/codegen/__init__.py``
+(to_program), ``tinygrad/renderer/cstyle.py`` (CStyleLanguage).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dandelion.blueprint import Access
+from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
+from dandelion.export import dialect
+from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
+from dandelion.export.fusion import stored
+from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
+from dandelion.export.torch_graph import GETITEM, Argument, DType, Graph, Node, Reference, TensorType
+
+VERSION = "0.14"
+"""The only version: schedules and code differ between versions."""
+
+_DEVICE = "NULL"
+_ENVIRONMENT = {"DEV": "NULL:OPENCL", "NO_MEMORY_PLANNER": "1", "CACHELEVEL": "0"}
+_CONTEXT = {
+    **{"NO_MEMORY_PLANNER": 1, "DEBUG": 0, "BEAM": 0, "NOOPT": 0, "VIZ": 0, "PROFILE": 0},
+    **{"SPEC": 0, "IMAGE": 0, "WINO": 0, "TRACEMETA": 0, "NOLOCALS": 0, "TRANSCENDENTAL": 1},
+}
+_HALVES = ("float16", "bfloat16")
+
+
+def load() -> Any:
+    """Import tinygrad; it reads its settings from the environment when it is imported.
+
+    Raises:
+        BackendUnavailable: it is not installed, or in another version.
+    """
+    remedy = "pip install 'dandelion-engine[export]'"
+    try:
+        with _environment():
+            tinygrad: Any = importlib.import_module("tinygrad")
+            importlib.import_module("tinygrad.codegen")
+    except ImportError as error:
+        raise BackendUnavailable("tinygrad", str(error), remedy) from error
+    found = importlib.import_module("importlib.metadata").version("tinygrad")
+    if not found.startswith(f"{VERSION}."):
+        missing = f"version {found} is installed, version {VERSION} is needed"
+        raise BackendUnavailable("tinygrad", missing, remedy)
+    return tinygrad
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
+    """Generate the kernels of a model.
+
+    Args:
+        graph: all of whose operators are in the table.
+        threads: optimise for devices whose blocks have many threads; otherwise each block is one
+            thread that computes more, which suits processors.
+
+    Raises:
+        InvalidFunction: an operator is not supported with its arguments.
+        BackendUnavailable: tinygrad is not installed.
+    """
+    tinygrad = load()
+    with tinygrad.Context(**_CONTEXT):
+        values = _Values(tinygrad, graph)
+        outputs = values.outputs()
+        made = outputs[0].linear_with_vars(*outputs[1:])[0]
+        return _Reader(tinygrad, graph, values, outputs, threads).kernels(made)
+
+
+class _Tensors:
+    """Constructors for rules, see `dandelion.export.aten.Tensors`."""
+
+    def __init__(self, tinygrad: Any) -> None:
+        self.tinygrad = tinygrad
+
+    def type(self, dtype: str) -> Any:
+        return getattr(self.tinygrad.dtypes, dtype)
+
+    def full(self, shape: Sequence[int], value: float, dtype: str) -> Tensor:
+        return self.tinygrad.Tensor.full(tuple(shape), value, dtype=self.type(dtype))
+
+    def arange(self, count: int, dtype: str) -> Tensor:
+        return self.tinygrad.Tensor.arange(count, dtype=self.type(dtype))
+
+    def cast(self, tensor: Tensor, dtype: str) -> Tensor:
+        return tensor.cast(self.type(dtype))
+
+    def cat(self, tensors: Sequence[Tensor], dimension: int) -> Tensor:
+        return tensors[0].cat(*tensors[1:], dim=dimension) if len(tensors) > 1 else tensors[0]
+
+    def store(self, tensor: Tensor) -> Tensor:
+        return tensor.contiguous()
+
+
+class _Values:
+    """The values of a graph as tensors."""
+
+    def __init__(self, tinygrad: Any, graph: Graph) -> None:
+        self.tensors = _Tensors(tinygrad)
+        self.graph = graph
+        self.given: dict[str, Tensor] = {}  # inputs and constants, as kernels read them
+        self.values: dict[str, Any] = {}
+        self.roots: dict[str, str] = {}  # what a view is a view of
+        self.inputs: dict[str, TensorType] = {}
+        for name, found in graph.inputs.items():
+            self.inputs[name] = _outside(found)
+            self.give(name, self.inputs[name], found.dtype)
+        for name, constant in graph.constants.items():
+            kept = constant.type.dtype
+            kind = TensorType(constant.type.shape, "uint8" if kept == "bool" else kept)
+            self.give(name, kind, kept)
+        kept_nodes = stored(graph)
+        for node in graph.nodes:
+            made = self.apply(node)
+            if node.name in kept_nodes:
+                made = [None if one is None else one.contiguous() for one in made]
+            self.values[node.name] = made
+
+    def give(self, name: str, found: TensorType, wanted: str) -> None:
+        tinygrad = self.tensors.tinygrad
+        dtype = self.tensors.type(found.dtype)
+        tensor = tinygrad.Tensor.empty(*found.shape, dtype=dtype, device=_DEVICE)
+        self.given[name] = tensor
+        self.roots[name] = name
+        if wanted == "bool":
+            tensor = tensor != 0
+        self.values[name] = [tensor.cast(self.tensors.type(wanted))]
+
+    def apply(self, node: Node) -> list[Tensor | None]:
+        if node.operator == GETITEM:
+            return [self.item(node)]
+        rule = RULES[node.operator]
+        step = Step(self.tensors, node)
+        arguments = [self.value(a, node, rule) for a in node.arguments]
+        keywords = {k: self.value(a, node, rule) for k, a in node.keywords.items()}
+        try:
+            made = rule.apply(step, *arguments, **keywords)
+        except NotSupported as error:
+            raise InvalidFunction((_problem(node, str(error)),)) from error
+        except Exception as error:  # an argument that the rule or tinygrad does not know
+            message = f"these arguments: {type(error).__name__}: {error}"
+            raise InvalidFunction((_problem(node, message),)) from error
+        results = list(made) if isinstance(made, list | tuple) else [made]
+        return [self.checked(one, node, at) for at, one in enumerate(results)]
+
+    def checked(self, tensor: Tensor | None, node: Node, at: int) -> Tensor | None:
+        if tensor is None:
+            return None
+        wanted = node.results[at] if at < len(node.results) else node.type
+        if not node.single and wanted.shape == () and tuple(tensor.shape) != ():
+            return tensor  # a result that is not used has no type
+        if tuple(tensor.shape) != wanted.shape:
+            message = f"these arguments: the result has shape {tuple(tensor.shape)}"
+            raise InvalidFunction((_problem(node, f"{message}, not {wanted.shape}"),))
+        return self.tensors.cast(tensor, wanted.dtype)
+
+    def item(self, node: Node) -> Tensor:
+        source, at = node.arguments
+        assert isinstance(source, Reference)
+        assert isinstance(at, int)
+        found = self.values[source.name][at]
+        if found is None:
+            origin = next(n for n in self.graph.nodes if n.name == source.name)
+            raise InvalidFunction((_problem(origin, f"result {at}"),))
+        return found
+
+    def value(self, argument: Argument, node: Node, rule: Rule) -> Any:
+        match argument:
+            case Reference():
+                tensor = self.values[argument.name][0]
+                return self.promoted(tensor, node) if rule.promote else tensor
+            case DType():
+                return argument.name
+            case tuple():
+                return [self.value(one, node, rule) for one in argument]
+        return argument
+
+    def promoted(self, tensor: Tensor, node: Node) -> Tensor:
+        """Convert an operand to the type that the operator computes in."""
+        dtype = node.operand
+        result = node.type.dtype
+        if not dtype.startswith(("float", "bfloat")) and result.startswith(("float", "bfloat")):
+            dtype = result
+        return self.tensors.cast(tensor, "float32" if dtype in _HALVES else dtype)
+
+    def root(self, name: str) -> str:
+        """The value that a chain of views begins with."""
+        nodes = {n.name: n for n in self.graph.nodes}
+        while name in nodes:
+            inputs = list(nodes[name].inputs())
+            if name in stored(self.graph) or not inputs:
+                return name
+            name = inputs[0]
+        return name
+
+    def outputs(self) -> list[Tensor]:
+        """The results, each in memory of its own."""
+        taken = set(self.given)
+        made = []
+        for name in self.graph.outputs.values():
+            tensor = self.values[name][0]
+            kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
+            tensor = self.tensors.cast(tensor, kind.dtype).contiguous()
+            root = self.root(name)
+            if root in taken:  # a copy in two steps, since a plain one would be left out
+                tensor = tensor.reshape((-1,)).flip(0).contiguous().flip(0).contiguous()
+            taken.add(root)
+            made.append(tensor)
+        return made
+
+
+def _outside(found: TensorType) -> TensorType:
+    """The type of a set for a tensor: sets have no bfloat16, and bytes for booleans."""
+    names = {"bfloat16": "float32", "bool": "uint8"}
+    return TensorType(found.shape, names.get(found.dtype, found.dtype))
+
+
+def _name(tensor: Tensor) -> str:
+    """torch's name of a tensor's element type."""
+    name = str(tensor.dtype).removeprefix("dtypes.")
+    short = {"float": "float32", "double": "float64", "half": "float16", "long": "int64"}
+    more = {"int": "int32", "short": "int16", "char": "int8", "uchar": "uint8"}
+    return {**short, **more}.get(name, name)
+
+
+def _problem(node: Node, what: str) -> Problem:
+    inside = f" in {node.part}" if node.part else ""
+    message = f"operator {node.operator}{inside} is not supported with {what}"
+    return Problem("unsupported-operator", message, node.place)
+
+
+class _Reader:
+    """Reads a schedule into records."""
+
+    def __init__(
+        self, tinygrad: Any, graph: Graph, values: _Values, outputs: Sequence[Tensor], threads: bool
+    ) -> None:
+        self.tinygrad = tinygrad
+        self.graph = graph
+        self.values = values
+        self.names: dict[Any, str] = {}  # of buffers
+        self.outputs: dict[str, TensorType] = {}
+        for name, tensor in values.given.items():
+            self.names[tensor.uop.buf_uop] = name
+        for name, tensor in zip(graph.outputs, outputs, strict=True):
+            self.names[tensor.uop.buf_uop] = name
+            self.outputs[name] = TensorType(tuple(tensor.shape), _name(tensor))
+        self.sizes: dict[str, int] = {n: t.size_bytes for n, t in self.outputs.items()}
+        self.renderer = dialect.renderer(tinygrad, threads)
+        self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}
+
+    def kernels(self, linear: Any) -> Kernels:
+        launches = [self.launch(call) for call in linear.src]
+        return Kernels(
+            list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
+        )
+
+    def launch(self, call: Any) -> KernelLaunch:
+        program = importlib.import_module("tinygrad.codegen").to_program(call.src[0], self.renderer)
+        info = program.arg
+        buffers = tuple(self.buffer(call.src[1 + slot].buf_uop) for slot in info.globals)
+        outs, ins = set(info.outs), set(info.ins)
+        access = tuple(
+            Access.READ if slot not in outs else Access.BOTH if slot in ins else Access.WRITE
+            for slot in info.globals
+        )
+        offset = tuple(name in self.graph.constants for name in buffers)
+        kernel = self.source(program.src[2].arg, access, offset)
+        return KernelLaunch(
+            kernel, buffers, _three(info.global_size), _three(info.local_size or (1, 1, 1))
+        )
+
+    def buffer(self, buffer: Any) -> str:
+        """Name of a buffer; new ones are temporary."""
+        if buffer not in self.names:
+            number = len(self.sizes) - len(self.outputs)
+            name = f"t{number}"
+            while name in self.names.values():
+                name += "_"
+            self.names[buffer] = name
+            self.sizes[name] = int(buffer.max_numel()) * int(buffer.dtype.itemsize)
+        return self.names[buffer]
+
+    def source(self, text: str, access: tuple[Access, ...], offset: tuple[bool, ...]) -> str:
+        """Add a kernel unless it is known; return its name."""
+        key = (text, offset)
+        if key not in self.sources:
+            name = f"kernel_{len(self.sources)}"
+            whole = dialect.finished(text, name, access, offset)
+            self.sources[key] = KernelSource(name, whole, access, offset)
+        return self.sources[key].name
+
+
+def _three(sizes: Sequence[Any]) -> tuple[int, int, int]:
+    x, y, z = [int(size) for size in (*sizes, 1, 1, 1)[:3]]
+    return x, y, z

@@ -1,0 +1,313 @@
+"""PyTorch's exporter, and the only file that imports torch.
+
+`torch.export` follows one call of a module and gives a graph of ATen operators without Python. Its
+own decompositions then replace composite operators by about two hundred. Attention is kept whole,
+since the decomposition for processors is a library call.
+
+Source: https://docs.pytorch.org/docs/stable/export.html, torch 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dandelion.arrays import Array
+from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem
+from dandelion.export.torch_graph import (
+    GETITEM,
+    ITEM_BYTES,
+    Argument,
+    Constant,
+    DType,
+    Graph,
+    Node,
+    Reference,
+    TensorType,
+)
+
+_WHOLE = "aten.scaled_dot_product_attention.default"
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+
+
+def load() -> Any:
+    """Import torch.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        remedy = "pip install 'dandelion-engine[export]'"
+        raise BackendUnavailable("torch", str(error), remedy) from error
+
+
+def graph_of(
+    module: object, examples: Sequence[object], outputs: Sequence[str] | None = None
+) -> Graph:
+    """Follow one call of a module.
+
+    Args:
+        module: a `torch.nn.Module` in evaluation mode, or a program of `torch.export`.
+        examples: arguments of the call; tensors, or nested lists and dicts of them.
+        outputs: names of the tensors that the call returns, in order.
+
+    Raises:
+        InvalidInput: it is not a module, is in training mode, or the names do not fit.
+        InvalidFunction: torch cannot follow the call, or it does what a function cannot do.
+        BackendUnavailable: torch is not installed.
+    """
+    torch = load()
+    program = _program(torch, module, tuple(examples))
+    problems = list(_refused(torch, program))
+    if problems:
+        raise InvalidFunction(tuple(problems))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its own deprecated calls
+        table = torch.export.default_decompositions()
+        for found in [one for one in table if str(one) == _WHOLE]:
+            table.pop(found)
+        program = program.run_decompositions(table)
+    return _Reader(torch, program).graph(outputs)
+
+
+def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
+    if isinstance(module, torch.export.ExportedProgram):
+        return module
+    if not isinstance(module, torch.nn.Module):
+        message = f"a {type(module).__name__} is not a torch.nn.Module"
+        raise InvalidInput("module", message, "pass a module or a torch.export.ExportedProgram")
+    found: Any = module
+    if found.training:
+        message = "it is in training mode, so dropout and statistics would be part of it"
+        raise InvalidInput("module", message, "call module.eval() first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.no_grad():
+                return torch.export.export(found, examples)
+        except Exception as error:  # whatever the module or torch raises is about this module
+            message = str(error).strip().partition("\n")[0][:500]
+            problem = Problem(
+                "torch-export", f"{type(error).__name__}: {message}", type(module).__name__,
+                expected="a module that torch.export can follow",
+            )  # fmt: skip
+            raise InvalidFunction((problem,)) from error
+
+
+def _refused(torch: Any, program: Any) -> Iterator[Problem]:
+    """Find what a function without state and with fixed shapes cannot do."""
+    signature = program.graph_signature
+    kinds = torch.export.graph_signature
+    changed = (kinds.OutputKind.BUFFER_MUTATION, kinds.OutputKind.USER_INPUT_MUTATION)
+    for spec in signature.output_specs:
+        if spec.kind in changed:
+            what = f"it changes '{spec.target}'"
+            expected = "a module that returns its results and changes nothing"
+            yield Problem("mutation", what, "outputs", expected=expected)
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        sizes = value.shape if isinstance(value, torch.Tensor) else ()
+        if any(not isinstance(size, int) for size in sizes):
+            message = f"the shape of '{node.name}' is only known in a call"
+            expected = "fixed shapes: export it once for each size"
+            yield Problem("dynamic-shape", message, _place(node), expected=expected)
+            return
+
+
+class _Reader:
+    """Reads a program's graph into records."""
+
+    def __init__(self, torch: Any, program: Any) -> None:
+        self.torch = torch
+        self.program = program
+        self.kinds = torch.export.graph_signature.InputKind
+        self.problems: list[Problem] = []
+        self.values: dict[str, Argument] = {}  # placeholders that are plain numbers
+
+    def graph(self, names: Sequence[str] | None) -> Graph:
+        inputs: dict[str, TensorType] = {}
+        constants: dict[str, Constant] = {}
+        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        for spec in self.program.graph_signature.input_specs:
+            name = spec.arg.name
+            if spec.kind == self.kinds.USER_INPUT:
+                self.user_input(spec.arg, placeholders[name], inputs)
+            else:
+                constants[name] = self.constant(spec, name)
+        calls = [n for n in self.program.graph.nodes if n.op == "call_function"]
+        nodes = [made for n in calls if (made := self.node(n)) is not None]
+        for n in self.program.graph.nodes:
+            if n.op not in ("placeholder", "call_function", "output"):
+                self.problems.append(Problem("operator", f"'{n.op}' is not supported", _place(n)))
+        if self.problems:
+            raise InvalidFunction(tuple(self.problems))
+        return Graph(inputs, constants, nodes, self.outputs(names))
+
+    def user_input(self, argument: Any, node: Any, inputs: dict[str, TensorType]) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, self.torch.Tensor):
+            inputs[argument.name] = self.type(value, f"input {argument.name}")
+        else:
+            self.values[argument.name] = value if isinstance(value, int | float | str) else None
+
+    def constant(self, spec: Any, name: str) -> Constant:
+        program = self.program
+        target = spec.target
+        found = program.state_dict.get(target)
+        if found is None:
+            found = program.constants.get(target)
+        if not isinstance(found, self.torch.Tensor):
+            message = f"'{target}' is a {type(found).__name__}, not a tensor"
+            self.problems.append(Problem("constant", message, target))
+            return Constant(TensorType((0,), "float32"), np.empty(0, np.float32))
+        return Constant(self.type(found, target), _array(self.torch, found))
+
+    def type(self, tensor: Any, where: str) -> TensorType:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in ITEM_BYTES:
+            message = f"element type {dtype} is not supported"
+            expected = f"one of {', '.join(ITEM_BYTES)}"
+            self.problems.append(Problem("dtype", message, where, expected=expected))
+            dtype = "float32"
+        return TensorType(tuple(int(size) for size in tensor.shape), dtype)
+
+    def node(self, node: Any) -> Node | None:
+        place = _place(node)
+        arguments = tuple(self.argument(a, node) for a in node.args)
+        given = {k: v for k, v in node.kwargs.items() if k not in _IGNORED}
+        keywords = {k: self.argument(v, node) for k, v in given.items()}
+        name = GETITEM if node.target is operator.getitem else str(node.target)
+        value = node.meta.get("val")
+        if value is None:  # an assertion, or a comment of the exporter
+            return None
+        single = isinstance(value, self.torch.Tensor)
+        if not single and not isinstance(value, list | tuple):
+            message = f"'{name}' gives a {type(value).__name__}, which is only known in a call"
+            self.problems.append(Problem("dynamic-value", message, place))
+            return None
+        values = [value] if single else list(value)
+        used = {user.args[1] for user in node.users} if not single else {0}
+        types = tuple(
+            self.type(one, place) if at in used or single else TensorType((), "float32")
+            for at, one in enumerate(values)
+        )
+        operand = self.operand((*node.args, *node.kwargs.values()))
+        return Node(
+            node.name, name, arguments, keywords, types, single, operand, place, _part(node)
+        )
+
+    def argument(self, value: Any, node: Any) -> Argument:
+        torch = self.torch
+        match value:
+            case torch.fx.Node():
+                name = value.name
+                return self.values[name] if name in self.values else Reference(name)
+            case torch.dtype():
+                return DType(str(value).removeprefix("torch."))
+            case list() | tuple():
+                return tuple(self.argument(one, node) for one in value)
+            case None | bool() | int() | float() | str():
+                return value
+            case torch.device() | torch.layout() | torch.memory_format():
+                return None
+        message = f"'{node.target}' has an argument of type {type(value).__name__}"
+        self.problems.append(Problem("argument", message, _place(node)))
+        return None
+
+    def operand(self, arguments: Iterable[Any]) -> str:
+        """The type that torch computes an operator in; empty if no operand is a tensor."""
+        torch = self.torch
+        values = [a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in arguments]
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        numbers = [v for v in values if isinstance(v, bool | int | float)]
+        if not tensors:
+            return ""
+        found = tensors[0]
+        for other in (*tensors[1:], *numbers):
+            promoted = torch.result_type(found, other)
+            dimensions = max(found.dim(), other.dim() if isinstance(other, torch.Tensor) else 0)
+            found = torch.empty((1,) * dimensions, dtype=promoted, device="meta")
+        return str(found.dtype).removeprefix("torch.")
+
+    def outputs(self, names: Sequence[str] | None) -> Mapping[str, str]:
+        output = next(n for n in self.program.graph.nodes if n.op == "output")
+        values = list(output.args[0])
+        if any(not isinstance(one, self.torch.fx.Node) for one in values):
+            message = "it returns values that are not tensors"
+            raise InvalidInput("module", message, "return tensors only")
+        labels = list(names) if names is not None else self.labels(len(values))
+        if len(labels) != len(values) or len(set(labels)) != len(labels):
+            message = f"the module returns {len(values)} tensors, and the names are {labels}"
+            raise InvalidInput("outputs", message, "give each a name of its own")
+        return dict(zip(labels, (one.name for one in values), strict=True))
+
+    def labels(self, count: int) -> list[str]:
+        """Name outputs: by the keys of a dict that the module returns, or by number."""
+        tree = self.program.call_spec.out_spec
+        found = self.torch.utils._pytree.tree_unflatten([str(i) for i in range(count)], tree)
+        if isinstance(found, dict) and sorted(found.values()) == sorted(map(str, range(count))):
+            ordered = sorted(found.items(), key=lambda pair: int(pair[1]))
+            return [str(key) for key, _ in ordered]
+        return ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.int16)
+        return np.array(plain.numpy(), copy=True).view(np.uint16)
+    return np.array(plain.numpy(), copy=True)
+
+
+def _place(node: Any) -> str:
+    """The innermost line of the user's own code that a node comes from."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    own = [f for f in frames if "/torch/" not in f["file"].replace("\\", "/")]
+    chosen = (own or frames)[-1:]
+    return f"{chosen[0]['file']}:{chosen[0]['line']}" if chosen else f"node {node.name}"
+
+
+def _part(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def reference_outputs(
+    module: object, examples: Sequence[object], names: Sequence[str]
+) -> dict[str, Array]:
+    """Run a module in double precision on the processor.
+
+    Args:
+        module: as for `graph_of`.
+        examples: arguments of the call.
+        names: of the tensors that it returns.
+    """
+    torch = load()
+    run: Any = module.module() if isinstance(module, torch.export.ExportedProgram) else module
+    copy: Any = importlib.import_module("copy").deepcopy(run).double()
+    tree = torch.utils._pytree
+    wide = tree.tree_map(
+        lambda one: one.double() if isinstance(one, torch.Tensor) and one.is_floating_point() else one,
+        tuple(examples),
+    )
+    with torch.no_grad():
+        found = tree.tree_leaves(copy(*wide))
+    return {name: _array(torch, one) for name, one in zip(names, found, strict=True)}
+
+
+def example_arrays(examples: Sequence[object], names: Sequence[str]) -> dict[str, Array]:
+    """The tensors among example arguments as arrays, by the names of the inputs."""
+    torch = load()
+    leaves = torch.utils._pytree.tree_leaves(tuple(examples))
+    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+    return {name: _array(torch, one) for name, one in zip(names, tensors, strict=True)}

@@ -1,0 +1,187 @@
+"""A PyTorch module as a function: its graph, its kernels, and a document with both.
+
+The way is: `torch_binding` (torch.export) -> `batch_norm` (folding) -> `fusion` and
+`tinygrad_binding` (kernels) -> this file (packed weights, a blueprint, a document).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import dandelion.export.aten_layers
+import dandelion.export.aten_pointwise
+import dandelion.export.aten_shape  # noqa: F401  # fills the table
+from dandelion.blueprint import Blueprint, scalar
+from dandelion.data import SetSpec
+from dandelion.documents import FunctionDocument, StaticValue, gpu_function
+from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
+from dandelion.export import tinygrad_binding, torch_binding
+from dandelion.export.aten import RULES
+from dandelion.export.batch_norm import folded
+from dandelion.export.kernels import Kernels, KernelSource
+from dandelion.export.packing import Packed, packed
+from dandelion.export.report import ExportReport
+from dandelion.export.torch_graph import GETITEM, Graph
+from dandelion.function import Limits
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_HEAD = """/* Made by dandelion.export.torch_function. Each kernel computes one value of the model;
+ * the blueprint has their order. */
+#include "dandelion.h"
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModule:
+    """A function and how it was made.
+
+    Attributes:
+        function: the document.
+        report: numbers.
+        inputs, outputs: names of the sets that a call gives and gets.
+    """
+
+    function: FunctionDocument
+    report: ExportReport
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def torch_function(
+    name: str,
+    module: object,
+    example_inputs: Sequence[object],
+    *,
+    outputs: Sequence[str] | None = None,
+    device: str = "gpu",
+    limits: Limits | None = None,
+) -> FunctionDocument:
+    """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
+    made = export_module(
+        name, module, example_inputs, outputs=outputs, device=device, limits=limits
+    )
+    return made.function
+
+
+def export_module(
+    name: str,
+    module: object,
+    example_inputs: Sequence[object],
+    *,
+    outputs: Sequence[str] | None = None,
+    device: str = "gpu",
+    limits: Limits | None = None,
+) -> ExportedModule:
+    """Describe a PyTorch module as a GPU function, and report on it.
+
+    The document has sources that run on every backend, a blueprint, and the weights. It needs
+    neither torch nor tinygrad where it runs. Shapes are those of the examples, the first dimension
+    too. No GPU is needed.
+
+    Args:
+        name: registered name.
+        module: a `torch.nn.Module` in evaluation mode, or a `torch.export.ExportedProgram`.
+        example_inputs: arguments of a call; only shapes and element types of tensors matter.
+        outputs: names of the output sets, in the order of the tensors that the module returns. By
+            default ``output``, or ``output_0``, ..., or the keys of the dict that it returns.
+        device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
+        limits: what one instance may use.
+
+    Raises:
+        InvalidInput: an argument is not valid, or the module is in training mode.
+        InvalidFunction: the module cannot be exported; each operator at fault with its line.
+        BackendUnavailable: torch or tinygrad is not installed, or in another version.
+    """
+    if device not in ("gpu", "cpu"):
+        raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
+    began = time.monotonic()
+    graph = torch_binding.graph_of(module, example_inputs, outputs)
+    _check(graph)
+    counted = Counter(n.operator.removeprefix("aten.") for n in graph.nodes if n.operator != GETITEM)
+    kernels = tinygrad_binding.kernels_of(folded(graph), device == "gpu")
+    made = folded(graph)
+    used = {name for launch in kernels.launches for name in launch.buffers}
+    weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
+    text = _blueprint(name, kernels, weights)
+    source = _HEAD + "\n".join(kernel.text for kernel in kernels.sources) + "\n"
+    static: dict[str, Mapping[str, StaticValue]] = {
+        group: {group: data} for group, data in weights.sets.items()
+    }
+    specs = [SetSpec(n, t.dtype, t.shape) for n, t in kernels.inputs.items()]
+    specs += [SetSpec(n, data.dtype.name, data.shape) for n, data in weights.sets.items()]
+    function = gpu_function(
+        name, text, inputs=specs,
+        outputs=[SetSpec(n, t.dtype, t.shape) for n, t in kernels.outputs.items()],
+        files={f"{name}.c": source}, static=static, limits=limits,
+    )  # fmt: skip
+    report = ExportReport(
+        dict(counted), len(kernels.sources), len(kernels.launches),
+        sum(c.type.size_bytes for n, c in graph.constants.items()),
+        weights.size_bytes,
+        sum(kernels.buffers.values()) + sum(t.size_bytes for t in kernels.inputs.values()),
+        len(source) + len(text), time.monotonic() - began,
+    )  # fmt: skip
+    return ExportedModule(function, report, tuple(kernels.inputs), tuple(kernels.outputs))
+
+
+def _check(graph: Graph) -> None:
+    """Refuse operators that are not in the table, all at once, and names that sets cannot have."""
+    problems = []
+    for node in graph.nodes:
+        if node.operator in RULES or node.operator == GETITEM:
+            continue
+        inside = f" in {node.part}" if node.part else ""
+        problems.append(
+            Problem(
+                "unsupported-operator",
+                f"operator {node.operator}{inside} is not supported",
+                node.place,
+                nearest=nearest(node.operator, RULES) or "",
+            )
+        )
+    for kind, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        for name, found in names.items():
+            if not _IDENTIFIER.fullmatch(name):
+                raise InvalidInput(f"{kind}.{name}", "it is not an identifier", "name the outputs")
+            if kind == "outputs" and name in graph.inputs:
+                raise InvalidInput(f"outputs.{name}", "an input has this name", "name the outputs")
+            del found
+    for name, kind_of in graph.inputs.items():
+        if not kind_of.elements:
+            problems.append(Problem("empty", "it has no elements", f"inputs.{name}"))
+    if problems:
+        raise InvalidFunction(tuple(problems))
+
+
+def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
+    """Write the blueprint."""
+    built = Blueprint(
+        list(kernels.inputs), weights=list(weights.sets), outputs=list(kernels.outputs),
+        modules=[f"{name}.c"],
+    )  # fmt: skip
+    for buffer, size in kernels.buffers.items():
+        built.buffer(buffer, size, temporary=buffer not in kernels.outputs)
+    sources = {kernel.name: kernel for kernel in kernels.sources}
+    for kernel in kernels.sources:
+        built.kernel(kernel.name, access=_access(kernel))
+    for launch in kernels.launches:
+        arguments: list[object] = []
+        for buffer, offset in zip(launch.buffers, sources[launch.kernel].offset, strict=True):
+            group, place = weights.places.get(buffer, (buffer, 0))
+            arguments.append(built[group])
+            if offset:
+                arguments.append(scalar("u64", place))
+        built.launch(launch.kernel, arguments, grid=launch.grid, block=launch.block)
+    return built.json()
+
+
+def _access(kernel: KernelSource) -> list[str]:
+    ways = []
+    for way, offset in zip(kernel.access, kernel.offset, strict=True):
+        ways += [way.value, "value"] if offset else [way.value]
+    return ways
