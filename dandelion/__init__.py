@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dandelion.dataflow.dsl import optional as optional
     from dandelion.documents import gpu_function as gpu_function
     from dandelion.documents import python_function as python_function
+    from dandelion.export import torch_function as torch_function
     from dandelion.export import triton_function as triton_function
     from dandelion.frontend.async_client import AsyncClient as AsyncClient
     from dandelion.frontend.client import Client as Client
@@ -57,7 +58,7 @@ _HOMES = {
         "optional",
     ),
     "dandelion.documents": ("gpu_function", "python_function"),
-    "dandelion.export": ("triton_function",),
+    "dandelion.export": ("torch_function", "triton_function"),
     "dandelion.frontend.async_client": ("AsyncClient",),
     "dandelion.frontend.client": ("Client",),
     "dandelion.node": ("Node",),

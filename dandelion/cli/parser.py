@@ -55,6 +55,10 @@ class Arguments(argparse.Namespace):
     names: list[str]
     quick: bool
     backend: str | None
+    inputs: list[str]
+    outputs: str | None
+    device: str
+    no_check: bool
 
 
 def make_parser() -> MainParser:
@@ -77,7 +81,7 @@ def make_parser() -> MainParser:
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="*.dandelion, *.json, a *.py with document(), or a folder with a bundle.py",
+        help="*.dandelion, *.json, *.msgpack, a *.py with document(), or a folder",
     )
     _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
 
@@ -101,6 +105,8 @@ def make_parser() -> MainParser:
         "check", parents=[local], help="check texts and blueprints without a node"
     )
     check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
+
+    _export(verbs.add_parser("export", parents=[local], help="make a function of a PyTorch module"))
 
     graph = verbs.add_parser("graph", parents=[remote], help="draw a composition")
     graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
@@ -175,6 +181,32 @@ def _invoke(parser: VerbParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
     )
     _version(parser)
+
+
+def _export(parser: VerbParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="FILE:NAME",
+        help="a module in a Python file, or a function there that returns (module, inputs)",
+    )
+    parser.add_argument(
+        "--inputs",
+        nargs="+",
+        default=[],
+        metavar="TYPE",
+        help="types of the inputs, such as float32[1,3,224,224]",
+    )
+    parser.add_argument("--name", help="name of the function; default: NAME")
+    parser.add_argument("--outputs", metavar="NAME,...", help="names of the outputs")
+    parser.add_argument(
+        "--device", choices=("gpu", "cpu"), default="gpu", help="what it is optimised for"
+    )
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not run it and compare it with the module"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="*.msgpack, *.json, or a folder (NAME)"
+    )
 
 
 def _serve(parser: VerbParser) -> None:

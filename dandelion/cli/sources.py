@@ -3,6 +3,7 @@
 =================== ==========================================================================
 ``*.dandelion``     a text in the composition language
 ``*.json``          a registration document
+``*.msgpack``       the same in MessagePack, which is smaller if it has binary data
 ``*.py``            a module with ``document()``
 folder              with a ``bundle.py``: its ``document()``; else all texts and documents in it
 =================== ==========================================================================
@@ -20,6 +21,9 @@ from dandelion.cli.output import WrongUsage
 from dandelion.documents import RegistrationDocument, collect
 from dandelion.errors import InvalidInput
 from dandelion.frontend.records import read_document
+
+_MEDIA_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+_DOCUMENTS = (".dandelion", *_MEDIA_TYPES)
 
 
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
@@ -40,20 +44,22 @@ def _read(path: Path) -> list[RegistrationDocument]:
     if path.is_dir():
         if (path / "bundle.py").is_file():
             return [_document_of(_package_module(path), path)]
-        files = [p for p in sorted(path.iterdir()) if p.suffix in (".dandelion", ".json")]
+        files = [p for p in sorted(path.iterdir()) if p.suffix in _DOCUMENTS]
         if not files:
-            raise InvalidInput(str(path), "it has no bundle.py, *.dandelion or *.json")
+            raise InvalidInput(str(path), "it has no bundle.py, *.dandelion, *.json, *.msgpack")
         return [document for file in files for document in _read(file)]
     if path.suffix == ".dandelion":
         return [RegistrationDocument(compositions=(_text(path),))]
-    if path.suffix == ".json":
+    if path.suffix in _MEDIA_TYPES:
         try:
-            return [read_document(path.read_bytes(), "application/json")]
+            return [read_document(path.read_bytes(), _MEDIA_TYPES[path.suffix])]
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error.where}", error.message, error.hint) from None
     if path.suffix == ".py":
-        return [_document_of(_load(path.stem, path), path)]
-    raise InvalidInput(str(path), "it cannot be registered", "give *.dandelion, *.json, *.py")
+        return [_document_of(load_module(path.stem, path), path)]
+    raise InvalidInput(
+        str(path), "it cannot be registered", "give *.dandelion, *.json, *.msgpack, *.py"
+    )
 
 
 def _text(path: Path) -> str:
@@ -80,10 +86,15 @@ def _package_module(folder: Path) -> ModuleType:
     module = ModuleType(package)
     module.__path__ = [str(folder.resolve())]
     sys.modules[package] = module
-    return _load(f"{package}.bundle", folder / "bundle.py")
+    return load_module(f"{package}.bundle", folder / "bundle.py")
 
 
-def _load(name: str, path: Path) -> ModuleType:
+def load_module(name: str, path: Path) -> ModuleType:
+    """Execute a Python file.
+
+    Raises:
+        InvalidInput: it does not load.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -25,9 +25,6 @@ class Tensors(Protocol):
     def full(self, shape: Sequence[int], value: float, dtype: str) -> Tensor:
         """A tensor of one value."""
 
-    def numbers(self, values: Sequence[float], dtype: str) -> Tensor:
-        """A vector of known numbers, computed by kernels; for a few values only."""
-
     def arange(self, count: int, dtype: str) -> Tensor:
         """0, 1, 2, ..."""
 

@@ -213,21 +213,17 @@ def _upsample_linear(
 ) -> Tensor:
     spatial = len(x.shape) - 2
     sizes = step.shape[2:]
-    if scales and any(
-        round(a * s) != a * s for a, s in zip(x.shape[2:], scales, strict=True)
-    ):
+    if scales and any(round(a * s) != a * s for a, s in zip(x.shape[2:], scales, strict=True)):
         raise NotSupported("linear upsampling by a factor that gives no whole size; give a size")
     for axis, (before, after) in enumerate(zip(x.shape[2:], sizes, strict=True), start=2):
         if before == after:
             continue
-        places = [_source(at, before, after, align_corners) for at in range(after)]
         shape = tuple(after if d == axis else 1 for d in range(spatial + 2))
         at = step.tensors.arange(after, "float32")
         if align_corners:
             place = at * ((before - 1) / (after - 1) if after > 1 else 0.0)
         else:
             place = ((at + 0.5) * (before / after) - 0.5).maximum(0)
-        del places
         low = place.floor().minimum(before - 1)
         share = (place - low).reshape(shape)
         first = step.tensors.cast(low, "int32")

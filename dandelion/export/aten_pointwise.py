@@ -7,25 +7,26 @@ from typing import Any
 
 from dandelion.export.aten import NotSupported, Step, Tensor, rule
 
-_UNARY = {
-    **dict.fromkeys(("abs", "neg", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "reciprocal")),
-    **dict.fromkeys(("sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan")),
-    **dict.fromkeys(("asinh", "acosh", "atanh", "sigmoid", "erf", "relu", "relu6", "silu")),
-    **dict.fromkeys(("floor", "ceil", "trunc", "sign", "isnan", "isinf", "square", "mish")),
-    **dict.fromkeys(("log10", "logical_not", "bitwise_not", "hardsigmoid", "hardswish")),
-    **{"round": "round", "log_sigmoid": "logsigmoid"},
+_METHODS = {
+    **{n: n for n in ("abs", "neg", "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt")},
+    **{n: n for n in ("reciprocal", "square", "sign", "floor", "ceil", "trunc", "round")},
+    **{n: n for n in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
+    **{n: n for n in ("asinh", "acosh", "atanh", "sigmoid", "erf", "relu", "relu6", "silu")},
+    **{n: n for n in ("mish", "hardsigmoid", "hardswish", "isnan", "isinf")},
+    **{n: n for n in ("logical_not", "bitwise_not")},
+    "log_sigmoid": "logsigmoid",
 }
+"""Operators that are a method of tensors."""
 
 
-def _unary(method: str) -> None:
-    @rule(_ATEN.get(method, method))
-    def apply(step: Step, x: Tensor, *rest: Any) -> Tensor:
+def _unary(operator: str, method: str) -> None:
+    @rule(operator)
+    def apply(step: Step, x: Tensor) -> Tensor:
         return getattr(x, method)()
 
 
-_ATEN = {"isinf": "isinf", "isnan": "isnan"}
-for _name, _method in _UNARY.items():
-    _unary(_method or _name)
+for _name, _method in _METHODS.items():
+    _unary(_name, _method)
 
 
 @rule("log1p")
@@ -90,14 +91,12 @@ def _fmod(step: Step, x: Tensor, y: Any) -> Tensor:
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def _pow(step: Step, x: Any, y: Any) -> Tensor:
     if isinstance(x, int | float):
-        return y.log2().exp2() if False else (y * math.log2(x)).exp2() if x > 0 else _no_base(x)
+        if x <= 0:
+            raise NotSupported(f"powers of the number {x}")
+        return (y * math.log2(x)).exp2()
     if isinstance(y, int | float) and y == 0.5:
         return x.sqrt()
     return x.pow(y)
-
-
-def _no_base(base: float) -> Tensor:
-    raise NotSupported(f"powers of the number {base}")
 
 
 @rule("maximum")
@@ -166,8 +165,12 @@ def _comparison(name: str, method: str) -> None:
 
 
 for _name, _method in {
-    **{"eq": "__eq__", "ne": "__ne__", "lt": "__lt__"},
-    **{"le": "__le__", "gt": "__gt__", "ge": "__ge__"},
+    "eq": "__eq__",
+    "ne": "__ne__",
+    "lt": "__lt__",
+    "le": "__le__",
+    "gt": "__gt__",
+    "ge": "__ge__",
 }.items():
     _comparison(_name, _method)
 

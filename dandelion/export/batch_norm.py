@@ -64,12 +64,13 @@ def _factors(node: Node, constants: Mapping[str, Constant]) -> tuple[Array, Arra
     if any(a is not None and not _is_constant(a, constants) for a in given):
         return None
     weight, bias, mean, variance = (
-        None if a is None else constants[a.name].data.astype(np.float64)  # type: ignore[union-attr]  # checked above
+        constants[a.name].data.astype(np.float64) if isinstance(a, Reference) else None
         for a in given
     )
     epsilon = node.arguments[6]
     assert isinstance(epsilon, float | int)
     assert mean is not None
+    assert variance is not None
     factor = 1 / np.sqrt(variance + epsilon)
     factor = factor if weight is None else factor * weight
     summand = -mean * factor

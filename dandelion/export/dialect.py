@@ -7,6 +7,7 @@ all arithmetic is done in f32. Booleans are u8.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Sequence
@@ -15,27 +16,34 @@ from typing import Any
 from dandelion.blueprint import Access
 
 _TYPES = {
-    **{"bool": "u8", "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16"},
-    **{"int32": "i32", "uint32": "u32", "int64": "i64", "uint64": "u64"},
-    **{"float16": "u16", "bfloat16": "u16", "float32": "f32", "float64": "f64"},
+    "bool": "u8",
+    "int8": "i8",
+    "uint8": "u8",
+    "int16": "i16",
+    "uint16": "u16",
+    "int32": "i32",
+    "uint32": "u32",
+    "int64": "i64",
+    "uint64": "u64",
+    "float16": "u16",
+    "bfloat16": "u16",
+    "float32": "f32",
+    "float64": "f64",
 }
+_PLACES = {"g": "GROUP_ID", "l": "LOCAL_ID", "i": "GLOBAL_ID"}
 _FUNCTIONS = {"SQRT": "sqrt", "EXP2": "exp2", "LOG2": "log2", "SIN": "sin", "TRUNC": "trunc"}
 _SIGNATURE = re.compile(r"\A(?P<before>.*?)KERNEL void \w+\((?P<parameters>[^)]*)\) \{\n", re.S)
 
 
-def renderer(tinygrad: Any, threads: bool) -> Any:
-    """Make the renderer.
-
-    Args:
-        tinygrad: the package.
-        threads: blocks may have many threads.
-    """
+@functools.cache
+def renderer(tinygrad: Any) -> Any:
+    """Make the renderer, once; tinygrad keeps what it rendered."""
     cstyle = importlib.import_module("tinygrad.renderer.cstyle")
     target = importlib.import_module("tinygrad.helpers").Target.parse("NULL:OPENCL")
-    return _class(tinygrad, cstyle, threads)(target)
+    return _class(tinygrad, cstyle)(target)
 
 
-def _class(tinygrad: Any, cstyle: Any, threads: bool) -> Any:
+def _class(tinygrad: Any, cstyle: Any) -> Any:
     ops = importlib.import_module("tinygrad.uop.ops")
     dtypes, base = tinygrad.dtypes, cstyle.CStyleLanguage
     types = {getattr(dtypes, name): word for name, word in _TYPES.items()}
@@ -59,11 +67,16 @@ def _class(tinygrad: Any, cstyle: Any, threads: bool) -> Any:
         return f"{before}{types[x.dtype]} {self[x]}[{x.max_numel()}];"
 
     members = {
-        **{"kernel_typedef": "KERNEL void", "float4": "float4", "float4_style": ("(", ")")},
-        **{"barrier": "BARRIER();", "has_local": threads, "has_shared": threads},
-        **{"code_for_workitem": {"g": _place("GROUP_ID"), "l": _place("LOCAL_ID")}},
-        **{"global_max": (2**31 - 1, 65535, 65535), "local_max": (1024, 1024, 64)},
-        **{"type_map": types, "code_for_op": code, "_render_dtype": render_type},
+        "kernel_typedef": "KERNEL void",
+        "float4": "float4",
+        "float4_style": ("(", ")"),
+        "barrier": "BARRIER();",
+        "code_for_workitem": {n: _place(w) for n, w in _PLACES.items()},
+        "global_max": (2**31 - 1, 65535, 65535),
+        "local_max": (1024, 1024, 64),
+        "type_map": types,
+        "code_for_op": code,
+        "_render_dtype": render_type,
         "render_buffer": render_buffer,
         "extra_matcher": _halves(cstyle, ops, dtypes),
         "string_rewrite": _words(ops, dtypes) + cstyle.base_rewrite,

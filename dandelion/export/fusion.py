@@ -59,7 +59,9 @@ def stored(graph: Graph) -> frozenset[str]:
         if kinds[node.name] in (Kind.VIEW, Kind.SOURCE):
             # A view is needed where its users are; a heavy user stores what is below the view.
             needed |= {f"{user.name} reads" for user in users[node.name] if _is_heavy(kinds, user)}
-            kernels[node.name] = frozenset(needed | ({node.name} if node.name in results else set()))
+            kernels[node.name] = frozenset(
+                needed | ({node.name} if node.name in results else set())
+            )
             lengths[node.name] = length
             continue
         crossing = len(needed) > 1 or any(name.endswith(" reads") for name in needed)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
@@ -22,7 +22,15 @@ from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
 from dandelion.export.fusion import stored
 from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
-from dandelion.export.torch_graph import GETITEM, Argument, DType, Graph, Node, Reference, TensorType
+from dandelion.export.torch_graph import (
+    GETITEM,
+    Argument,
+    DType,
+    Graph,
+    Node,
+    Reference,
+    TensorType,
+)
 
 VERSION = "0.14"
 """The only version: schedules and code differ between versions."""
@@ -30,8 +38,18 @@ VERSION = "0.14"
 _DEVICE = "NULL"
 _ENVIRONMENT = {"DEV": "NULL:OPENCL", "NO_MEMORY_PLANNER": "1", "CACHELEVEL": "0"}
 _CONTEXT = {
-    **{"NO_MEMORY_PLANNER": 1, "DEBUG": 0, "BEAM": 0, "NOOPT": 0, "VIZ": 0, "PROFILE": 0},
-    **{"SPEC": 0, "IMAGE": 0, "WINO": 0, "TRACEMETA": 0, "NOLOCALS": 0, "TRANSCENDENTAL": 1},
+    "DEV": "NULL:OPENCL",
+    "NO_MEMORY_PLANNER": 1,
+    "DEBUG": 0,
+    "BEAM": 0,
+    "NOOPT": 0,
+    "VIZ": 0,
+    "PROFILE": 0,
+    "SPEC": 0,
+    "IMAGE": 0,
+    "WINO": 0,
+    "TRACEMETA": 0,
+    "TRANSCENDENTAL": 1,
 }
 _HALVES = ("float16", "bfloat16")
 
@@ -83,11 +101,11 @@ def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
         BackendUnavailable: tinygrad is not installed.
     """
     tinygrad = load()
-    with tinygrad.Context(**_CONTEXT):
+    with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
         values = _Values(tinygrad, graph)
         outputs = values.outputs()
         made = outputs[0].linear_with_vars(*outputs[1:])[0]
-        return _Reader(tinygrad, graph, values, outputs, threads).kernels(made)
+        return _Reader(tinygrad, graph, values, outputs).kernels(made)
 
 
 class _Tensors:
@@ -123,7 +141,6 @@ class _Values:
         self.graph = graph
         self.given: dict[str, Tensor] = {}  # inputs and constants, as kernels read them
         self.values: dict[str, Any] = {}
-        self.roots: dict[str, str] = {}  # what a view is a view of
         self.inputs: dict[str, TensorType] = {}
         for name, found in graph.inputs.items():
             self.inputs[name] = _outside(found)
@@ -132,10 +149,11 @@ class _Values:
             kept = constant.type.dtype
             kind = TensorType(constant.type.shape, "uint8" if kept == "bool" else kept)
             self.give(name, kind, kept)
-        kept_nodes = stored(graph)
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.kept = stored(graph)
         for node in graph.nodes:
             made = self.apply(node)
-            if node.name in kept_nodes:
+            if node.name in self.kept:
                 made = [None if one is None else one.contiguous() for one in made]
             self.values[node.name] = made
 
@@ -144,7 +162,6 @@ class _Values:
         dtype = self.tensors.type(found.dtype)
         tensor = tinygrad.Tensor.empty(*found.shape, dtype=dtype, device=_DEVICE)
         self.given[name] = tensor
-        self.roots[name] = name
         if wanted == "bool":
             tensor = tensor != 0
         self.values[name] = [tensor.cast(self.tensors.type(wanted))]
@@ -183,8 +200,8 @@ class _Values:
         assert isinstance(at, int)
         found = self.values[source.name][at]
         if found is None:
-            origin = next(n for n in self.graph.nodes if n.name == source.name)
-            raise InvalidFunction((_problem(origin, f"result {at}"),))
+            message = f"use of its result {at}"
+            raise InvalidFunction((_problem(self.nodes[source.name], message),))
         return found
 
     def value(self, argument: Argument, node: Node, rule: Rule) -> Any:
@@ -208,10 +225,9 @@ class _Values:
 
     def root(self, name: str) -> str:
         """The value that a chain of views begins with."""
-        nodes = {n.name: n for n in self.graph.nodes}
-        while name in nodes:
-            inputs = list(nodes[name].inputs())
-            if name in stored(self.graph) or not inputs:
+        while name in self.nodes and name not in self.kept:
+            inputs = list(self.nodes[name].inputs())
+            if not inputs:
                 return name
             name = inputs[0]
         return name
@@ -256,9 +272,8 @@ class _Reader:
     """Reads a schedule into records."""
 
     def __init__(
-        self, tinygrad: Any, graph: Graph, values: _Values, outputs: Sequence[Tensor], threads: bool
+        self, tinygrad: Any, graph: Graph, values: _Values, outputs: Sequence[Tensor]
     ) -> None:
-        self.tinygrad = tinygrad
         self.graph = graph
         self.values = values
         self.names: dict[Any, str] = {}  # of buffers
@@ -269,7 +284,7 @@ class _Reader:
             self.names[tensor.uop.buf_uop] = name
             self.outputs[name] = TensorType(tuple(tensor.shape), _name(tensor))
         self.sizes: dict[str, int] = {n: t.size_bytes for n, t in self.outputs.items()}
-        self.renderer = dialect.renderer(tinygrad, threads)
+        self.renderer = dialect.renderer(tinygrad)
         self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}
 
     def kernels(self, linear: Any) -> Kernels:

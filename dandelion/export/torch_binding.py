@@ -14,11 +14,13 @@ import operator
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dandelion.arrays import Array
+from dandelion.data import SetSpec
 from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem
 from dandelion.export.torch_graph import (
     GETITEM,
@@ -271,7 +273,8 @@ def _array(torch: Any, tensor: Any) -> Array:
 def _place(node: Any) -> str:
     """The innermost line of the user's own code that a node comes from."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    own = [f for f in frames if "/torch/" not in f["file"].replace("\\", "/")]
+    home = str(Path(load().__file__).parent)
+    own = [f for f in frames if not f["file"].startswith(home)]
     chosen = (own or frames)[-1:]
     return f"{chosen[0]['file']}:{chosen[0]['line']}" if chosen else f"node {node.name}"
 
@@ -287,22 +290,43 @@ def reference_outputs(
 ) -> dict[str, Array]:
     """Run a module in double precision on the processor.
 
+    It is its graph that runs, with each conversion to a shorter type made one to double precision.
+
     Args:
-        module: as for `graph_of`.
-        examples: arguments of the call.
+        module, examples: as for `graph_of`.
         names: of the tensors that it returns.
     """
     torch = load()
-    run: Any = module.module() if isinstance(module, torch.export.ExportedProgram) else module
-    copy: Any = importlib.import_module("copy").deepcopy(run).double()
-    tree = torch.utils._pytree
-    wide = tree.tree_map(
-        lambda one: one.double() if isinstance(one, torch.Tensor) and one.is_floating_point() else one,
-        tuple(examples),
-    )
+    program = _program(torch, module, tuple(examples))
+    narrow = (torch.float16, torch.bfloat16, torch.float32)
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.double()
+        return value
+
+    body = program.graph_module
+    for node in body.graph.nodes:
+        node.args = torch.fx.node.map_aggregate(node.args, lambda one: _widened(torch, one, narrow))
+        node.kwargs = torch.fx.node.map_aggregate(
+            node.kwargs, lambda one: _widened(torch, one, narrow)
+        )
+    given = iter(torch.utils._pytree.tree_leaves(tuple(examples)))
+    kinds = torch.export.graph_signature.InputKind
+    values = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == kinds.USER_INPUT:
+            values.append(wide(next(given)))
+        else:
+            found = program.state_dict.get(spec.target)
+            values.append(wide(program.constants[spec.target] if found is None else found))
     with torch.no_grad():
-        found = tree.tree_leaves(copy(*wide))
-    return {name: _array(torch, one) for name, one in zip(names, found, strict=True)}
+        results = torch.fx.Interpreter(body).run(*values)
+    return {name: _array(torch, one) for name, one in zip(names, results, strict=True)}
+
+
+def _widened(torch: Any, value: Any, narrow: tuple[Any, ...]) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in narrow else value
 
 
 def example_arrays(examples: Sequence[object], names: Sequence[str]) -> dict[str, Array]:
@@ -311,3 +335,26 @@ def example_arrays(examples: Sequence[object], names: Sequence[str]) -> dict[str
     leaves = torch.utils._pytree.tree_leaves(tuple(examples))
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     return {name: _array(torch, one) for name, one in zip(names, tensors, strict=True)}
+
+
+def is_module(value: object) -> bool:
+    """Tell whether `graph_of` takes it."""
+    torch = load()
+    return isinstance(value, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def example_tensors(specs: Sequence[SetSpec]) -> tuple[object, ...]:
+    """Make tensors of given types: random normal numbers, zeros for integers, true for booleans.
+
+    Args:
+        specs: each with an element type and a fixed shape.
+    """
+    torch = load()
+    made = []
+    for spec in specs:
+        dtype, shape = getattr(torch, spec.dtype or ""), spec.shape or ()
+        if dtype.is_floating_point:
+            made.append(torch.randn(shape).to(dtype))
+        else:
+            made.append(torch.full(shape, dtype == torch.bool, dtype=dtype))
+    return tuple(made)

@@ -16,6 +16,7 @@ import dandelion.export.aten_layers
 import dandelion.export.aten_pointwise
 import dandelion.export.aten_shape  # noqa: F401  # fills the table
 from dandelion.blueprint import Blueprint, scalar
+from dandelion.blueprint.builder import ArgumentLike
 from dandelion.data import SetSpec
 from dandelion.documents import FunctionDocument, StaticValue, gpu_function
 from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
@@ -102,9 +103,12 @@ def export_module(
     began = time.monotonic()
     graph = torch_binding.graph_of(module, example_inputs, outputs)
     _check(graph)
-    counted = Counter(n.operator.removeprefix("aten.") for n in graph.nodes if n.operator != GETITEM)
-    kernels = tinygrad_binding.kernels_of(folded(graph), device == "gpu")
+    counted = Counter(
+        n.operator.removeprefix("aten.") for n in graph.nodes if n.operator != GETITEM
+    )
+    read = {name for node in graph.nodes for name in node.inputs()}
     made = folded(graph)
+    kernels = tinygrad_binding.kernels_of(made, device == "gpu")
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
     text = _blueprint(name, kernels, weights)
@@ -121,7 +125,7 @@ def export_module(
     )  # fmt: skip
     report = ExportReport(
         dict(counted), len(kernels.sources), len(kernels.launches),
-        sum(c.type.size_bytes for n, c in graph.constants.items()),
+        sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
         weights.size_bytes,
         sum(kernels.buffers.values()) + sum(t.size_bytes for t in kernels.inputs.values()),
         len(source) + len(text), time.monotonic() - began,
@@ -145,12 +149,11 @@ def _check(graph: Graph) -> None:
             )
         )
     for kind, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        for name, found in names.items():
+        for name in names:
             if not _IDENTIFIER.fullmatch(name):
                 raise InvalidInput(f"{kind}.{name}", "it is not an identifier", "name the outputs")
             if kind == "outputs" and name in graph.inputs:
                 raise InvalidInput(f"outputs.{name}", "an input has this name", "name the outputs")
-            del found
     for name, kind_of in graph.inputs.items():
         if not kind_of.elements:
             problems.append(Problem("empty", "it has no elements", f"inputs.{name}"))
@@ -170,7 +173,7 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
     for kernel in kernels.sources:
         built.kernel(kernel.name, access=_access(kernel))
     for launch in kernels.launches:
-        arguments: list[object] = []
+        arguments: list[ArgumentLike] = []
         for buffer, offset in zip(launch.buffers, sources[launch.kernel].offset, strict=True):
             group, place = weights.places.get(buffer, (buffer, 0))
             arguments.append(built[group])

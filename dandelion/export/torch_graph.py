@@ -14,8 +14,16 @@ from typing import TypeAlias
 from dandelion.arrays import Array
 
 ITEM_BYTES = {
-    **{"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8},
-    **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8},
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
 }
 """Element types that can be exported, by torch's names, with their sizes."""
 
@@ -55,7 +63,7 @@ class DType:
 
 
 Argument: TypeAlias = (
-    "Reference | DType | bool | int | float | str | None | tuple[Argument, ...]"  # nested lists
+    "Reference | DType | bool | int | float | str | tuple[Argument, ...] | None"  # nested lists
 )
 
 

@@ -1,0 +1,166 @@
+"""``dandelion export``: a PyTorch module as a function, in a file or folder for ``register``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dandelion.arrays import Array
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import load_module
+from dandelion.data import SetSpec
+from dandelion.documents import RegistrationDocument, content, set_spec
+from dandelion.errors import BackendUnavailable, InvalidInput, nearest
+from dandelion.export.report import ExportReport
+from dandelion.export.torch_binding import (
+    example_arrays,
+    example_tensors,
+    is_module,
+    reference_outputs,
+)
+from dandelion.export.torch_document import ExportedModule, export_module
+from dandelion.node import Node
+from dandelion.settings import Settings
+
+_BACKENDS = "cuda|hip|opencl"
+_MIB = 1 << 20
+_ENCODERS: Mapping[str, Callable[[RegistrationDocument], bytes]] = {
+    ".json": msgspec.json.encode,
+    ".msgpack": msgspec.msgpack.encode,
+}
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What was written."""
+
+    name: str
+    files: tuple[str, ...]
+    report: ExportReport
+    not_checked: str = ""
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Export one module."""
+    module, examples = _model(arguments.source, arguments.inputs)
+    name = arguments.name or arguments.source.rpartition(":")[2]
+    labels = arguments.outputs.split(",") if arguments.outputs else None
+    made = export_module(name, module, examples, outputs=labels, device=arguments.device)
+    report, reason = made.report, "not asked for"
+    if not arguments.no_check:
+        report, reason = _checked(made, module, examples)
+    path = arguments.output or Path(name)
+    files = _write(path, made, report)
+    if out.as_json:
+        out.document(Exported(name, tuple(map(str, files)), report, reason))
+        return 0
+    for line in report.lines():
+        out.line(line)
+    if reason:
+        out.line(f"errors were not measured: {reason}")
+    out.line(f"written: {', '.join(map(str, files))}")
+    return 0
+
+
+def _model(source: str, inputs: Sequence[str]) -> tuple[object, Sequence[object]]:
+    """Find the module, and its example inputs.
+
+    Args:
+        source: ``FILE:NAME``; the name is that of a module, or of a function that makes a module,
+            or a module and its inputs.
+        inputs: types of the inputs, ``float32[1, 3, 224, 224]``, if the function gives none.
+    """
+    file, colon, name = source.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        raise WrongUsage(source, "it is not FILE:NAME", "write it like models.py:resnet50")
+    path = Path(file)
+    if not path.is_file():
+        raise WrongUsage(file, "no such file")
+    names = vars(load_module(path.stem, path))
+    if name not in names:
+        close = nearest(name, names)
+        hint = f"did you mean '{close}'?" if close else ""
+        raise InvalidInput(source, f"the file has no '{name}'", hint)
+    found = names[name]
+    given: Sequence[object] | None = None
+    if callable(found) and not is_module(found):
+        found = found()
+    if isinstance(found, tuple) and len(found) == 2:
+        found, given = found
+    if inputs:
+        given = example_tensors([_input(text) for text in inputs])
+    if given is None:
+        hint = "give --inputs TYPE ..., or return (module, inputs)"
+        raise InvalidInput(source, "its inputs are not known", hint)
+    return found, tuple(given)
+
+
+def _input(text: str) -> SetSpec:
+    spec = set_spec(f"input: {text}")
+    if spec.shape is None or any(size < 1 for size in spec.shape):
+        raise InvalidInput("--inputs", f"'{text}' has no fixed shape", "write float32[1, 3, 8, 8]")
+    return spec
+
+
+def _checked(
+    made: ExportedModule, module: object, examples: Sequence[object]
+) -> tuple[ExportReport, str]:
+    """Run the function here and compare; returns why not if there is no device."""
+    arrays = example_arrays(examples, made.inputs)
+    try:
+        found = _called(made, arrays)
+    except BackendUnavailable as error:
+        return made.report, str(error)
+    expected = reference_outputs(module, examples, made.outputs)
+    return made.report.with_errors(found, expected), ""
+
+
+def _called(made: ExportedModule, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    report = made.report
+    arena = 4 * (report.static_bytes + report.buffer_bytes) + 256 * _MIB
+    settings = Settings(backends=(_BACKENDS,), arena_bytes=arena, default_deadline_s=600)
+    with Node(settings) as node:
+        node.register(made.function)
+        inputs: dict[str, Any] = dict(arrays)  # the names of options are not among them
+        results = node.invoke(made.function.name, **inputs)
+        found = {name: results[name] for name in made.outputs}
+        return {name: items.numpy().copy() for name, items in found.items() if items}
+
+
+def _write(path: Path, made: ExportedModule, report: ExportReport) -> list[Path]:
+    """Write the document; in a folder also its parts, to be read."""
+    document = RegistrationDocument(functions=(made.function,))
+    encode = _ENCODERS.get(path.suffix)
+    if encode is not None:
+        return [_replace(path, encode(document))]
+    if path.suffix:
+        raise InvalidInput(str(path), "an unknown suffix", "use .msgpack or .json, or a folder")
+    name = made.function.name
+    (code,) = made.function.code
+    parts = {
+        f"{name}.msgpack": msgspec.msgpack.encode(document),
+        "report.txt": "\n".join([*report.lines(), ""]).encode(),
+        "sources/blueprint.json": content(code.main).bytes(),
+        **{f"sources/{file}": content(text).bytes() for file, text in code.files.items()},
+    }
+    return [_replace(path / file, data) for file, data in parts.items()]
+
+
+def _replace(path: Path, data: bytes) -> Path:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
