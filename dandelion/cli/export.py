@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from dandelion.arrays import Array
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.cli.sources import load_module
-from dandelion.data import SetSpec
+from dandelion.data import SetSpec, item_set
 from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
 from dandelion.export.report import ExportReport
@@ -126,8 +125,8 @@ def _called(made: ExportedModule, arrays: Mapping[str, Array]) -> dict[str, Arra
     settings = Settings(backends=(_BACKENDS,), arena_bytes=arena, default_deadline_s=600)
     with Node(settings) as node:
         node.register(made.function)
-        inputs: dict[str, Any] = dict(arrays)  # the names of options are not among them
-        results = node.invoke(made.function.name, **inputs)
+        sets = {name: item_set(name, array) for name, array in arrays.items()}
+        results = node.invoke_sets(made.function.name, sets).sets
         found = {name: results[name] for name in made.outputs}
         return {name: items.numpy().copy() for name, items in found.items() if items}
 

@@ -330,6 +330,20 @@ def _logsumexp(step: Step, x: Tensor, axes: Any, keepdim: bool = False) -> Tenso
     return x.logsumexp(_axes(x, axes), keepdim=keepdim)
 
 
+@rule("linalg_vector_norm", kind=_HEAVY)
+def _vector_norm(
+    step: Step, x: Tensor, order: float = 2, axes: Any = None, keepdim: bool = False, **_: Any
+) -> Tensor:
+    chosen = _axes(x, axes)
+    if order == math.inf:
+        return x.abs().max(chosen, keepdim=keepdim)
+    if order == 1:
+        return x.abs().sum(chosen, keepdim=keepdim)
+    if order != 2:
+        raise NotSupported(f"the norm of order {order}")
+    return (x * x).sum(chosen, keepdim=keepdim).sqrt()
+
+
 @rule("topk", kind=_HEAVY, promote=False)
 def _topk(
     step: Step, x: Tensor, count: int, dimension: int = -1, largest: bool = True, *_: Any

@@ -37,11 +37,10 @@ def folded(graph: Graph) -> Graph:
     made: dict[str, Node] = {}
     norms: set[str] = set()
     for node in graph.nodes:
-        if node.operator == GETITEM and isinstance(node.arguments[0], Reference):
-            if node.arguments[0].name in norms and node.arguments[1] == 0:
-                origin = made[node.arguments[0].name]
-                made[node.name] = _alias(node, origin)
-                continue
+        origin = node.arguments[0] if node.operator == GETITEM else None
+        if isinstance(origin, Reference) and origin.name in norms and node.arguments[1] == 0:
+            made[node.name] = _alias(node, made[origin.name])
+            continue
         scaled = _factors(node, constants) if node.operator == _NORM else None
         if scaled is None:
             made[node.name] = node

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
+from dandelion.export.aten_shape import keeps_order
 from dandelion.export.fusion import stored
 from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
 from dandelion.export.torch_graph import (
@@ -104,7 +105,8 @@ def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
     with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
         values = _Values(tinygrad, graph)
         outputs = values.outputs()
-        made = outputs[0].linear_with_vars(*outputs[1:])[0]
+        first, *rest = (tensor for tensor, _ in outputs.values())
+        made = first.linear_with_vars(*rest)[0]
         return _Reader(tinygrad, graph, values, outputs).kernels(made)
 
 
@@ -224,19 +226,19 @@ class _Values:
         return self.tensors.cast(tensor, "float32" if dtype in _HALVES else dtype)
 
     def root(self, name: str) -> str:
-        """The value that a chain of views begins with."""
-        while name in self.nodes and name not in self.kept:
-            inputs = list(self.nodes[name].inputs())
-            if not inputs:
+        """The value whose memory a value would have if it were not copied."""
+        while (node := self.nodes.get(name)) and name not in self.kept:
+            source = next(node.inputs(), None)
+            if source is None or not (node.operator == GETITEM or keeps_order(node.operator)):
                 return name
-            name = inputs[0]
+            name = source
         return name
 
-    def outputs(self) -> list[Tensor]:
+    def outputs(self) -> dict[str, tuple[Tensor, TensorType]]:
         """The results, each in memory of its own."""
         taken = set(self.given)
-        made = []
-        for name in self.graph.outputs.values():
+        made = {}
+        for label, name in self.graph.outputs.items():
             tensor = self.values[name][0]
             kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
             tensor = self.tensors.cast(tensor, kind.dtype).contiguous()
@@ -244,7 +246,7 @@ class _Values:
             if root in taken:  # a copy in two steps, since a plain one would be left out
                 tensor = tensor.reshape((-1,)).flip(0).contiguous().flip(0).contiguous()
             taken.add(root)
-            made.append(tensor)
+            made[label] = (tensor, kind)
         return made
 
 
@@ -272,17 +274,20 @@ class _Reader:
     """Reads a schedule into records."""
 
     def __init__(
-        self, tinygrad: Any, graph: Graph, values: _Values, outputs: Sequence[Tensor]
+        self,
+        tinygrad: Any,
+        graph: Graph,
+        values: _Values,
+        outputs: Mapping[str, tuple[Tensor, TensorType]],
     ) -> None:
         self.graph = graph
         self.values = values
         self.names: dict[Any, str] = {}  # of buffers
-        self.outputs: dict[str, TensorType] = {}
+        self.outputs = {name: kind for name, (_, kind) in outputs.items()}
         for name, tensor in values.given.items():
             self.names[tensor.uop.buf_uop] = name
-        for name, tensor in zip(graph.outputs, outputs, strict=True):
+        for name, (tensor, _) in outputs.items():
             self.names[tensor.uop.buf_uop] = name
-            self.outputs[name] = TensorType(tuple(tensor.shape), _name(tensor))
         self.sizes: dict[str, int] = {n: t.size_bytes for n, t in self.outputs.items()}
         self.renderer = dialect.renderer(tinygrad)
         self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}

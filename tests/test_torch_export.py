@@ -1,0 +1,304 @@
+"""PyTorch modules as functions: whole models, element types, what is refused, the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the extra 'export' is not installed")
+pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
+
+import torch
+from dandelion.backends.gpu.plan import plan
+from torch import nn
+from torch.nn import functional
+
+from dandelion.blueprint import Access, parse_blueprint
+from dandelion.cli.main import main
+from dandelion.documents import RegistrationDocument, content
+from dandelion.errors import InvalidFunction, InvalidInput
+from dandelion.export import ExportedModule, export_module, torch_function
+from dandelion.node import Node
+from tests import torch_models
+from tests.torch_calls import SETTINGS, call, compared
+
+ERROR = 1e-4
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(SETTINGS) as made:
+        yield made
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", torch_models.MODELS)
+def test_a_model_computes_what_torch_does(node: Node, name: str) -> None:
+    module, examples = torch_models.model(name, torch_models.SMALL)
+    device = "cpu" if name in ("resnet18", "lstm") else "gpu"
+    _, report, _ = compared(node, module, examples, device)
+    assert max(report.errors.values()) <= ERROR
+    assert report.launches >= report.kernels > 0
+
+
+class Typed(nn.Module):
+    """A network of one element type with float32 at its ends."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.dtype = dtype
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 6))
+        self.body.to(dtype)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x.to(self.dtype)).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "outside"),
+    [
+        (torch.float16, 2e-3, "float16"),
+        (torch.bfloat16, 2e-2, "float32"),
+        (torch.float64, 1e-6, "float64"),
+    ],
+)
+def test_element_types(node: Node, dtype: torch.dtype, error: float, outside: str) -> None:
+    made, report, found = compared(node, Typed(dtype).eval(), (X.to(dtype),))
+    assert report.errors["output"] <= error
+    assert found["output"].dtype.name == outside
+    assert made.function.inputs[0].dtype == outside  # type: ignore[union-attr]
+    weights = [spec.name for spec in made.function.inputs[1:]]  # type: ignore[union-attr]
+    assert weights == [f"weights_{str(dtype).removeprefix('torch.')}"]
+
+
+class Masked(nn.Module):
+    def forward(self, x: Any, mask: Any, ids: Any) -> Any:
+        return {"kept": x.masked_fill(mask, 0.0), "any": mask & (ids > 2), "next": ids + 1}
+
+
+def test_booleans_and_integers(node: Node) -> None:
+    examples = (X, X > 0, torch.arange(24, dtype=torch.int32).reshape(4, 6))
+    made, report, found = compared(node, Masked().eval(), examples)
+    assert made.outputs == ("kept", "any", "next")
+    assert not any(report.errors.values())
+    assert [found[n].dtype.name for n in made.outputs] == ["float32", "uint8", "int32"]
+    odd = {"x": X.numpy(), "mask": np.full((4, 6), 7, np.uint8), "ids": examples[2].numpy()}
+    strange = call(node, made.function, odd)  # every byte but 0 is true
+    assert not strange["kept"].any()
+    assert strange["any"].max() == 1
+
+
+# --- the document -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network() -> ExportedModule:
+    module, examples = torch_models.model("resnet50", torch_models.SMALL)
+    return export_module("network", module, examples)
+
+
+def test_temporary_buffers_share_memory() -> None:
+    net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12))).eval()
+    made = export_module("chain", net, (torch.ones(64, 256),))
+    (code,) = made.function.code
+    config = parse_blueprint(content(code.main).bytes())
+    weights = made.report.static_bytes
+    sizes = {"input": 64 * 256 * 4, "weights_float32": weights}
+    pool = plan(config, sizes, lambda buffer, index: 0).pool_bytes
+    assert made.report.buffer_bytes == 13 * 64 * 256 * 4
+    assert pool - weights <= 4 * 64 * 256 * 4
+
+
+def test_buffers_are_written_before_they_are_read(network: ExportedModule) -> None:
+    (code,) = network.function.code
+    config = parse_blueprint(content(code.main).bytes())
+    kernels = {kernel.name: kernel for kernel in config.kernels}
+    filled = {*config.blueprint.inputs, *config.blueprint.weights}
+    for action in config.blueprint.control_flow:
+        pointers = [
+            (argument.buffer, way)
+            for argument, way in zip(action.args, kernels[action.kernel].access, strict=True)
+            if way is not Access.VALUE
+        ]
+        assert all(buffer in filled for buffer, way in pointers if way is not Access.WRITE)
+        filled |= {buffer for buffer, way in pointers if way is Access.WRITE}
+    assert set(config.blueprint.outputs) <= filled
+
+
+def test_no_torch_in_the_document(network: ExportedModule) -> None:
+    (code,) = network.function.code
+    assert code.format == "blueprint"
+    assert list(code.files) == ["network.c"]
+    text = content(code.files["network.c"]).bytes().decode()
+    assert text.count('#include "dandelion.h"') == 1
+    for word in ("float4", "__kernel", "get_global_id", "threadIdx", "half", "double"):
+        assert word not in text
+
+
+def test_the_same_module_gives_the_same_document(network: ExportedModule) -> None:
+    module, examples = torch_models.model("resnet50", torch_models.SMALL)
+    assert torch_function("network", module, examples) == network.function
+
+
+def test_batch_normalisation_goes_into_weights(network: ExportedModule) -> None:
+    assert network.report.operators["_native_batch_norm_legit_no_training.default"] > 0
+    assert network.report.launches <= network.report.operators["convolution.default"] + 4
+
+
+def test_equal_weights_are_stored_once() -> None:
+    linear = nn.Linear(64, 64, bias=False)
+    made = export_module(
+        "tied", nn.Sequential(linear, nn.ReLU(), linear).eval(), (torch.ones(1, 64),)
+    )
+    assert made.report.static_bytes == 64 * 64 * 4
+
+
+def test_names_of_outputs(node: Node) -> None:
+    class Pair(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1, x * 2
+
+    made = export_module("pair", Pair().eval(), (X,))
+    assert made.outputs == ("output_0", "output_1")
+    made = export_module("pair", Pair().eval(), (X,), outputs=["more", "twice"])
+    found = call(node, made.function, {"x": X.numpy()})
+    assert np.array_equal(found["twice"], 2 * X.numpy())
+    with pytest.raises(InvalidInput, match="outputs"):
+        export_module("pair", Pair().eval(), (X,), outputs=["one"])
+    with pytest.raises(InvalidInput, match="an input has this name"):
+        export_module("pair", Pair().eval(), (X,), outputs=["x", "y"])
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+class Unsupported(nn.Module):
+    def forward(self, x: Any) -> Any:
+        y = torch.linalg.det(x[:, :4])
+        return torch.special.bessel_j0(y) + torch.linalg.eigvals(x[:, :4]).abs()
+
+
+def test_operators_that_are_missing_are_named_with_their_lines() -> None:
+    with pytest.raises(InvalidFunction) as caught:
+        export_module("no", Unsupported().eval(), (X,))
+    problems = {p.message.split()[1]: p for p in caught.value.problems}
+    assert "aten.special_bessel_j0.default" in problems
+    file, _, line = problems["aten.special_bessel_j0.default"].where.rpartition(":")
+    assert file == __file__
+    assert "bessel_j0" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert len(problems) >= 3
+
+
+def refused(forward: Any, *examples: Any) -> str:
+    module = type("Refused", (nn.Module,), {"forward": forward})().eval()
+    with pytest.raises(InvalidFunction) as caught:
+        export_module("no", module, examples or (X,))
+    return str(caught.value)
+
+
+def test_what_functions_cannot_do_is_refused() -> None:
+    assert "changes" in refused(lambda self, x: x.add_(1))
+    assert "torch-export" in str(_codes(lambda self, x: x if x.sum() > 0 else -x))
+    assert "aten.rand" in refused(lambda self, x: x + torch.rand(4, 6))
+    assert "result" in refused(
+        lambda self, x: functional.max_pool2d(x[None, None], 2, return_indices=True)
+    )
+    assert "complex" in refused(lambda self, x: torch.fft.fft(x).abs())
+
+
+def _codes(forward: Any) -> list[str]:
+    module = type("Refused", (nn.Module,), {"forward": forward})().eval()
+    with pytest.raises(InvalidFunction) as caught:
+        export_module("no", module, (X,))
+    return [problem.code for problem in caught.value.problems]
+
+
+def test_training_mode_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="eval"):
+        export_module("no", nn.Dropout(), (X,))
+    with pytest.raises(InvalidInput, match="not a torch"):
+        export_module("no", "module", (X,))
+    with pytest.raises(InvalidInput, match="gpu or cpu"):
+        export_module("no", nn.ReLU().eval(), (X,), device="tpu")
+
+
+# --- the binding --------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys, torch
+{first}
+before = dict(os.environ)
+from dandelion.export import torch_function
+made = torch_function("relu", torch.nn.ReLU().eval(), (torch.ones(3, 5),))
+assert dict(os.environ) == before
+sys.stdout.write(made.code[0].files["relu.c"].text)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import tinygrad; tinygrad.Tensor([1.0])"])
+def test_the_environment_stays_as_it_was(first: str) -> None:
+    variables = {**os.environ, "DEBUG": "0", "BEAM": "2"}
+    text = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(first=first)],
+        env=variables, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert text.count("KERNEL void") == 1
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], node: Node) -> None:
+    file = tmp_path / "tiny.py"
+    file.write_text(
+        "import torch\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()).eval()\n"
+        "def made():\n    return net, (torch.ones(2, 4),)\n"
+    )
+    folder = tmp_path / "out"
+    assert main(["export", f"{file}:made", "--name", "tiny", "-o", str(folder), "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["report"]["errors"]["output"] < ERROR
+    data = (folder / "tiny.msgpack").read_bytes()
+    document = msgspec.msgpack.decode(data, type=RegistrationDocument)
+    assert document.functions[0].name == "tiny"
+    assert main(["check", str(folder)]) == 0
+    again = tmp_path / "tiny.json"
+    arguments = ["--inputs", "float32[2, 4]", "--no-check", "-o", str(again), "--outputs", "y"]
+    assert main(["export", f"{file}:net", *arguments]) == 0
+    (function,) = msgspec.json.decode(again.read_bytes(), type=RegistrationDocument).functions
+    assert [spec.name for spec in function.outputs] == ["y"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{file}"], 2, "FILE:NAME"),
+        (["{file}:nte"], 1, "did you mean 'net'"),
+        (["{file}:net"], 1, "--inputs"),
+        (["{file}:net", "--inputs", "float32[?, 4]"], 1, "no fixed shape"),
+        (["{file}:net", "--inputs", "float32[2, 4]", "--no-check", "-o", "a.txt"], 1, "suffix"),
+    ],
+)
+def test_wrong_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    file = tmp_path / "tiny.py"
+    file.write_text("import torch\nnet = torch.nn.Linear(4, 3).eval()\n")
+    assert main(["export", *(a.format(file=file) for a in arguments)]) == code
+    assert message in capfd.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["tiny.py"]

@@ -1,0 +1,35 @@
+"""Exported modules on a node with OpenCL, beside torch in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dandelion.data import item_set
+from dandelion.documents import FunctionDocument
+from dandelion.export import ExportedModule, ExportReport, export_module
+from dandelion.export.torch_binding import example_arrays, reference_outputs
+from dandelion.node import Node, Settings
+
+Array = npt.NDArray[np.generic]
+SETTINGS = Settings(backends=("opencl",), arena_bytes=256 << 20)
+
+
+def call(node: Node, function: FunctionDocument, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Register a function, call it, and remove it."""
+    node.register(function)
+    sets = {name: item_set(name, array) for name, array in inputs.items()}
+    outputs = node.invoke_sets(function.name, sets).sets
+    return {name: items.numpy().copy() for name, items in outputs.items() if items is not None}
+
+
+def compared(
+    node: Node, module: object, examples: Sequence[object], device: str = "gpu"
+) -> tuple[ExportedModule, ExportReport, dict[str, Array]]:
+    """Export a module and call it; returns its outputs and a report with their errors."""
+    made = export_module("exported", module, examples, device=device)
+    found = call(node, made.function, example_arrays(examples, made.inputs))
+    expected = reference_outputs(module, examples, made.outputs)
+    return made, made.report.with_errors(found, expected), found
