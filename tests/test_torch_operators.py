@@ -150,7 +150,10 @@ LAYERS: dict[str, Case] = {
         lambda x, w: functional.conv2d(x, w, groups=4, padding="same"),
         (IMAGE, WEIGHT[:4, :1].repeat(2, 1, 1, 1)),
     ),
-    "conv_one": (lambda x, w: functional.conv1d(x, w, padding=2), (IMAGE[0], WEIGHT[:, :, 0])),
+    "conv_one": (
+        lambda x, w: functional.conv1d(x, w, padding=2),
+        (IMAGE[:, :, 0], WEIGHT[:, :, 0]),
+    ),
     "conv_three": (
         lambda x, w: functional.conv3d(x[None], w[None]),
         (IMAGE, WEIGHT[:2, :2].permute(1, 0, 2, 3)),

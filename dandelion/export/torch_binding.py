@@ -53,7 +53,10 @@ def load() -> Any:
 
 
 def graph_of(
-    module: object, examples: Sequence[object], outputs: Sequence[str] | None = None
+    module: object,
+    examples: Sequence[object],
+    outputs: Sequence[str] | None = None,
+    inputs: Sequence[str] | None = None,
 ) -> Graph:
     """Follow one call of a module.
 
@@ -61,6 +64,7 @@ def graph_of(
         module: a `torch.nn.Module` in evaluation mode, or a program of `torch.export`.
         examples: arguments of the call; tensors, or nested lists and dicts of them.
         outputs: names of the tensors that the call returns, in order.
+        inputs: names of the tensors among the arguments, in order.
 
     Raises:
         InvalidInput: it is not a module, is in training mode, or the names do not fit.
@@ -78,7 +82,7 @@ def graph_of(
         for found in [one for one in table if str(one) == _WHOLE]:
             table.pop(found)
         program = program.run_decompositions(table)
-    return _Reader(torch, program).graph(outputs)
+    return _Reader(torch, program, inputs).graph(outputs)
 
 
 def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
@@ -128,12 +132,29 @@ def _refused(torch: Any, program: Any) -> Iterator[Problem]:
 class _Reader:
     """Reads a program's graph into records."""
 
-    def __init__(self, torch: Any, program: Any) -> None:
+    def __init__(self, torch: Any, program: Any, inputs: Sequence[str] | None) -> None:
         self.torch = torch
         self.program = program
+        self.renamed = self.labelled(inputs)
         self.kinds = torch.export.graph_signature.InputKind
         self.problems: list[Problem] = []
         self.values: dict[str, Argument] = {}  # placeholders that are plain numbers
+
+    def labelled(self, labels: Sequence[str] | None) -> dict[str, str]:
+        """New names of the inputs, by those that torch gave them."""
+        if labels is None:
+            return {}
+        kind = self.torch.export.graph_signature.InputKind.USER_INPUT
+        nodes = {n.name: n for n in self.program.graph.nodes}
+        found = [s.arg.name for s in self.program.graph_signature.input_specs if s.kind == kind]
+        tensors = [n for n in found if isinstance(nodes[n].meta.get("val"), self.torch.Tensor)]
+        if len(labels) != len(tensors) or len(set(labels)) != len(labels):
+            message = f"the call has {len(tensors)} tensors, and the names are {list(labels)}"
+            raise InvalidInput("inputs", message, "give each a name of its own")
+        for label in labels:
+            if label in nodes and label not in tensors:
+                raise InvalidInput(f"inputs.{label}", "a value of the graph has this name")
+        return dict(zip(tensors, labels, strict=True))
 
     def graph(self, names: Sequence[str] | None) -> Graph:
         inputs: dict[str, TensorType] = {}
@@ -157,7 +178,8 @@ class _Reader:
     def user_input(self, argument: Any, node: Any, inputs: dict[str, TensorType]) -> None:
         value = node.meta.get("val")
         if isinstance(value, self.torch.Tensor):
-            inputs[argument.name] = self.type(value, f"input {argument.name}")
+            name = self.renamed.get(argument.name, argument.name)
+            inputs[name] = self.type(value, f"input {name}")
         else:
             self.values[argument.name] = value if isinstance(value, int | float | str) else None
 
@@ -212,7 +234,9 @@ class _Reader:
         match value:
             case torch.fx.Node():
                 name = value.name
-                return self.values[name] if name in self.values else Reference(name)
+                if name in self.values:
+                    return self.values[name]
+                return Reference(self.renamed.get(name, name))
             case torch.dtype():
                 return DType(str(value).removeprefix("torch."))
             case list() | tuple():
@@ -250,7 +274,8 @@ class _Reader:
         if len(labels) != len(values) or len(set(labels)) != len(labels):
             message = f"the module returns {len(values)} tensors, and the names are {labels}"
             raise InvalidInput("outputs", message, "give each a name of its own")
-        return dict(zip(labels, (one.name for one in values), strict=True))
+        found = (self.renamed.get(one.name, one.name) for one in values)
+        return dict(zip(labels, found, strict=True))
 
     def labels(self, count: int) -> list[str]:
         """Name outputs: by the keys of a dict that the module returns, or by number."""

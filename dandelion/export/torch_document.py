@@ -58,13 +58,14 @@ def torch_function(
     module: object,
     example_inputs: Sequence[object],
     *,
+    inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
-        name, module, example_inputs, outputs=outputs, device=device, limits=limits
+        name, module, example_inputs, inputs=inputs, outputs=outputs, device=device, limits=limits
     )
     return made.function
 
@@ -74,6 +75,7 @@ def export_module(
     module: object,
     example_inputs: Sequence[object],
     *,
+    inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     limits: Limits | None = None,
@@ -88,6 +90,8 @@ def export_module(
         name: registered name.
         module: a `torch.nn.Module` in evaluation mode, or a `torch.export.ExportedProgram`.
         example_inputs: arguments of a call; only shapes and element types of tensors matter.
+        inputs: names of the input sets, in the order of the tensors in `example_inputs`. By default
+            those of the parameters of the module's `forward`.
         outputs: names of the output sets, in the order of the tensors that the module returns. By
             default ``output``, or ``output_0``, ..., or the keys of the dict that it returns.
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
@@ -101,7 +105,7 @@ def export_module(
     if device not in ("gpu", "cpu"):
         raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
     began = time.monotonic()
-    graph = torch_binding.graph_of(module, example_inputs, outputs)
+    graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
     counted = Counter(
         n.operator.removeprefix("aten.") for n in graph.nodes if n.operator != GETITEM

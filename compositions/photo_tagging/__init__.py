@@ -1,0 +1,1 @@
+"""The composition `photo_tagging`; see README.md."""
