@@ -95,11 +95,12 @@ def test_booleans_and_integers(node: Node) -> None:
     made, report, found = compared(node, Masked().eval(), examples)
     assert made.outputs == ("kept", "any", "next")
     assert not any(report.errors.values())
-    assert [found[n].dtype.name for n in made.outputs] == ["float32", "uint8", "int32"]
-    odd = {"x": X.numpy(), "mask": np.full((4, 6), 7, np.uint8), "ids": examples[2].numpy()}
+    assert [found[n].dtype.name for n in made.outputs] == ["float32", "bool", "int32"]
+    sevens = np.full((4, 6), 7, np.uint8).view(np.bool_)
+    odd = {"x": X.numpy(), "mask": sevens, "ids": examples[2].numpy()}
     strange = call(node, made.function, odd)  # every byte but 0 is true
     assert not strange["kept"].any()
-    assert strange["any"].max() == 1
+    assert strange["any"].view(np.uint8).max() == 1
 
 
 # --- the document -------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ def test_temporary_buffers_share_memory() -> None:
     config = parse_blueprint(content(code.main).bytes())
     weights = made.report.static_bytes
     sizes = {"input": 64 * 256 * 4, "weights_float32": weights}
-    pool = plan(config, sizes, lambda buffer, index: 0).pool_bytes
+    pool = plan(config, sizes, lambda buffer, index: 0).used_bytes
     assert made.report.buffer_bytes == 13 * 64 * 256 * 4
     assert pool - weights <= 4 * 64 * 256 * 4
 
@@ -189,7 +190,7 @@ def test_names_of_outputs(node: Node) -> None:
 class Unsupported(nn.Module):
     def forward(self, x: Any) -> Any:
         y = torch.linalg.det(x[:, :4])
-        return torch.special.bessel_j0(y) + torch.linalg.eigvals(x[:, :4]).abs()
+        return torch.special.bessel_j0(y) + torch.special.airy_ai(y)
 
 
 def test_operators_that_are_missing_are_named_with_their_lines() -> None:
@@ -249,7 +250,7 @@ sys.stdout.write(made.code[0].files["relu.c"].text)
 """
 
 
-@pytest.mark.parametrize("first", ["", "import tinygrad; tinygrad.Tensor([1.0])"])
+@pytest.mark.parametrize("first", ["", "import tinygrad"])
 def test_the_environment_stays_as_it_was(first: str) -> None:
     variables = {**os.environ, "DEBUG": "0", "BEAM": "2"}
     text = subprocess.run(

@@ -148,9 +148,7 @@ class _Values:
             self.inputs[name] = _outside(found)
             self.give(name, self.inputs[name], found.dtype)
         for name, constant in graph.constants.items():
-            kept = constant.type.dtype
-            kind = TensorType(constant.type.shape, "uint8" if kept == "bool" else kept)
-            self.give(name, kind, kept)
+            self.give(name, constant.type, constant.type.dtype)
         self.nodes = {node.name: node for node in graph.nodes}
         self.kept = stored(graph)
         for node in graph.nodes:
@@ -161,7 +159,7 @@ class _Values:
 
     def give(self, name: str, found: TensorType, wanted: str) -> None:
         tinygrad = self.tensors.tinygrad
-        dtype = self.tensors.type(found.dtype)
+        dtype = self.tensors.type(_memory(found.dtype))
         tensor = tinygrad.Tensor.empty(*found.shape, dtype=dtype, device=_DEVICE)
         self.given[name] = tensor
         if wanted == "bool":
@@ -241,7 +239,7 @@ class _Values:
         for label, name in self.graph.outputs.items():
             tensor = self.values[name][0]
             kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
-            tensor = self.tensors.cast(tensor, kind.dtype).contiguous()
+            tensor = self.tensors.cast(tensor, _memory(kind.dtype)).contiguous()
             root = self.root(name)
             if root in taken:  # a copy in two steps, since a plain one would be left out
                 tensor = tensor.reshape((-1,)).flip(0).contiguous().flip(0).contiguous()
@@ -251,9 +249,13 @@ class _Values:
 
 
 def _outside(found: TensorType) -> TensorType:
-    """The type of a set for a tensor: sets have no bfloat16, and bytes for booleans."""
-    names = {"bfloat16": "float32", "bool": "uint8"}
-    return TensorType(found.shape, names.get(found.dtype, found.dtype))
+    """The type of a set for a tensor: sets have no bfloat16."""
+    return TensorType(found.shape, "float32" if found.dtype == "bfloat16" else found.dtype)
+
+
+def _memory(dtype: str) -> str:
+    """The type that kernels read and write; a boolean is a byte that is not 0."""
+    return "uint8" if dtype == "bool" else dtype
 
 
 def _name(tensor: Tensor) -> str:

@@ -73,15 +73,15 @@ def graph_of(
     """
     torch = load()
     program = _program(torch, module, tuple(examples))
-    problems = list(_refused(torch, program))
-    if problems:
-        raise InvalidFunction(tuple(problems))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own deprecated calls
         table = torch.export.default_decompositions()
         for found in [one for one in table if str(one) == _WHOLE]:
             table.pop(found)
         program = program.run_decompositions(table)
+    problems = list(_refused(torch, program))
+    if problems:
+        raise InvalidFunction(tuple(problems))
     return _Reader(torch, program, inputs).graph(outputs)
 
 
@@ -359,7 +359,8 @@ def example_arrays(examples: Sequence[object], names: Sequence[str]) -> dict[str
     torch = load()
     leaves = torch.utils._pytree.tree_leaves(tuple(examples))
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-    return {name: _array(torch, one) for name, one in zip(names, tensors, strict=True)}
+    wide = [one.float() if one.dtype == torch.bfloat16 else one for one in tensors]
+    return {name: _array(torch, one) for name, one in zip(names, wide, strict=True)}
 
 
 def is_module(value: object) -> bool:
