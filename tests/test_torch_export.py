@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from dandelion.blueprint import Access, parse_blueprint
 from dandelion.cli.main import main
-from dandelion.documents import RegistrationDocument, content
+from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import InvalidFunction, InvalidInput
 from dandelion.export import ExportedModule, export_module, torch_function
 from dandelion.node import Node
@@ -80,8 +80,8 @@ def test_element_types(node: Node, dtype: torch.dtype, error: float, outside: st
     made, report, found = compared(node, Typed(dtype).eval(), (X.to(dtype),))
     assert report.errors["output"] <= error
     assert found["output"].dtype.name == outside
-    assert made.function.inputs[0].dtype == outside  # type: ignore[union-attr]
-    weights = [spec.name for spec in made.function.inputs[1:]]  # type: ignore[union-attr]
+    assert made.function.inputs[0] == f"x: {outside}[4, 6]"
+    weights = [set_spec(text).name for text in made.function.inputs[1:]]
     assert weights == [f"weights_{str(dtype).removeprefix('torch.')}"]
 
 
@@ -282,7 +282,7 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], node: Node) 
     arguments = ["--inputs", "float32[2, 4]", "--no-check", "-o", str(again), "--outputs", "y"]
     assert main(["export", f"{file}:net", *arguments]) == 0
     (function,) = msgspec.json.decode(again.read_bytes(), type=RegistrationDocument).functions
-    assert [spec.name for spec in function.outputs] == ["y"]  # type: ignore[union-attr]
+    assert function.outputs == ("y: float32[2, 3]",)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import dandelion.export.aten_layers
 import dandelion.export.aten_pointwise
 import dandelion.export.aten_shape  # noqa: F401  # fills the table
+from dandelion.arrays import text_of
 from dandelion.blueprint import Blueprint, scalar
 from dandelion.blueprint.builder import ArgumentLike
-from dandelion.data import SetSpec
 from dandelion.documents import FunctionDocument, StaticValue, gpu_function
 from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.export import tinygrad_binding, torch_binding
@@ -120,11 +120,11 @@ def export_module(
     static: dict[str, Mapping[str, StaticValue]] = {
         group: {group: data} for group, data in weights.sets.items()
     }
-    specs = [SetSpec(n, t.dtype, t.shape) for n, t in kernels.inputs.items()]
-    specs += [SetSpec(n, data.dtype.name, data.shape) for n, data in weights.sets.items()]
+    declared = [f"{n}: {text_of(t.dtype, t.shape)}" for n, t in kernels.inputs.items()]
+    declared += [f"{n}: {text_of(d.dtype.name, d.shape)}" for n, d in weights.sets.items()]
     function = gpu_function(
-        name, text, inputs=specs,
-        outputs=[SetSpec(n, t.dtype, t.shape) for n, t in kernels.outputs.items()],
+        name, text, inputs=declared,
+        outputs=[f"{n}: {text_of(t.dtype, t.shape)}" for n, t in kernels.outputs.items()],
         files={f"{name}.c": source}, static=static, limits=limits,
     )  # fmt: skip
     report = ExportReport(

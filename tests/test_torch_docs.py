@@ -1,0 +1,44 @@
+"""docs/torch.md: its programs run, and make what the text says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dandelion.cli.parser import make_parser
+
+pytest.importorskip("torch", reason="the extra 'export' is not installed")
+pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
+
+TEXT = (Path(__file__).resolve().parent.parent / "docs/torch.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the programs of the page define, run one after the other as one module."""
+    program = tmp_path_factory.mktemp("docs") / "page.py"
+    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", TEXT, re.S)))
+    return runpy.run_path(str(program))
+
+
+def test_the_function_is_called(names: dict[str, Any]) -> None:
+    assert names["function"].outputs == ("chances: float32[1, 10]",)
+    wanted = names["module"](names["torch"].from_numpy(names["image"])).detach().numpy()
+    assert np.abs(names["chances"] - wanted).max() < 1e-6
+
+
+def test_the_report_counts(names: dict[str, Any]) -> None:
+    report = names["made"].report
+    assert report.operators["convolution.default"] == 1
+    assert report.launches == report.kernels
+
+
+def test_commands_of_the_page_are_valid() -> None:
+    for line in re.findall(r"^    dandelion (.*)$", TEXT, re.M):
+        make_parser().parse_args(line.split())
