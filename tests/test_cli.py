@@ -325,7 +325,7 @@ def test_check_the_compositions_of_the_project(command: Command) -> None:
     code, out, _ = command("check", ROOT / "compositions", "--json")
     assert code == 0
     checked = json.loads(out)
-    assert {c["kind"] for c in checked} == {"composition", "blueprint"}
+    assert {c["kind"] for c in checked} == {"composition", "blueprint", "document"}
     assert not any(c["problems"] for c in checked)
     assert not any(c["file"].endswith("weights.json") for c in checked)
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dandelion.data import item_set
 from dandelion.documents import FunctionDocument
 from dandelion.export import ExportedModule, ExportReport, export_module
+from dandelion.export.report import relative_error
 from dandelion.export.torch_binding import example_arrays, reference_outputs
 from dandelion.node import Node, Settings
 
@@ -33,3 +34,18 @@ def compared(
     found = call(node, made.function, example_arrays(examples, made.inputs))
     expected = reference_outputs(module, examples, made.outputs)
     return made, made.report.with_errors(found, expected), found
+
+
+def largest_error(node: Node, module: object, examples: Sequence[object]) -> float:
+    """Largest error of all outputs, relative to the largest value or 1.
+
+    A random program may compute differences of equal numbers, of which only rounding is left.
+    """
+    made = export_module("exported", module, examples)
+    found = call(node, made.function, example_arrays(examples, made.inputs))
+    expected = reference_outputs(module, examples, made.outputs)
+    one = np.ones(1)
+    return max(
+        relative_error(np.append(found[name], one), np.append(expected[name], one))
+        for name in made.outputs
+    )

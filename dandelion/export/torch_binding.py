@@ -9,6 +9,7 @@ Source: https://docs.pytorch.org/docs/stable/export.html, torch 2.13.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
 import re
@@ -75,14 +76,18 @@ def graph_of(
     program = _program(torch, module, tuple(examples))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own deprecated calls
-        table = torch.export.default_decompositions()
-        for found in [one for one in table if str(one) == _WHOLE]:
-            table.pop(found)
-        program = program.run_decompositions(table)
+        program = program.run_decompositions(dict(_decompositions()))
     problems = list(_refused(torch, program))
     if problems:
         raise InvalidFunction(tuple(problems))
     return _Reader(torch, program, inputs).graph(outputs)
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Any]:
+    """torch's own table, without the operators that rules take whole; to make it takes a second."""
+    table = load().export.default_decompositions()
+    return {operator: how for operator, how in table.items() if str(operator) != _WHOLE}
 
 
 def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
