@@ -18,7 +18,7 @@ import dandelion.export.aten_shape  # noqa: F401  # fills the table
 from dandelion.arrays import text_of
 from dandelion.blueprint import Blueprint, scalar
 from dandelion.blueprint.builder import ArgumentLike
-from dandelion.documents import FunctionDocument, StaticValue, gpu_function
+from dandelion.documents import FunctionDocument, StaticValue, content, gpu_function
 from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.export import tinygrad_binding, torch_binding
 from dandelion.export.aten import RULES
@@ -107,34 +107,52 @@ def export_module(
     began = time.monotonic()
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
-    counted = Counter(
-        n.operator.removeprefix("aten.") for n in graph.nodes if n.operator != GETITEM
-    )
-    read = {name for node in graph.nodes for name in node.inputs()}
     made = folded(graph)
     kernels = tinygrad_binding.kernels_of(made, device == "gpu")
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
-    text = _blueprint(name, kernels, weights)
+    function = _function(name, kernels, weights, limits)
+    report = _report(graph, kernels, weights, function, time.monotonic() - began)
+    return ExportedModule(function, report, tuple(kernels.inputs), tuple(kernels.outputs))
+
+
+def _function(
+    name: str, kernels: Kernels, weights: Packed, limits: Limits | None
+) -> FunctionDocument:
+    """Write the document."""
+    inputs = {n: text_of(t.dtype, t.shape) for n, t in kernels.inputs.items()}
+    inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
+    outputs = {n: text_of(t.dtype, t.shape) for n, t in kernels.outputs.items()}
     source = _HEAD + "\n".join(kernel.text for kernel in kernels.sources) + "\n"
     static: dict[str, Mapping[str, StaticValue]] = {
         group: {group: data} for group, data in weights.sets.items()
     }
-    declared = [f"{n}: {text_of(t.dtype, t.shape)}" for n, t in kernels.inputs.items()]
-    declared += [f"{n}: {text_of(d.dtype.name, d.shape)}" for n, d in weights.sets.items()]
-    function = gpu_function(
-        name, text, inputs=declared,
-        outputs=[f"{n}: {text_of(t.dtype, t.shape)}" for n, t in kernels.outputs.items()],
+    return gpu_function(
+        name, _blueprint(name, kernels, weights),
+        inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
+        outputs=[f"{n}: {kind}" for n, kind in outputs.items()],
         files={f"{name}.c": source}, static=static, limits=limits,
     )  # fmt: skip
-    report = ExportReport(
-        dict(counted), len(kernels.sources), len(kernels.launches),
-        sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
-        weights.size_bytes,
-        sum(kernels.buffers.values()) + sum(t.size_bytes for t in kernels.inputs.values()),
-        len(source) + len(text), time.monotonic() - began,
-    )  # fmt: skip
-    return ExportedModule(function, report, tuple(kernels.inputs), tuple(kernels.outputs))
+
+
+def _report(
+    graph: Graph, kernels: Kernels, weights: Packed, function: FunctionDocument, export_s: float
+) -> ExportReport:
+    operators = Counter(n.operator for n in graph.nodes if n.operator != GETITEM)
+    read = {name for node in graph.nodes for name in node.inputs()}
+    (code,) = function.code
+    parts = (code.main, *code.files.values())
+    inputs_bytes = sum(kind.size_bytes for kind in kernels.inputs.values())
+    return ExportReport(
+        operators={n.removeprefix("aten."): count for n, count in operators.items()},
+        kernels=len(kernels.sources),
+        launches=len(kernels.launches),
+        weight_bytes=sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
+        static_bytes=weights.size_bytes,
+        buffer_bytes=sum(kernels.buffers.values()) + inputs_bytes,
+        source_bytes=sum(len(content(part).bytes()) for part in parts),
+        export_s=export_s,
+    )
 
 
 def _check(graph: Graph) -> None:
