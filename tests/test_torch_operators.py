@@ -118,6 +118,7 @@ SHAPE: dict[str, Case] = {
     "expand": (lambda x: x[:, :1].expand(3, 7, 5) + 1, (X,)),
     "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), (IMAGE,)),
     "same_twice": (lambda x: (x * 2, (x * 2).flatten(), x), (X,)),
+    "one_element": (lambda x: (x.permute(1, 0), x.flip(0), x.expand(1, 1)), (X[:1, :1, 0],)),
     "input_only": (lambda x: (x.reshape(12, 5), x + 0), (X,)),
 }
 LAYERS: dict[str, Case] = {

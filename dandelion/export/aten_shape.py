@@ -6,23 +6,18 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from dandelion.export.aten import RULES, Kind, NotSupported, Step, Tensor, rule
+from dandelion.export.aten import Kind, NotSupported, Step, Tensor, rule
 
-_SAME_ORDER = (
+
+@rule(
     *("view", "_unsafe_view", "reshape", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze"),
     *("flatten.using_ints", "unflatten.int", "alias", "clone", "contiguous", "detach"),
     *("lift_fresh_copy", "view_copy", "squeeze_copy", "unsqueeze_copy", "detach_"),
+    kind=Kind.VIEW,
+    promote=False,
 )
-
-
-@rule(*_SAME_ORDER, kind=Kind.VIEW, promote=False)
 def _reshape(step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.reshape(step.shape)
-
-
-def keeps_order(operator: str) -> bool:
-    """Tell whether an operator's result has the elements of its operand in the same order."""
-    return RULES[operator].apply is _reshape
 
 
 @rule("expand", "expand_copy", "broadcast_to", kind=Kind.VIEW, promote=False)

@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
-from dandelion.export.aten_shape import keeps_order
 from dandelion.export.fusion import stored
 from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
 from dandelion.export.torch_graph import (
@@ -103,11 +102,17 @@ def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
     """
     tinygrad = load()
     with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
-        values = _Values(tinygrad, graph)
-        outputs = values.outputs()
-        first, *rest = (tensor for tensor, _ in outputs.values())
-        made = first.linear_with_vars(*rest)[0]
-        return _Reader(tinygrad, graph, values, outputs).kernels(made)
+        copied: set[str] = set()
+        while True:
+            values = _Values(tinygrad, graph)
+            outputs = values.outputs(copied)
+            first, *rest = (tensor for tensor, _ in outputs.values())
+            made = first.linear_with_vars(*rest)[0]
+            shared = values.shared(outputs)
+            assert not shared & copied, shared
+            if not shared:
+                return _Reader(tinygrad, graph, values, outputs).kernels(made)
+            copied |= shared
 
 
 class _Tensors:
@@ -223,29 +228,26 @@ class _Values:
             dtype = result
         return self.tensors.cast(tensor, "float32" if dtype in _HALVES else dtype)
 
-    def root(self, name: str) -> str:
-        """The value whose memory a value would have if it were not copied."""
-        while (node := self.nodes.get(name)) and name not in self.kept:
-            source = next(node.inputs(), None)
-            if source is None or not (node.operator == GETITEM or keeps_order(node.operator)):
-                return name
-            name = source
-        return name
-
-    def outputs(self) -> dict[str, tuple[Tensor, TensorType]]:
-        """The results, each in memory of its own."""
-        taken = set(self.given)
+    def outputs(self, copied: Collection[str]) -> dict[str, tuple[Tensor, TensorType]]:
+        """The results; those of `copied` are copied to memory of their own."""
         made = {}
         for label, name in self.graph.outputs.items():
             tensor = self.values[name][0]
             kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
             tensor = self.tensors.cast(tensor, _memory(kind.dtype)).contiguous()
-            root = self.root(name)
-            if root in taken:  # a copy in two steps, since a plain one would be left out
-                tensor = tensor.reshape((-1,)).flip(0).contiguous().flip(0).contiguous()
-            taken.add(root)
-            made[label] = (tensor, kind)
+            made[label] = (tensor.clone() if label in copied else tensor, kind)
         return made
+
+    def shared(self, outputs: Mapping[str, tuple[Tensor, TensorType]]) -> set[str]:
+        """Results that have no memory of their own: views of inputs, or of other results."""
+        taken = {tensor.uop.buf_uop for tensor in self.given.values()}
+        found = set()
+        for label, (tensor, _) in outputs.items():
+            buffer = tensor.uop.buf_uop
+            if buffer in taken:
+                found.add(label)
+            taken.add(buffer)
+        return found
 
 
 def _outside(found: TensorType) -> TensorType:
@@ -296,6 +298,8 @@ class _Reader:
 
     def kernels(self, linear: Any) -> Kernels:
         launches = [self.launch(call) for call in linear.src]
+        written = {launch.buffers[0] for launch in launches}
+        assert written >= self.outputs.keys(), self.outputs.keys() - written
         return Kernels(
             list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
         )
