@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the extra 'export' is not installed")
@@ -119,6 +119,8 @@ SHAPE: dict[str, Case] = {
     "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), (IMAGE,)),
     "same_twice": (lambda x: (x * 2, (x * 2).flatten(), x), (X,)),
     "one_element": (lambda x: (x.permute(1, 0), x.flip(0), x.expand(1, 1)), (X[:1, :1, 0],)),
+    "part_of_input": (lambda x: (x.flip(0), x[1:].flip(1).flip(1), x[2:]), (X,)),
+    "part_of_value": (lambda x: (x @ x.transpose(1, 2))[1:], (X,)),
     "input_only": (lambda x: (x.reshape(12, 5), x + 0), (X,)),
 }
 LAYERS: dict[str, Case] = {
@@ -303,7 +305,13 @@ class Program(torch.nn.Module):
         return UNARY[choice % len(UNARY)](x)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],  # an export takes about a second, so shrinking would take minutes
+    suppress_health_check=list(HealthCheck),
+)
 @given(st.data())
 def test_random_program(node: Node, data: st.DataObject) -> None:
     program = Program(data.draw)

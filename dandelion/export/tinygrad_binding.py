@@ -234,17 +234,17 @@ class _Values:
         for label, name in self.graph.outputs.items():
             tensor = self.values[name][0]
             kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
-            tensor = self.tensors.cast(tensor, _memory(kind.dtype)).contiguous()
-            made[label] = (tensor.clone() if label in copied else tensor, kind)
+            tensor = self.tensors.cast(tensor, _memory(kind.dtype))
+            made[label] = (tensor.clone() if label in copied else tensor.contiguous(), kind)
         return made
 
     def shared(self, outputs: Mapping[str, tuple[Tensor, TensorType]]) -> set[str]:
-        """Results that have no memory of their own: views of inputs, or of other results."""
+        """Results that have no memory of their own: views of inputs, or parts of other values."""
         taken = {tensor.uop.buf_uop for tensor in self.given.values()}
         found = set()
-        for label, (tensor, _) in outputs.items():
+        for label, (tensor, kind) in outputs.items():
             buffer = tensor.uop.buf_uop
-            if buffer in taken:
+            if buffer in taken or buffer.max_numel() != kind.elements:
                 found.add(label)
             taken.add(buffer)
         return found
