@@ -20,11 +20,9 @@ TAG_LIMIT_BYTES = 200_000
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
+    backends = ("null", "process", "http", "cuda|hip|opencl")
     options = {"http": {"allow": "127.0.0.1"}}
-    settings = Settings(
-        backends=("null", "process", "http", "opencl"), options=options, arena_bytes=64 << 20
-    )
+    settings = Settings(backends=backends, options=options, arena_bytes=64 << 20)
     with Node(settings) as made:
         made.register(bundle.document())
         yield made

@@ -14,7 +14,6 @@ from dandelion.cli.parser import make_parser
 
 pytest.importorskip("torch", reason="the extra 'export' is not installed")
 pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
-pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs/torch.md").read_text()
 

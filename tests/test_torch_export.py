@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("torch", reason="the extra 'export' is not installed")
 pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
-pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
 
 import torch
 from dandelion.backends.gpu.plan import plan

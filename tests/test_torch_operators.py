@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the extra 'export' is not installed")
 pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
-pytest.importorskip("pyopencl", reason="the extra 'opencl' is not installed")
 
 import torch
 from torch.nn import functional

@@ -1,4 +1,4 @@
-"""Exported modules on a node with OpenCL, beside torch in double precision."""
+"""Exported modules on a node with a device, beside torch in double precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dandelion.export.torch_binding import example_arrays, reference_outputs
 from dandelion.node import Node, Settings
 
 Array = npt.NDArray[np.generic]
-SETTINGS = Settings(backends=("opencl",), arena_bytes=256 << 20)
+SETTINGS = Settings(backends=("cuda|hip|opencl",), arena_bytes=256 << 20)
 
 
 def call(node: Node, function: FunctionDocument, inputs: Mapping[str, Array]) -> dict[str, Array]:
