@@ -498,6 +498,13 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
     for row in rows:
         for written in row.split("`, `"):
             text = written.replace("size, ...", "1, 2").replace("size", "3")
+            if "Repeat" in text or "ExecKernel" in text:
+                continue  # these are in all examples
+            if "Buffer" in text:
+                bp.parse_blueprint(
+                    json.dumps(changed("blueprint/control_flow/0", json.loads(text)))
+                )
+                continue
             document = changed(f"{EXEC}/1/1", json.loads(text))
             if next(iter(document["blueprint"]["control_flow"][0]["ExecKernel"][1][1])) in SIZES:
                 document = changed("blueprint/buffers/B", json.loads(text))

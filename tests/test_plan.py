@@ -13,9 +13,9 @@ from dandelion.backends.gpu.layout import ALIGNMENT_BYTES, Slot
 from dandelion.backends.gpu.plan import Launch, Plan, Pointer, Zero, plan
 from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import Program, make_program
-from dandelion.backends.gpu.sizes import integers_read
 
 import dandelion.blueprint as bp
+from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.function import CodeObject, Function, FunctionSpec

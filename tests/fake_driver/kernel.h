@@ -7,6 +7,17 @@
 struct dim3 { unsigned x, y, z; };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+#define FAKE_VECTOR(type, name)                                                                    \
+    struct alignas(2 * sizeof(type)) name##2 { type x, y; };                                       \
+    struct alignas(4 * sizeof(type)) name##4 { type x, y, z, w; };                                 \
+    static inline name##2 make_##name##2(type x, type y) { return {x, y}; }                        \
+    static inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+
+FAKE_VECTOR(float, float)
+FAKE_VECTOR(int, int)
+FAKE_VECTOR(unsigned, uint)
+FAKE_VECTOR(unsigned short, ushort)
+
 #define __global__
 #define __device__
 #define __host__

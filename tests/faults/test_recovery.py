@@ -278,34 +278,22 @@ def test_an_engine_that_was_given_up_comes_back_when_it_can(
 # --- engines that turn out not to work ---------------------------------------------------------
 
 
-def test_what_waited_for_a_worker_that_never_comes_goes_to_the_others(
-    tmp_path: Path, play: Play
-) -> None:
+def test_no_call_waits_for_a_worker_that_never_comes(tmp_path: Path, play: Play) -> None:
     node = play("""
         def opened():
             if worker and not process.first("first worker"):
                 process.wait_for("go")
                 process.unavailable()
             process.ready(workers=2)
-
-        def run(request, name):
-            if name == "Slow":
-                (folder / "running").touch()
-                process.wait_for("end")
         """)
     wait_until(lambda: len(executors_of(node)) == 3 and ready(node) == 2, DEADLINE_S)
     with ThreadPoolExecutor(4) as pool:
-        slow = pool.submit(outcome, node, "Slow")
-        try:
-            wait_until((tmp_path / "running").exists, DEADLINE_S)
-            good = [pool.submit(outcome, node, "Good") for _ in range(3)]
-            wait_until(lambda: node.info().waiting == 3, DEADLINE_S)
-            (tmp_path / "go").touch()
-            assert [call.result() for call in good] == ["answered"] * 3
-            assert not slow.done()
-        finally:
-            (tmp_path / "end").touch()
-        assert slow.result() == "answered"
+        assert list(pool.map(lambda _: outcome(node, "Good"), range(4))) == ["answered"] * 4
+        (tmp_path / "go").touch()
+        engines = [executor.engine for executor in executors_of(node)]
+        wait_until(lambda: any(e.phase is EnginePhase.UNAVAILABLE for e in engines), DEADLINE_S)
+        assert list(pool.map(lambda _: outcome(node, "Good"), range(4))) == ["answered"] * 4
+    assert ready(node) == 2
 
 
 def test_all_that_waits_for_an_engine_that_never_comes_is_told(tmp_path: Path, play: Play) -> None:
