@@ -285,6 +285,9 @@ def test_no_call_waits_for_a_worker_that_never_comes(tmp_path: Path, play: Play)
                 process.wait_for("go")
                 process.unavailable()
             process.ready(workers=2)
+
+        def run(request, name):
+            pass
         """)
     wait_until(lambda: len(executors_of(node)) == 3 and ready(node) == 2, DEADLINE_S)
     with ThreadPoolExecutor(4) as pool:
