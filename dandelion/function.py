@@ -176,7 +176,8 @@ class Function:
         main: bytes of ``code.main``.
         files: bytes of ``code.files``, by name.
         static: static input sets by name, in memory.
-        identity: digest of code and files; equal identity means equal behaviour.
+        identity: digest of code and files; equal identity means equal behaviour, and one scope.
+        scope: the tenant that shares its constants on devices with no other; empty if it does.
         given: positions of the input sets that come with a call, in order.
         typed: positions of the input sets that declare a dtype.
     """
@@ -187,6 +188,7 @@ class Function:
     files: Mapping[str, Bytes] = field(default_factory=dict)
     static: Mapping[str, ItemSet] = field(default_factory=dict)
     identity: Digest = Digest("")
+    scope: str = ""
     given: tuple[int, ...] = field(init=False)
     typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)
@@ -197,9 +199,8 @@ class Function:
         self.typed = tuple(i for i, s in enumerate(self.spec.inputs) if s.dtype is not None)
         self._template = [self.static.get(name) for name in names]
         if not self.identity:
-            self.identity = digest_of(
-                msgspec.msgpack.encode((self.spec, self.code), order="sorted")
-            )
+            content = (self.spec, self.code, self.scope) if self.scope else (self.spec, self.code)
+            self.identity = digest_of(msgspec.msgpack.encode(content, order="sorted"))
 
     def with_static(self, inputs: Sequence[ItemSet | None]) -> tuple[ItemSet | None, ...]:
         """Return the inputs of a call, which has one entry for each set, with the static sets."""

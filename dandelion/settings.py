@@ -33,6 +33,9 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         device_bytes: of constants that stay on each device.
         queue_length: calls that wait for an engine at once; more are refused.
         call_device_bytes: of device memory for one call; calls that need more are refused.
+        share_constants: a device stores constants once that are equal to those of other tenants.
+            Without it the tenant has copies of its own, and others cannot find out by the time of
+            a call that it uses them. A change counts for functions that were not called before.
     """
 
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
@@ -42,6 +45,7 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     device_bytes: CountOrNone | None = None
     queue_length: Count | None = None
     call_device_bytes: Count | None = None
+    share_constants: bool = True
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 
 from dandelion.data import Item
 from dandelion.errors import CapacityError, DandelionError
-from dandelion.function import Digest
 
 from .device import Device, Handle, Protection
 from .layout import Slot, aligned
-from .program import Program
+from .program import ConstantsKey, Program
 
 LEAST_BYTES = 64 * 1024
 """Constants of a function that are less than this together are copied with each call."""
@@ -55,14 +54,14 @@ class ResidentConstants:
     """The constants of one or more functions on the device.
 
     Attributes:
-        key: digests of the content, by name.
+        key: of the content.
         slots: where each set lies.
         size_bytes: device memory that they take.
         memory: the device's handle of it.
         owners: identities of the functions that keep them.
     """
 
-    key: tuple[tuple[str, Digest], ...]
+    key: ConstantsKey
     slots: Mapping[str, Slot]
     size_bytes: int
     memory: Handle
@@ -97,7 +96,7 @@ class DeviceConstants:
         self._device = device
         self._limit_bytes = limit_bytes if device.abilities.protected_memory else 0
         self._dropped = dropped
-        self._resident: dict[tuple[tuple[str, Digest], ...], ResidentConstants] = {}
+        self._resident: dict[ConstantsKey, ResidentConstants] = {}
         self._accessible: ResidentConstants | None = None
         self._is_access_known = True
         self.uploads = 0
@@ -125,7 +124,7 @@ class DeviceConstants:
         """
         if not program.constants:
             return None
-        key = tuple(program.constants.items())
+        key = program.constants_key
         found = self._resident.get(key)
         if not keep:
             return found
@@ -136,10 +135,7 @@ class DeviceConstants:
         return found
 
     def _make(
-        self,
-        key: tuple[tuple[str, Digest], ...],
-        program: Program,
-        items: Mapping[str, Item],
+        self, key: ConstantsKey, program: Program, items: Mapping[str, Item]
     ) -> ResidentConstants | None:
         slots, end = constant_slots(program, items)
         size = -(-end // UNIT_BYTES) * UNIT_BYTES

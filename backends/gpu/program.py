@@ -23,6 +23,8 @@ from .plan_cache import PlanCache
 
 Signature: TypeAlias = tuple[int | None, ...]
 """All that the plan of a call depends on, beside its function."""
+ConstantsKey: TypeAlias = tuple[str, tuple[tuple[str, Digest], ...]]
+"""The tenant that shares its constants with no other, or an empty text; their digests by name."""
 
 _INTEGER = struct.Struct("<q")
 _KEPT_BYTES = 1024 * 1024
@@ -43,6 +45,7 @@ class Program:
         reads: the same: position of the set, offset in bytes.
         varying: positions of the sets that are not static.
         constants: digests of the static sets that no kernel writes to, by the buffer's name.
+        constants_key: by which equal constants are known on a device.
     """
 
     function: str
@@ -55,6 +58,7 @@ class Program:
     reads: tuple[tuple[int, int], ...]
     varying: tuple[int, ...]
     constants: Mapping[str, Digest]
+    constants_key: ConstantsKey
 
     def signature(self, inputs: InstanceSets) -> Signature:
         """Give all that the plan of a call depends on: sizes, and integers that are inside.
@@ -124,6 +128,7 @@ def make_program(function: Function) -> Program:
     if problems:
         raise InvalidBlueprint(tuple(problems))
     spec = function.spec
+    constants = _constants(spec, code)
     names = (*config.blueprint.inputs, *config.blueprint.weights)
     position = {name: i for i, name in enumerate(spec.input_names)}
     naming = next((position[n] for n in config.blueprint.inputs if n not in spec.static), -1)
@@ -137,7 +142,8 @@ def make_program(function: Function) -> Program:
         code.integers,
         tuple((position[r.bufname], r.idx * 8) for r in code.integers),
         tuple(position[name] for name in names if name not in spec.static),
-        _constants(spec, code),
+        constants,
+        (function.scope, tuple(constants.items())),
     )
 
 

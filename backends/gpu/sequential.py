@@ -11,7 +11,7 @@ copy_out    a context of the call's domain acquired, outputs copied to it; the w
 zero        the used range of the pool is zeroed, after the outputs were handed over
 =========== ==================================================================================
 
-A call whose function, sizes and integers were seen before is `_Known`: everything about it is
+A call whose function, sizes and integers were seen before is `KnownCall`: everything about it is
 computed already, and it only has to be launched. This order keeps the device busy while Python
 works: the context of the outputs is acquired while the kernels run.
 
@@ -32,7 +32,6 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
@@ -40,42 +39,15 @@ from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Fau
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
-from .adaptive_wait import AdaptiveWait
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
+from .known_calls import KNOWN_CALLS, KnownCall
 from .layout import aligned
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
-
-KNOWN_CALLS = 256
-
-
-@dataclass(slots=True, eq=False)
-class _Known:
-    """What all calls of one function with the same signature have in common.
-
-    Attributes:
-        program: of the function.
-        ready: its plan on the device.
-        copies: for each input that is copied, the position of its set and its offset in the pool.
-        results: for each output its name, offset in the context, size, offset in the pool.
-        context_bytes: size of the context of the outputs.
-        keep: its constants were to stay on the device when it was planned.
-        refused: they were, but the device did not take them.
-        waiting: how such calls are waited for.
-    """
-
-    program: Program
-    ready: Ready
-    copies: tuple[tuple[int, int], ...]
-    results: tuple[tuple[str, int, int, int], ...]
-    context_bytes: int
-    keep: bool
-    refused: bool
-    waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
 
 
 class SequentialEngine(Engine):
@@ -116,7 +88,7 @@ class SequentialEngine(Engine):
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
         self._programs = ProgramCache()
-        self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, Signature], KnownCall] = OrderedDict()
         device.open()
         try:
             found = device.properties()
@@ -209,7 +181,7 @@ class SequentialEngine(Engine):
         self._check_deadline(call)
         return outputs
 
-    def _find(self, call: Call) -> _Known:
+    def _find(self, call: Call) -> KnownCall:
         """Give what is known of such a call, or work it out."""
         function = call.function
         program = self._programs.get(function)
@@ -226,7 +198,7 @@ class SequentialEngine(Engine):
                 self._known.popitem(last=False)
         return known
 
-    def _learn(self, program: Program, call: Call) -> _Known:
+    def _learn(self, program: Program, call: Call) -> KnownCall:
         self.modules.expire()
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
@@ -247,7 +219,7 @@ class SequentialEngine(Engine):
             results.append((name, end, slot.size_bytes, slot.offset_bytes))
             end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
-        return _Known(program, ready, tuple(copies), tuple(results), end, keep, refused)
+        return KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""
@@ -277,7 +249,7 @@ class SequentialEngine(Engine):
                 pacer.launch(part, ready.steps)
         return pacer
 
-    def _copy_out(self, known: _Known, call: Call) -> InstanceSets:
+    def _copy_out(self, known: KnownCall, call: Call) -> InstanceSets:
         if not known.results:
             return ()
         context = call.domain.acquire(known.context_bytes)
@@ -355,7 +327,7 @@ class SequentialEngine(Engine):
         if self.constants.evict(identity):
             self._forget_known(lambda known: known.refused)  # now there may be room
 
-    def _forget_known(self, is_outdated: Callable[[_Known], bool]) -> None:
+    def _forget_known(self, is_outdated: Callable[[KnownCall], bool]) -> None:
         for key in [key for key, known in self._known.items() if is_outdated(known)]:
             del self._known[key]
 

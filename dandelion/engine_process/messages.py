@@ -84,6 +84,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     The node keeps its code and its static sets in the arena until `Forget`.
 
     Attributes:
+        scope: see `Function`.
         main, files: its code, by reference or as it is.
         static: its static sets, by name.
     """
@@ -94,6 +95,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     main: bytes | WireItem
     files: Mapping[str, bytes | WireItem]
     static: dict[str, WireSet]
+    scope: str = ""
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):

@@ -205,6 +205,7 @@ class EngineProcess:
             code,
             {name: self._set(wire) for name, wire in request.static.items()},
             identity=Digest(request.identity),
+            scope=request.scope,
         )
 
     def _code(self, wire: bytes | WireItem) -> bytes:

@@ -64,6 +64,7 @@ from dandelion.executors.contract import (
     timed_out,
 )
 from dandelion.executors.demands import Demands
+from dandelion.executors.device_constants import DeviceConstants
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.processes import Process, Processes
 from dandelion.executors.staging import Order, Stager
@@ -152,6 +153,7 @@ class ProcessExecutor(Executor):
         self._out: deque[_Sent] = deque()
         self._plans: dict[int, Order] = {}
         self._loaded: dict[str, _Loaded] = {}
+        self._constants = DeviceConstants()
         self._preparing = False
         self._pushing = False
         self._worker = Worker(f"engine-{info.backend}")
@@ -218,6 +220,7 @@ class ProcessExecutor(Executor):
             begun.setdefault(self._out[0].call.id, EngineDied(self.info.name, ""))
         self._out.clear()
         self._loaded.clear()
+        self._constants.clear()
 
         def end() -> None:
             self._processes.current = None  # here: if this comes too late, `close` ends the process
@@ -243,6 +246,7 @@ class ProcessExecutor(Executor):
                 begun[number] = EngineDied(self.info.name, _death(code))
         planning += [order for order in self._waiting if order.is_plan]
         self._waiting.clear()
+        self._constants.clear()
         self.events.lost(self.engine, error, begun)
         for order in planning:
             if order.call.members:
@@ -341,6 +345,8 @@ class ProcessExecutor(Executor):
         result = order.result
         assert result is not None, "it is prepared"
         self._evict(order)
+        if order.keep:
+            self._constants.kept(call.flow, function)
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
         sent = _Sent(call, function, result, int(limit_s * 1e9))
         if not self._out:
@@ -361,10 +367,7 @@ class ProcessExecutor(Executor):
 
     def _evict(self, order: Order) -> None:
         """Have the device drop constants; the scheduler counts on it, even if no call follows."""
-        for flow in order.evict:
-            for function in flow.functions.values():
-                if function.identity in self._loaded:
-                    self._messages.append(Evict(function.identity))
+        self._messages += self._constants.evictions(order.evict)
 
     def _load(self, flow: Flow, function: Function) -> None:
         """Have the process load a function before the call that needs it."""
@@ -378,7 +381,9 @@ class ProcessExecutor(Executor):
         }
         static = {name: wire_set(s, arena) for name, s in function.static.items()}
         main = wire_item(Item("main", 0, function.main), arena)
-        load = Load(function.identity, function.spec, function.code, main, code, static)
+        load = Load(
+            function.identity, function.spec, function.code, main, code, static, function.scope
+        )
         self._loaded[function.identity] = _Loaded(function, {flow})
         self._messages.append(load)
 
@@ -427,9 +432,12 @@ class ProcessExecutor(Executor):
             if loaded is None:
                 continue
             loaded.flows.discard(flow)
+            was_last = self._constants.dropped(flow, function)
             if not loaded.flows:
                 del self._loaded[function.identity]
                 self._messages.append(Forget(function.identity))
+            elif was_last:
+                self._messages.append(Evict(function.identity))
 
     # --- answers ----------------------------------------------------------------------------------
 

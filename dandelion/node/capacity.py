@@ -206,7 +206,7 @@ def tenant_capacities(
 def _settings_of(tenant: Tenant) -> TenantSettings:
     given = zip(Quota._fields, tenant.quota, NO_QUOTA, strict=True)
     limits = {name: value for name, value, none in given if value != none}
-    return TenantSettings(weight=tenant.weight, **limits)
+    return TenantSettings(weight=tenant.weight, share_constants=tenant.share_constants, **limits)
 
 
 def admission(scheduler: Scheduler, tenant: Tenant, spec: FunctionSpec) -> Admission:

@@ -64,7 +64,10 @@ class FunctionStore:
         """
         spec, catalog = flow.spec, self._catalog(flow.tenant.name)
         static = self._static(spec, catalog)
-        return {code.format: self._function(spec, code, catalog, static) for code in _best(spec)}
+        return {
+            code.format: self._function(spec, code, catalog, static, flow.scope)
+            for code in _best(spec)
+        }
 
     def loaded(self, flow: Flow, code_format: str) -> Function:
         """Give a function that was loaded, or that has no code to be loaded."""
@@ -82,7 +85,12 @@ class FunctionStore:
         return {d.name: s for d, s in zip(names, placed, strict=True) if s is not None}
 
     def _function(
-        self, spec: FunctionSpec, code: CodeObject, catalog: Catalog, static: dict[str, ItemSet]
+        self,
+        spec: FunctionSpec,
+        code: CodeObject,
+        catalog: Catalog,
+        static: dict[str, ItemSet],
+        scope: str,
     ) -> Function:
         own = _own_blobs(spec)
         blobs: dict[Digest, Bytes] = {
@@ -95,7 +103,7 @@ class FunctionStore:
         main = blobs[code.main] if code.main else b""
         files = {name: blobs[digest] for name, digest in code.files.items()}
         plain = spec.plain() if isinstance(spec, FusedFunction) else spec
-        return Function(plain, code, main, files, static)
+        return Function(plain, code, main, files, static, scope=scope)
 
     def _placed(self, blobs: dict[Digest, Bytes]) -> dict[Digest, Bytes]:
         items = tuple(Item(digest, 0, data) for digest, data in blobs.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dandelion.capacity import TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
@@ -12,7 +12,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts
-from dandelion.scheduler.counts import FlowCounts
+from dandelion.scheduler.counts import ConstantsCounts, FlowCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class NodeInfo:
         functions_bytes: code and constants of functions in memory, by tenant.
         longest_turn_s: the longest time that the scheduler kept the node's loop.
         tenants: what each uses.
+        constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
     """
 
@@ -80,6 +81,7 @@ class NodeInfo:
     functions_bytes: dict[str, int]
     longest_turn_s: float
     tenants: tuple[TenantCapacity, ...] = ()
+    constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
 
 

@@ -43,6 +43,7 @@ class _Snapshot(Collector):
         yield from self._functions()
         yield from self._tenants()
         yield from self._arena()
+        yield from self._constants()
         yield from self._cache()
         yield from self._engines()
 
@@ -128,6 +129,15 @@ class _Snapshot(Collector):
         yield CounterMetricFamily(
             "dandelion_copied_items", "Items copied into the arena.", transfers.copies
         )
+
+    def _constants(self) -> Iterator[Metric]:
+        documented = {
+            "copies": "Constants copied to devices.",
+            "copied_bytes": "Bytes of constants copied to devices.",
+        }
+        for name, text in documented.items():
+            value = getattr(self._info.constants, name)
+            yield CounterMetricFamily(f"dandelion_constants_{name}", text, value)
 
     def _cache(self) -> Iterator[Metric]:
         cache = self._info.cache

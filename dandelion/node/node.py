@@ -66,7 +66,7 @@ from dandelion.node.starting import (
 )
 from dandelion.node.traces import TraceStore
 from dandelion.registration import Target, blobs_of
-from dandelion.scheduler import InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
@@ -168,7 +168,7 @@ class Node:
 
     def _start_engines(self) -> None:
         for name, given in self.settings.tenants.items():
-            self._set_tenant(name, quota_of(given), given.weight)
+            self._set_tenant(name, given)
         for backend in self._backends:
             try:
                 self._starter.start(backend)
@@ -278,11 +278,12 @@ class Node:
             InvalidInput: the name cannot be one.
         """
         check_tenant(name)
-        self._loop.call(partial(self._set_tenant, name, quota_of(settings), settings.weight))
+        self._loop.call(partial(self._set_tenant, name, settings))
 
-    def _set_tenant(self, name: str, quota: Quota, weight: float) -> None:
+    def _set_tenant(self, name: str, settings: TenantSettings) -> None:
         tenant = self._spaces.of(name).tenant
-        tenant.quota, tenant.weight = quota, weight
+        tenant.quota, tenant.weight = quota_of(settings), settings.weight
+        tenant.share_constants = settings.share_constants
         self._runtime.tenant_changed(tenant)
 
     # --- the catalogue --------------------------------------------------------------------------
@@ -582,6 +583,7 @@ class Node:
             {tenant.name: size for tenant, size in memory.items()},
             self._runtime.longest_turn_ns / 1e9,
             tenant_capacities(scheduler, tenants, tenants),
+            replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
         )
 

@@ -15,6 +15,7 @@ from dandelion.driver import Demand, InstanceSets
 from dandelion.errors import DandelionError, EngineDied
 from dandelion.function import FunctionSpec, FusedFunction
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
+from dandelion.scheduler.constants import constants_of
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines
 from dandelion.scheduler.policy import Policy
@@ -212,6 +213,8 @@ class Calls:
     def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
         flow = Flow(tenant, spec, quota=quota_of_function(spec))
         self.flows[tenant.name, spec.name, spec.version] = flow
+        flow.scope = "" if tenant.share_constants else tenant.name
+        flow.constants = constants_of(spec, flow.scope)
         flow.size_bytes, flow.constants_bytes = self.sizes(flow)
         if not flow.size_bytes:
             flow.presence = Presence.PRESENT

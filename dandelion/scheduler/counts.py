@@ -31,3 +31,11 @@ class FlowCounts:
         self.queued_ns += other.queued_ns
         self.output_bytes += other.output_bytes
         self.batches += other.batches
+
+
+@dataclass(slots=True)
+class ConstantsCounts:
+    """Counters of constants that were copied to devices, also by a call for itself alone."""
+
+    copies: int = 0
+    copied_bytes: int = 0

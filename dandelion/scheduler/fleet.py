@@ -11,7 +11,6 @@ from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.records import EnginePhase, EngineState
-from dandelion.scheduler.residency import FunctionMemory
 from dandelion.scheduler.retries import restart_delay_ns
 
 
@@ -53,8 +52,7 @@ class Fleet:
         engine.phase = EnginePhase.READY
         engine.error = None
         engine.failed_starts = engine.retry_ns = 0
-        if capacity.constants_bytes:
-            self._residency.devices[engine] = FunctionMemory(capacity.constants_bytes)
+        self._residency.add_device(engine, capacity)
         self._calls.engines_changed(now_ns)
 
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
@@ -96,7 +94,7 @@ class Fleet:
         engine.error = error
         engine.last = None
         engine.mean_ns = 0.0
-        self._residency.devices.pop(engine, None)
+        self._residency.drop_device(engine)
         lost = list(engine.sent.values())
         self._act(Start(engine))
         if engine.shared_fault_domain:
@@ -112,8 +110,8 @@ class Fleet:
         """An engine was stopped permanently; it has no calls."""
         assert not engine.sent, "its calls ended before"
         engine.phase = EnginePhase.CLOSED
+        self._residency.drop_device(engine)
         self._calls.sending.concurrency.closed(engine)
-        self._residency.devices.pop(engine, None)
         del self._engines.all[engine.id]
         self._calls.engines_changed(now_ns)
 

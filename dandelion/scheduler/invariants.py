@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
+from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import busy_owner
 from dandelion.scheduler.policy import NEVER
-from dandelion.scheduler.records import CallState, EnginePhase, Owner, Phase, Presence
+from dandelion.scheduler.records import CallState, EnginePhase, Flow, Owner, Phase, Presence
 from dandelion.scheduler.scheduler import Scheduler
 
 
@@ -157,10 +159,19 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
     """Memory is never over-committed; what calls need is there; what waits is in line."""
     residency = scheduler.calls.residency
     for place in (residency.node, *residency.devices.values()):
-        sizes = [place.size_of(flow) for flow in place.flows]
-        assert place.used_bytes == sum(sizes), "used bytes do not add up"
+        assert place.used_bytes == sum(place.sizes), "used bytes do not add up"
         assert place.used_bytes <= place.capacity_bytes, "memory is over-committed"
-        assert sum(place.by_tenant.values()) == place.used_bytes, "tenants' bytes do not add up"
+        charged = Counter[object]()
+        for tenant, _, size in {
+            (f.tenant, _content(place, f), place.size_of(f)) for f in place.flows
+        }:
+            charged[tenant] += size
+        assert place.by_tenant == charged, "tenants' bytes do not add up"
+    for engine, place in residency.devices.items():
+        assert engine.phase is EnginePhase.READY, f"constants on {engine.id}, which is not up"
+        for tenant, size in place.by_tenant.items():
+            over = size - tenant.quota.device_bytes
+            assert over <= 0, f"{tenant.name} has too much of {engine.id}"
     for tenant, size in residency.node.by_tenant.items():
         assert size <= tenant.quota.arena_bytes, f"{tenant.name} has too much memory"
     sent = [c for e in scheduler.calls.engines.all.values() for c in e.sent.values()]
@@ -185,3 +196,7 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
         assert room is None, f"there is room for {first.name}, which waits for it"
     else:
         assert not residency.leaving, "flows leave for no reason"
+
+
+def _content(place: FunctionMemory, flow: Flow) -> Hashable:
+    return flow.constants if place.shares and flow.constants else flow

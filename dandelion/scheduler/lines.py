@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from operator import attrgetter
 
 from dandelion.errors import Overloaded
@@ -42,6 +43,8 @@ def overfull(flow: Flow, more: int = 0) -> Overloaded | None:
 
 
 _RANK = attrgetter("rank")
+HELD_LOOKED_AT = 64
+"""How many flows are looked at for one whose constants a device has."""
 
 
 class Lines:
@@ -137,14 +140,31 @@ class Lines:
         """Return the queue that has its turn on an engine."""
         contenders = [q for lane in engine.lanes for q in self._contenders(lane, engine.last)]
         if len(contenders) == 1 and not self._policy.by_engine:
-            return contenders[0]
+            return self._ready(engine, contenders[0])
         best, best_rank = None, (NEVER, -NEVER)
         for queue in contenders:
             cost = self._policy.cost(engine, queue.flow, queue.lane)
             rank = (self._policy.key(queue) + cost, queue.slots[0])
             if rank < best_rank:
                 best, best_rank = queue, rank
-        return best
+        return None if best is None else self._ready(engine, best)
+
+    def _ready(self, engine: EngineState, best: CallQueue) -> CallQueue:
+        """Return a queue whose flow's constants the device has, if `best` may wait for that."""
+        lead = self._policy.lead(best.flow) if engine.lacks(best.flow) else 0.0
+        if not lead:
+            return best
+        policy, queues, held = self._policy, best.lane.queues, engine.held
+        start = policy.key(best) + policy.cost(engine, best.flow, best.lane)
+        found, least = best, (start + lead, NEVER)
+        for flow in islice(queues if len(queues) < len(held) else held, HELD_LOOKED_AT):
+            queue = queues.get(flow)
+            if queue is None or flow not in held or queue.parked or busy_owner(flow) is not None:
+                continue
+            rank = (policy.key(queue), queue.slots[0])
+            if rank < least:
+                found, least = queue, rank
+        return found
 
     def _before_suspect(self, engine: EngineState, suspect: CallQueue) -> CallQueue:
         """Return the queue of the oldest call that waited before a call that is run again.

@@ -202,15 +202,20 @@ def _without_suspects(
 
 
 def best_free(engines: Sequence[EngineState], flow: Flow) -> EngineState | None:
-    """Choose among the free ones of some engines: an idle one, then one that ran the flow last."""
+    """Choose among the free ones of some engines.
+
+    An idle one is best, then one whose device has the flow's constants, then the one that ran it
+    last.
+    """
     if len(engines) == 1:
         return engines[0] if engines[0].free > 0 else None
     best: EngineState | None = None
-    best_rank = (False, 0, 0)
+    best_rank = (False, False, 0, 0)
     for engine in engines:
         free = engine.free
         if free > 0:
-            rank = (not engine.sent, 2 if engine.last is flow else 0, free)
+            last = 2 if engine.last is flow else 0
+            rank = (not engine.sent, not engine.lacks(flow), last, free)
             if best is None or rank > best_rank:
                 best, best_rank = engine, rank
     return best

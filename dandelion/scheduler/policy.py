@@ -55,6 +55,14 @@ class Policy(abc.ABC):
         """
         return 0.0
 
+    def lead(self, flow: Flow) -> float:
+        """Return by how much the key of a flow may be smaller than that of one that goes first.
+
+        That one needs no copy of constants to the engine's device, and this one does. With 0 the
+        order does not depend on constants.
+        """
+        return 0.0
+
     def waits(self, flow: Flow, lane: Lane) -> None:
         """A flow that had no call waiting in this lane has one now."""
 

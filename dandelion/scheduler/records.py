@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,9 @@ from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function, FunctionSpec
 from dandelion.scheduler.counts import FlowCounts
+from dandelion.scheduler.quota import NO_QUOTA as NO_QUOTA
+from dandelion.scheduler.quota import Quota as Quota
+from dandelion.scheduler.quota import quota_of_function as quota_of_function
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
@@ -31,28 +35,6 @@ DEFAULT_TENANT = "default"
 _MEAN_WEIGHT = 0.2
 
 
-class Quota(NamedTuple):
-    """The limits of one tenant; of a function, `calls` and `queue_length`.
-
-    Attributes:
-        invocations: admitted at the same time; more are refused.
-        calls: on engines at the same time; more wait.
-        arena_bytes: inputs and results of its invocations in the arena; more are refused. Code and
-            constants of its functions have the same limit.
-        device_bytes: constants that stay on each device; more are copied with each call.
-        queue_length: calls that wait for an engine; more are refused.
-        call_device_bytes: device memory of one call; calls that need more are refused.
-    """
-
-    invocations: int = 4096
-    calls: int = 1 << 30
-    arena_bytes: int = 1 << 62
-    device_bytes: int = 1 << 62
-    queue_length: int = 1 << 30
-    call_device_bytes: int = 1 << 62
-
-
-NO_QUOTA = Quota()
 UNKNOWN_CAPACITY = Capacity()
 
 
@@ -63,6 +45,7 @@ class Tenant:
     Attributes:
         name: of the tenant, the first part of ``tenant/function``.
         weight: its share relative to others, where the policy has shares.
+        share_constants: equal constants of others and of its functions are stored once on a device.
         invocations: admitted and not ended.
         calls: on engines now.
         waiting: calls that wait for an engine.
@@ -84,11 +67,16 @@ class Tenant:
     counted: int = 0
     parked: list[CallQueue] = field(default_factory=list)
     prioritized: int = 0
+    share_constants: bool = True
 
     @property
     def label(self) -> str:
         """For errors."""
         return f"tenant '{self.name}'"
+
+
+LARGE_CONSTANTS_BYTES = 4 << 20
+"""Copying constants of this size takes as long as a short call."""
 
 
 class Presence(enum.Enum):
@@ -110,6 +98,8 @@ class Flow:
         presence: of its code and constants in the node's memory.
         size_bytes: their size there, known once they are fetched.
         constants_bytes: the part that a device would keep.
+        constants: digest of their content; flows with equal ones share them on a device.
+        scope: the tenant, if it shares constants with no other; else empty.
         pins: number of calls that use it; a pinned function is not evicted.
         calls, waiting, parked: as of `Tenant`.
         blocked: calls that wait until it is present.
@@ -127,6 +117,8 @@ class Flow:
     presence: Presence = Presence.ABSENT
     size_bytes: int = 0
     constants_bytes: int = 0
+    constants: str = ""
+    scope: str = ""
     pins: int = 0
     quota: Quota = NO_QUOTA
     calls: int = 0
@@ -163,11 +155,6 @@ class Flow:
 
 Owner: TypeAlias = Tenant | Flow
 """Limits its calls on engines and its waiting calls."""
-
-
-def quota_of_function(spec: FunctionSpec) -> Quota:
-    """Return the limits of calls that a function declares."""
-    return Quota(calls=spec.limits.concurrency, queue_length=spec.limits.queue_length)
 
 
 @dataclass(slots=True, eq=False)
@@ -337,6 +324,8 @@ class EngineState:
         elastic: how many such workers of the device are started and active is chosen by the node.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
+        held, contents: flows whose constants its device has, or will have when the calls before the
+            next one have begun, and the content of these constants.
         capacity: known when it is ready.
         planner: calls must have a demand before they are placed, since engines differ.
         joins: it runs batches.
@@ -377,6 +366,16 @@ class EngineState:
     pool: WorkerPool | None = None
     cycle_ns: int = 0
     active: bool = True
+    held: Collection[Flow] = ()
+    contents: Collection[Hashable] = ()
+
+    def lacks(self, flow: Flow) -> bool:
+        """Tell whether a flow has constants that would first have to be copied to its device."""
+        return (
+            LARGE_CONSTANTS_BYTES <= flow.constants_bytes <= self.capacity.constants_bytes
+            and flow not in self.held
+            and flow.constants not in self.contents
+        )
 
     @property
     def free(self) -> int:

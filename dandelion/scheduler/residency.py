@@ -3,150 +3,26 @@
 Only this module decides this; executors carry it out. Both memories are limited in bytes, in total
 and for each tenant.
 
-When memory is full, the entries with the least use for their reload cost are evicted (greedy-dual
-with frequency: an evicted entry sets the level from which the others must fall). An entry that
-calls need is pinned and stays.
+When memory is full, the entries with the least use for their reload cost are evicted, see
+`FunctionMemory`. An entry that calls need is pinned and stays.
 
 A function for which there is no room waits in a queue. Queued functions have priority over calls of
 present functions: a present function that must make room takes no new calls. When its pins have
 ended it is evicted, and its new calls wait at the end of the queue. Otherwise functions with
 constant load would starve all others.
-
-Source: greedy-dual-size with frequency, Cherkasova, HPL-98-69R1.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from dandelion.driver import Capacity
 from dandelion.errors import ContextFull
 from dandelion.scheduler.actions import Action, Discard, Fetch
-from dandelion.scheduler.records import CallState, EngineState, Flow, Phase, Presence, Tenant
-
-_FIXED_US = 100.0
-_BYTES_PER_US = 5_000.0
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    size_bytes: int
-    level: float
-    uses: int = 1
-
-
-@dataclass(slots=True, eq=False)
-class FunctionMemory:
-    """Memory for functions in one place: the node's, or one device's.
-
-    Args:
-        capacity_bytes: of all entries together.
-    """
-
-    capacity_bytes: int
-    used_bytes: int = 0
-    by_tenant: dict[Tenant, int] = field(default_factory=dict)
-    _entries: OrderedDict[Flow, _Entry] = field(default_factory=OrderedDict)
-    _level: float = 0.0
-
-    def __contains__(self, flow: Flow) -> bool:
-        return flow in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def flows(self) -> tuple[Flow, ...]:
-        """Return the present flows."""
-        return tuple(self._entries)
-
-    def touch(self, flow: Flow) -> None:
-        """Count a use of an entry."""
-        entry = self._entries[flow]
-        entry.uses += 1
-        entry.level = self._level + entry.uses * _cost_us(entry.size_bytes) / entry.size_bytes
-
-    def add(self, flow: Flow, size_bytes: int) -> None:
-        """Add an entry; there is room for it."""
-        size = max(1, size_bytes)
-        self._entries[flow] = _Entry(size, self._level + _cost_us(size) / size)
-        self.used_bytes += size
-        self.by_tenant[flow.tenant] = self.by_tenant.get(flow.tenant, 0) + size
-
-    def remove(self, flow: Flow) -> None:
-        """Remove an entry."""
-        entry = self._entries.pop(flow)
-        self._level = max(self._level, entry.level)
-        self.used_bytes -= entry.size_bytes
-        left = self.by_tenant[flow.tenant] - entry.size_bytes
-        if left:
-            self.by_tenant[flow.tenant] = left
-        else:
-            del self.by_tenant[flow.tenant]
-
-    def size_of(self, flow: Flow) -> int:
-        """Bytes of an entry."""
-        return self._entries[flow].size_bytes
-
-    def victims(
-        self, flow: Flow, size_bytes: int, tenant_bytes: int, pinned: bool = False
-    ) -> list[Flow] | None:
-        """Choose the entries to evict for a new one, cheapest first.
-
-        Args:
-            flow: of the new entry.
-            size_bytes: of the new entry.
-            tenant_bytes: its tenant's limit here.
-            pinned: also choose pinned entries.
-
-        Returns:
-            Flows to evict, perhaps none; None if evictions cannot make enough room.
-        """
-        size = max(1, size_bytes)
-        over_tenant = self.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
-        over = self.used_bytes + size - self.capacity_bytes
-        if over <= 0 and over_tenant <= 0:
-            return []
-        if size > min(self.capacity_bytes, tenant_bytes):
-            return None
-        chosen: list[Flow] = []
-        for candidate, entry in sorted(self._entries.items(), key=lambda pair: pair[1].level):
-            if candidate.pins and not pinned:
-                continue
-            own = candidate.tenant is flow.tenant
-            if over_tenant > 0 and not own and over <= 0:
-                continue
-            chosen.append(candidate)
-            over -= entry.size_bytes
-            over_tenant -= entry.size_bytes if own else 0
-            if over <= 0 and over_tenant <= 0:
-                return _needed(chosen, self, flow, size, tenant_bytes)
-        return None
-
-
-def _needed(
-    chosen: list[Flow], place: FunctionMemory, flow: Flow, size: int, tenant_bytes: int
-) -> list[Flow]:
-    """Omit entries that need not be evicted because a larger one was chosen later."""
-    over = place.used_bytes + size - place.capacity_bytes
-    over_tenant = place.by_tenant.get(flow.tenant, 0) + size - tenant_bytes
-    total = sum(place.size_of(c) for c in chosen)
-    own = sum(place.size_of(c) for c in chosen if c.tenant is flow.tenant)
-    needed = []
-    for candidate in chosen:
-        size_bytes = place.size_of(candidate)
-        of_own = size_bytes if candidate.tenant is flow.tenant else 0
-        if total - size_bytes >= over and own - of_own >= over_tenant:
-            total -= size_bytes
-            own -= of_own
-        else:
-            needed.append(candidate)
-    return needed
-
-
-def _cost_us(size_bytes: int) -> float:
-    return _FIXED_US + size_bytes / _BYTES_PER_US
+from dandelion.scheduler.counts import ConstantsCounts
+from dandelion.scheduler.function_memory import FunctionMemory
+from dandelion.scheduler.records import CallState, EngineState, Flow, Phase, Presence
 
 
 class Residency:
@@ -161,6 +37,7 @@ class Residency:
         devices: memory for constants, by engine; engines without it are omitted.
         line: flows that wait for room in the node's memory, in order.
         leaving: present flows that take no new calls, since waiting flows need their room.
+        counts: of copies to devices.
     """
 
     def __init__(self, memory_bytes: int, actions: Callable[[Action], None]) -> None:
@@ -170,6 +47,7 @@ class Residency:
         self.leaving: set[Flow] = set()
         self._act = actions
         self._stayed: deque[Flow] = deque()
+        self.counts = ConstantsCounts()
 
     # calls
 
@@ -212,12 +90,28 @@ class Residency:
             return (), False
         quota = flow.tenant.quota.device_bytes
         victims = place.victims(flow, size_bytes, quota, pinned=True)
+        if not place.has_content(flow):
+            self.counts.copies += 1
+            self.counts.copied_bytes += size_bytes
         if victims is None:
             return (), False
         for victim in victims:
             place.remove(victim)
         place.add(flow, size_bytes)
         return tuple(victims), True
+
+    # devices
+
+    def add_device(self, engine: EngineState, capacity: Capacity) -> None:
+        """An engine is up: it keeps no constants yet."""
+        if capacity.constants_bytes:
+            place = self.devices[engine] = FunctionMemory(capacity.constants_bytes, shares=True)
+            engine.held, engine.contents = place.held, place.contents
+
+    def drop_device(self, engine: EngineState) -> None:
+        """An engine is gone with all constants."""
+        self.devices.pop(engine, None)
+        engine.held = engine.contents = ()
 
     # functions
 

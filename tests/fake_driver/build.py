@@ -47,12 +47,18 @@ def _cc(*arguments: object) -> None:
     subprocess.run(["cc", *_FLAGS, *map(str, arguments)], check=True)
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables with which further processes find libraries that were built."""
+    compiler = f"{sys.executable} {HERE / 'compile.py'}"
+    return {"FAKE_COMPILER": compiler, "LD_LIBRARY_PATH": str(folder)}
+
+
 def load(kind: str, folder: Path) -> ctypes.CDLL:
     """Build and load a kind into this process; return the library with the test's own functions."""
-    os.environ["FAKE_COMPILER"] = f"{sys.executable} {HERE / 'compile.py'}"
     if kind == "hip_on_cuda":
         pathfinder = importlib.import_module("cuda.pathfinder")
         os.environ["NVRTC_LIBRARY"] = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    os.environ.update(environment(folder))
     first, *others = [ctypes.CDLL(str(p), mode=ctypes.RTLD_GLOBAL) for p in build(kind, folder)]
     _KEPT.extend((first, *others))
     return first

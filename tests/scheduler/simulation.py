@@ -35,7 +35,14 @@ from dandelion.errors import (
     Overloaded,
     Raised,
 )
-from dandelion.function import Batching, CodeObject, FunctionSpec, Limits
+from dandelion.function import (
+    Batching,
+    CodeObject,
+    FunctionSpec,
+    Limits,
+    StaticItem,
+    digest_of,
+)
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import (
     Action,
@@ -53,6 +60,7 @@ from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
+from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.watch import Watch
 
@@ -117,6 +125,7 @@ class Simulation:
         self.random = random.Random(self.seed)
         self.sizes: dict[str, tuple[int, int]] = {}
         self.crowded = self.random.random() < 0.3  # many calls of few functions, so they are joined
+        self.device_only = self.random.random() < 0.4  # many functions share devices
         self.scheduler = Scheduler(
             policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
@@ -127,6 +136,7 @@ class Simulation:
         self._order = 0
         self.alive: dict[str, InvocationState] = {}
         self.held: set[Flow] = set()
+        self.devices = SimulatedDevices()
         self.lost_calls: set[int] = set()
         self.running: dict[int, set[int]] = {}
         self.planning: dict[int, set[CallState]] = {}
@@ -139,7 +149,7 @@ class Simulation:
 
     def _function(self, name: str, code_format: str, kind: str = "compute") -> FunctionSpec:
         cache = kind == "compute" and self.random.random() < 0.2
-        constants = self.random.choice([0, 0, 50, 200])
+        constants = self.random.choice([60, 100, 200] if self.device_only else [0, 0, 50, 200])
         self.sizes[name] = (constants + self.random.choice([0, 10, 100]), constants)
         batching = None
         if kind == "compute" and self.random.random() < (1 if self.crowded else 0.3):
@@ -151,6 +161,7 @@ class Simulation:
             (SetSpec("y"),),
             code=(CodeObject(code_format),),
             kind=kind,
+            static=self._static(name, constants),
             cache=cache,
             batching=batching,
             limits=Limits(
@@ -160,6 +171,13 @@ class Simulation:
             version=1,
         )
 
+    def _static(self, name: str, constants: int) -> dict[str, tuple[StaticItem, ...]]:
+        """Give constants, which some functions have in common."""
+        if not constants:
+            return {}
+        content = f"of {constants} bytes" if self.random.random() < 0.3 else name
+        return {"w": (StaticItem("w", digest_of(content.encode())),)}
+
     def _make_plans(self) -> list[CompositionPlan]:
         specs = {
             "one": self._function("one", "cpu"),
@@ -167,7 +185,8 @@ class Simulation:
             "io": self._function("io", "net", "io"),
         }
         more = 0 if self.crowded else 8
-        extra = [self._function(f"f{i}", self.random.choice(["cpu", "gpu"])) for i in range(more)]
+        formats = ["gpu"] if self.device_only else ["cpu", "gpu"]
+        extra = [self._function(f"f{i}", self.random.choice(formats)) for i in range(more)]
         plans = [direct_plan(spec) for spec in (*specs.values(), *extra)]
         parsed = parse(TEXT, "simulation")
         plans += [compile_composition(c, lambda name: specs[name]) for c in parsed.compositions]
@@ -185,6 +204,7 @@ class Simulation:
                 self.random.choice([60, 1 << 40]),
             ),
             self.random.choice([1.0, 1.0, 4.0]),
+            share_constants=self.random.random() < 0.8,
         )
         self.scheduler.tenant_changed(tenant, self.now_ns)
         return tenant
@@ -331,14 +351,17 @@ class Simulation:
             case Discard(flow):
                 assert not flow.pins or flow.presence is Presence.FETCHING  # once more
                 self.held.remove(flow)
+                self.devices.discard(flow)
             case Look(call):
                 self.later(self.random.randint(0, MS), partial(self._looked, call))
             case Plan(call, engine):
                 assert engine.phase is EnginePhase.READY
                 self.planning[engine.id].add(call)
                 self.later(self.random.randint(0, MS), partial(self._planned, call, engine))
-            case Send(call):
+            case Send(call, evict, keep):
                 self._run(call)
+                assert call.engine is not None
+                self.devices.send(call.engine, call.flow, evict, keep)
             case Stop(call):
                 delay_ns = self.random.randint(0, 10 * MS)
                 self.later(delay_ns, partial(self._ended, call, call.id, None))
@@ -439,6 +462,7 @@ class Simulation:
             constants_unit_bytes=self.random.choice([1, 60]),
             constants_least_bytes=self.random.choice([0, 51]),
         )
+        self.devices.up(engine)
         self.event(self.scheduler.fleet.up, engine, f"e{engine.id}", capacity, self.now_ns)
 
     def _checked(self, engine: EngineState) -> None:

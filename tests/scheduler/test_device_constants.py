@@ -5,7 +5,7 @@ from __future__ import annotations
 from dandelion.driver import Capacity
 from dandelion.function import FunctionSpec
 from dandelion.scheduler.records import EngineState, Flow, Tenant
-from dandelion.scheduler.residency import FunctionMemory, Residency
+from dandelion.scheduler.residency import Residency
 
 UNIT = 100
 CAPACITY = Capacity(
@@ -16,7 +16,8 @@ CAPACITY = Capacity(
 def test_constants_take_whole_units_and_small_ones_are_not_kept() -> None:
     residency = Residency(1000, lambda action: None)
     engine = EngineState(0, frozenset({"gpu"}), capacity=CAPACITY)
-    place = residency.devices[engine] = FunctionMemory(CAPACITY.constants_bytes)
+    residency.add_device(engine, CAPACITY)
+    place = residency.devices[engine]
     tenant = Tenant("t")
     sizes = {"small": UNIT // 2 - 1, "a": UNIT // 2, "b": UNIT, "c": UNIT + 1, "d": 2 * UNIT + 1}
     flows = {n: Flow(tenant, FunctionSpec(n, (), ()), constants_bytes=s) for n, s in sizes.items()}

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from dandelion.driver import InstanceSets
-from dandelion.scheduler import batches, lines, sending
+from dandelion.scheduler import batches, function_memory, lines, sending
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
+from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import (
@@ -21,7 +22,7 @@ from dandelion.scheduler.records import (
     Flow,
     Tenant,
 )
-from dandelion.scheduler.residency import FunctionMemory, Residency
+from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.scheduler import Scheduler
 from dandelion.scheduler.sending import Sending
 from tests.scheduler.simulation import Simulation
@@ -196,6 +197,20 @@ def cancelled_members_keep_their_pins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Calls, "batch_done", done)
 
 
+def shared_constants_are_charged_for_each_function(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(function_memory._Entry, "held_by", lambda self, tenant: False)
+
+
+def shared_constants_leave_with_their_first_function(patch: pytest.MonkeyPatch) -> None:
+    original = FunctionMemory.remove
+
+    def remove(self: FunctionMemory, flow: Flow) -> None:
+        for other in list(self._flows[flow].holders):
+            original(self, other)
+
+    patch.setattr(FunctionMemory, "remove", remove)
+
+
 def queue_starves(patch: pytest.MonkeyPatch) -> None:
     def key(self: Fifo, queue: CallQueue) -> float:
         return float("inf") if queue.flow.spec.name == "gpu" else queue.calls[0].id
@@ -256,6 +271,8 @@ BUGS: list[Plant] = [
     gathered_calls_are_forgotten,
     members_of_a_failed_batch_are_lost,
     cancelled_members_keep_their_pins,
+    shared_constants_are_charged_for_each_function,
+    shared_constants_leave_with_their_first_function,
     queue_starves,
 ]
 

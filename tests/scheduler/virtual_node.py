@@ -24,6 +24,7 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import End, Send
 from dandelion.scheduler.invariants import check_invariants
+from dandelion.scheduler.records import UNKNOWN_CAPACITY
 
 MS = 1_000_000
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
@@ -66,17 +67,26 @@ class Sent:
 
 @dataclass
 class VirtualNode:
-    """Engines of the formats named, and the calls that they got, in order."""
+    """Engines of the formats named, and the calls that they got, in order.
+
+    Attributes:
+        capacity: of each engine.
+        constants_bytes: of each function.
+    """
 
     policy: str
     formats: tuple[str, ...] = ("cpu",)
     places: int = 1
     check: Callable[[Scheduler], None] = check_invariants
+    capacity: Capacity = UNKNOWN_CAPACITY
+    constants_bytes: int = 0
     now_ns: int = 0
     sent: list[Sent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(policy_of(self.policy), 1 << 30, lambda flow: (0, 0))
+        self.scheduler = Scheduler(
+            policy_of(self.policy), 1 << 30, lambda flow: (0, self.constants_bytes)
+        )
         self._plans: dict[tuple[str, str], CompositionPlan] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._callers: dict[str, Caller] = {}
@@ -85,7 +95,7 @@ class VirtualNode:
         for number, format_name in enumerate(self.formats):
             engine = EngineState(number, frozenset({format_name}), places=self.places)
             self.scheduler.fleet.added(engine)
-            self.scheduler.fleet.up(engine, str(number), Capacity(), 0)
+            self.scheduler.fleet.up(engine, str(number), self.capacity, 0)
         self.scheduler.take()
 
     def tenant(self, name: str, weight: float = 1.0) -> Tenant:

@@ -8,8 +8,8 @@ from fractions import Fraction
 from dandelion.scheduler import CallState, EngineState, Scheduler
 from dandelion.scheduler.lines import busy_owner
 from dandelion.scheduler.policies.affinity import AWAY_CALLS
-from dandelion.scheduler.policies.fair import FIRST_CALL_NS, STICKY_NS
-from dandelion.scheduler.records import CallQueue
+from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, FIRST_CALL_NS, STICKY_NS
+from dandelion.scheduler.records import CallQueue, Flow
 
 PLACES: dict[str, Callable[[CallState], float]] = {
     "fifo": lambda call: call.id,
@@ -45,6 +45,7 @@ class Watch:
             if not queue.parked and busy_owner(queue.flow) is None
         ]
         rivals = [(queue, list(queue.calls), queue.slots[0]) for queue in queues]
+        leads = [_lead_ns(queue.flow) for queue in queues if engine.lacks(queue.flow)]
         call = self._next_for(engine)
         if call is None:
             allowed = self._policy in ("exclusive", "static")
@@ -67,15 +68,15 @@ class Watch:
                 expected = min(place(other) for _, calls, _ in rivals for other in calls)
                 assert place(call) == expected, f"call {call.id} is out of order"
         elif self._policy in ("fair", "affinity"):
-            self._check_share(call, [queue for queue, _, _ in rivals])
+            self._check_share(call, [queue for queue, _, _ in rivals], max(leads, default=0.0))
         return call
 
-    def _check_share(self, call: CallState, queues: list[CallQueue]) -> None:
+    def _check_share(self, call: CallState, queues: list[CallQueue], lead_ns: float) -> None:
         """The flow whose turn it is is at most so far ahead of each other flow."""
         tag = (call.turn or call.flow).tags[call.lane]
         for queue in queues:
             flow = queue.flow
-            ahead = STICKY_NS
+            ahead = max(STICKY_NS, lead_ns)
             if self._policy == "affinity":
                 ahead = AWAY_CALLS * (flow.mean_ns or FIRST_CALL_NS) / flow.tenant.weight
             behind = flow.tags[queue.lane]
@@ -102,3 +103,8 @@ class Watch:
         if first < after:
             return engines[first:after]
         return (engines[min(int((begin + end) / 2), len(engines) - 1)],)
+
+
+def _lead_ns(flow: Flow) -> float:
+    """How far others may be ahead of a flow whose constants are missing."""
+    return (STICKY_NS + flow.constants_bytes / COPIED_BYTES_PER_NS) / max(1.0, flow.tenant.weight)

@@ -28,6 +28,9 @@ class Affinity(Fair):
     def __init__(self) -> None:
         self._homes: WeakKeyDictionary[Flow, EngineState] = WeakKeyDictionary()
 
+    def lead(self, flow: Flow) -> float:
+        return 0.0  # its costs keep flows at their engines
+
     def waits(self, flow: Flow, lane: Lane) -> None:
         super().waits(flow, lane)
         active = [engine for engine in lane.engines if engine.active]

@@ -7,7 +7,9 @@ is the largest tag with which a call was sent. Lanes have clocks of their own, s
 with different engines grow at different rates.
 
 An engine stays with the flow whose code and constants it used last while that flow is at most
-`STICKY_NS` of engine time ahead of the others. A flow that comes back from idle starts `STICKY_NS`
+`STICKY_NS` of engine time ahead of the others. If the next flow has large constants that its device
+lacks, a flow whose constants it has goes first, if it is at most so much and the time of the copy
+ahead. So flows keep to engines while many wait. A flow that comes back from idle starts `STICKY_NS`
 behind the clock, so it is next. Further idle time is not credited.
 
 Source: start-time fair queueing, Goyal, Vin, Cheng (1996); MQFQ-Sticky, arXiv 2507.08954.
@@ -21,6 +23,8 @@ from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
 
 STICKY_NS = 5_000_000.0
+COPIED_BYTES_PER_NS = 10.0
+"""The rate at which constants are copied to a device, roughly."""
 FIRST_CALL_NS = 1_000_000.0
 """Assumed duration of a call before one of its flow has been measured."""
 _KNOWN_LANES = 8
@@ -37,6 +41,10 @@ class Fair(Policy):
 
     def cost(self, engine: EngineState, flow: Flow, lane: Lane) -> float:
         return -STICKY_NS / max(1.0, flow.tenant.weight) if engine.last is flow else 0.0
+
+    def lead(self, flow: Flow) -> float:
+        copied_ns = flow.constants_bytes / COPIED_BYTES_PER_NS
+        return (STICKY_NS + copied_ns) / max(1.0, flow.tenant.weight)
 
     def waits(self, flow: Flow, lane: Lane) -> None:
         start = lane.clock - STICKY_NS

@@ -1,0 +1,36 @@
+"""What an engine keeps of calls whose like it has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .adaptive_wait import AdaptiveWait
+from .modules import Ready
+from .program import Program
+
+KNOWN_CALLS = 256
+
+
+@dataclass(slots=True, eq=False)
+class KnownCall:
+    """What all calls of one function with the same signature have in common.
+
+    Attributes:
+        program: of the function.
+        ready: its plan on the device.
+        copies: for each input that is copied, the position of its set and its offset in the pool.
+        results: for each output its name, offset in the context, size, offset in the pool.
+        context_bytes: size of the context of the outputs.
+        keep: its constants were to stay on the device when it was planned.
+        refused: they were, but the device did not take them.
+        waiting: how such calls are waited for.
+    """
+
+    program: Program
+    ready: Ready
+    copies: tuple[tuple[int, int], ...]
+    results: tuple[tuple[str, int, int, int], ...]
+    context_bytes: int
+    keep: bool
+    refused: bool
+    waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
