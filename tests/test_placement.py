@@ -217,3 +217,24 @@ def test_the_first_format_with_an_engine_is_taken() -> None:
     p.named("b").phase = EnginePhase.STARTING
     p.engines.changed()
     assert chosen(p, needs) == "a"
+
+
+def test_constants_that_only_the_sequential_engine_has_room_for() -> None:
+    def made(name: str, worker: bool, constants_bytes: int) -> EngineState:
+        one = engine(name, worker=worker, room=1 << 30, blocks=100)
+        one.capacity = Capacity(
+            1 << 30, 100, constants_bytes=constants_bytes, constants_unit_bytes=1 << 21
+        )
+        return one
+
+    whole, part = made("whole", False, 1 << 30), made("part", True, 64 << 20)
+    engines = Placement(whole, part).engines
+    small = Demand(1 << 20, blocks=1, block_threads=32)
+
+    def chosen(constants_bytes: int) -> tuple[EngineState, ...]:
+        return engines.lane(("x",), small, False, constants_bytes).engines
+
+    assert chosen(0) == chosen(64 << 20) == (part,)
+    assert chosen(65 << 20) == (whole,)
+    assert chosen(2 << 30) == (part,), "no engine has room, so workers run it as all others"
+    assert chosen(3 << 20) == (part,), "small constants do not matter"

@@ -6,7 +6,8 @@ the rules are those of the thesis on GPU engines for Dandelion, section 5.5:
 * a call that needs more device memory than an engine has never goes there;
 * a call that fills the device alone runs on the sequential engine: one with a launch of so many
   blocks that no compute unit could hold another one (by threads; local memory is not counted);
-* every other call runs on a worker.
+* every other call runs on a worker; but a call whose constants only the sequential engine has room
+  for runs there, else they would be copied with each call.
 
 While no engine of the right kind is running, the other kind takes the call. An idle sequential
 engine does not take workers' calls: it would take turns with the workers and slow all of them down
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from dandelion.driver import Demand
 from dandelion.errors import DandelionError, DeviceFull, NoEngine
-from dandelion.scheduler.records import EnginePhase, EngineState, Flow, Lane
+from dandelion.scheduler.records import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState, Flow, Lane
 
 _KNOWN_NEEDS = 4096
 
@@ -41,11 +42,13 @@ class Needs:
         formats: formats of its function's code objects, best first.
         demand: of a device; None if engines do not differ.
         alone: it must not run in a shared fault domain.
+        constants_bytes: of its function, if they are large.
     """
 
     formats: tuple[str, ...]
     demand: Demand | None = None
     alone: bool = False
+    constants_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -76,14 +79,22 @@ class Engines:
         self.differ = any(engine.planner for engine in up)
         return old
 
-    def lane(self, formats: tuple[str, ...], demand: Demand | None, alone: bool) -> Lane:
+    def lane(
+        self,
+        formats: tuple[str, ...],
+        demand: Demand | None,
+        alone: bool,
+        constants_bytes: int = 0,
+    ) -> Lane:
         """Return the lane of calls with these needs. It is empty if no suitable engine is up."""
-        if demand is None and not alone:
+        if constants_bytes < LARGE_CONSTANTS_BYTES:
+            constants_bytes = 0
+        if demand is None and not alone and not constants_bytes:
             found = self._of_formats.get(formats)
             if found is None:
                 found = self._of_formats[formats] = self._lane_for(Needs(formats))
             return found
-        needs = Needs(formats, demand, alone)
+        needs = Needs(formats, demand, alone, constants_bytes)
         found = self._of_needs.get(needs)
         if found is None:
             if len(self._of_needs) >= _KNOWN_NEEDS:
@@ -107,7 +118,7 @@ class Engines:
         for name in needs.formats:
             there = self.running(name)
             up = [e for e in there if e.phase is EnginePhase.READY and admits(e, needs)]
-            standing = _without_suspects(up, there)
+            standing = _with_room(_without_suspects(up, there), needs.constants_bytes)
             preferred = [e for e in standing if _prefers(e, needs)]
             served = {e.device for e in preferred}
             preferred += [e for e in standing if e not in preferred and e.device not in served]
@@ -185,6 +196,16 @@ def _prefers(engine: EngineState, needs: Needs) -> bool:
     if needs.demand is None:
         return True
     return engine.worker != engine.capacity.saturated_by(needs.demand)
+
+
+def _with_room(engines: list[EngineState], constants_bytes: int) -> list[EngineState]:
+    """Omit workers without room for constants for which their sequential engine has room."""
+    if not constants_bytes:
+        return engines
+    sizes = {e.id: e.capacity.bytes_of_constants(constants_bytes) for e in engines}
+    have_room = [e for e in engines if 0 < sizes[e.id] <= e.capacity.constants_bytes]
+    served = {e.device for e in have_room if not e.worker}
+    return [e for e in engines if e in have_room or not (e.worker and e.device in served)]
 
 
 def _without_suspects(

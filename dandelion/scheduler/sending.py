@@ -135,8 +135,10 @@ class Sending:
 
     def _lane_of(self, call: CallState, now_ns: int) -> Lane | None:
         """Return the lane where a call is queued now; None if it failed."""
-        lane = self._engines.lane(call.run.application.formats, call.demand, call.alone)
         flow = call.flow
+        lane = self._engines.lane(
+            call.run.application.formats, call.demand, call.alone, flow.constants_bytes
+        )
         if not lane.engines:
             needs = Needs(call.run.application.formats, call.demand, call.alone)
             if not self._engines.possible(needs):
