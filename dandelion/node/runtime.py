@@ -29,6 +29,7 @@ from dandelion.executors.batches import divided
 from dandelion.node.capacity import BusyMeter
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
+from dandelion.node.reloads import RELOADS, ReloadWatch
 from dandelion.scheduler import (
     CallState,
     EngineState,
@@ -68,6 +69,10 @@ LATE_S = 0.1
 """How often engines are asked for calls that are late."""
 
 log = logging.getLogger("dandelion.node")
+_CROWDED = (
+    "functions take turns in memory: %d were loaded again within 10 s, and calls wait for that; "
+    "their memory has %d bytes, set a larger 'functions_bytes' (it is part of 'arena_bytes')"
+)
 
 
 class Runtime:
@@ -105,6 +110,7 @@ class Runtime:
         self.longest_turn_ns = 0
         self.meter = BusyMeter()
         self._jobs = jobs
+        self._reloads = ReloadWatch()
         self._observer = observer
         self._meanwhile = meanwhile
         self._spin_ns = 1000 * spin_us
@@ -527,6 +533,8 @@ class Runtime:
         self._flush_later(executor)
 
     def _fetch(self, action: Fetch) -> None:
+        if self._reloads.loads(action.flow, time.monotonic_ns()):
+            log.warning(_CROWDED, RELOADS, self.scheduler.calls.residency.node.capacity_bytes)
         self._jobs.fetch(action.flow, self._fetched)
 
     def _fetched(self, flow: Flow, error: DandelionError | None) -> None:
@@ -537,6 +545,7 @@ class Runtime:
             self.scheduler.calls.fetch_failed(flow, error, now_ns)
 
     def _discard(self, action: Discard) -> None:
+        self._reloads.evicted(action.flow)
         for executor in self.executors.values():
             executor.forget(action.flow)
             self._flush_later(executor)

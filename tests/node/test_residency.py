@@ -9,7 +9,10 @@ import pytest
 
 from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.errors import ContextFull
+from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings, TenantSettings
+from dandelion.node.reloads import RELOADS, WINDOW_NS, ReloadWatch
+from dandelion.scheduler import Flow, Tenant
 
 MIB = 1 << 20
 ARENA = 16 * MIB
@@ -45,6 +48,28 @@ def test_constants_of_four_times_the_arena_are_called_at_random() -> None:
             info = node.info()
             assert sum(info.functions_bytes.values()) <= ARENA // 2
             assert info.arena.used_bytes <= ARENA
+
+
+def test_functions_that_take_turns_in_memory_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with node_with() as node:
+        node.register(functions=[constant(f"f{i}", filled(i)) for i in range(COUNT)])
+        for number in range(COUNT):
+            node.invoke(f"f{number}")
+        assert "functions_bytes" not in caplog.text, "each was loaded once"
+        for number in range(COUNT):
+            node.invoke(f"f{number}")
+    assert caplog.text.count("functions_bytes") == 1
+
+
+def test_a_reload_now_and_then_is_not_reported() -> None:
+    watch, flow = ReloadWatch(), Flow(Tenant("t"), FunctionSpec("f"))
+    every_ns = WINDOW_NS // (RELOADS - 2)
+    for times in range(2 * RELOADS):
+        watch.evicted(flow)
+        assert not watch.loads(flow, times * every_ns)
+        assert not watch.loads(flow, times * every_ns), "it was not evicted in between"
 
 
 def test_many_callers_share_memory_that_is_too_small() -> None:
