@@ -107,6 +107,7 @@ class SourceExaminer:
         self._pools = SandboxPools(name, ahead=self._at_once, niceness=_NICENESS)
         self._programs = PythonPrograms(lambda function, deadline_ns: marshal.dumps(_OURS))
         self._places = threading.BoundedSemaphore(self._at_once)
+        self._waits_for_all = threading.Lock()
         self._lock = threading.Lock()
         self._idle: list[ProcessEngine] = []
         self._engines: list[ProcessEngine] = []
@@ -225,9 +226,10 @@ class SourceExaminer:
             self._engines.clear()
             self._idle.clear()
         _close_all(engines)
-        for _ in range(self._at_once):  # all places are free when all runs have ended
-            self._places.acquire()
-        self._places.release(self._at_once)
+        with self._waits_for_all:  # two that take some places each would wait for each other
+            for _ in range(self._at_once):  # all places are free when all runs have ended
+                self._places.acquire()
+            self._places.release(self._at_once)
 
 
 def _close_all(engines: list[ProcessEngine]) -> None:
