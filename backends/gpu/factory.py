@@ -7,6 +7,7 @@ import contextlib
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import Engine, EngineFactory
+from dandelion.errors import DandelionError
 from dandelion.memory import ArenaMap
 
 from .confined import ConfinedEngine
@@ -78,7 +79,11 @@ class GpuFactory(EngineFactory):
         options = self._options
         device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
         device.open()
-        self._memory_bytes = device.properties().memory_bytes
+        try:
+            self._memory_bytes = device.properties().memory_bytes
+        except DandelionError:
+            device.close()
+            raise
         pool_bytes, weights = options.size("pool_bytes"), options.weights()
         if self._lost_bytes and not pool_bytes:
             pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)

@@ -64,8 +64,8 @@ from dandelion.executors.contract import (
     timed_out,
 )
 from dandelion.executors.demands import Demands
-from dandelion.executors.device_constants import DeviceConstants
 from dandelion.executors.failures import to_dandelion_error
+from dandelion.executors.kept_constants import KeptConstants
 from dandelion.executors.processes import Process, Processes
 from dandelion.executors.staging import Order, Stager
 from dandelion.executors.worker import Worker
@@ -153,7 +153,7 @@ class ProcessExecutor(Executor):
         self._out: deque[_Sent] = deque()
         self._plans: dict[int, Order] = {}
         self._loaded: dict[str, _Loaded] = {}
-        self._constants = DeviceConstants()
+        self._constants = KeptConstants()
         self._preparing = False
         self._pushing = False
         self._worker = Worker(f"engine-{info.backend}")

@@ -20,8 +20,8 @@ from dandelion.blueprint import Access
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
-from dandelion.export.fusion import stored
 from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
+from dandelion.export.stored_values import stored
 from dandelion.export.torch_graph import (
     GETITEM,
     Argument,

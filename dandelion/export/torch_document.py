@@ -1,6 +1,6 @@
 """A PyTorch module as a function: its graph, its kernels, and a document with both.
 
-The way is: `torch_binding` (torch.export) -> `batch_norm` (folding) -> `fusion` and
+The way is: `torch_binding` (torch.export) -> `batch_norm` (folding) -> `stored_values` and
 `tinygrad_binding` (kernels) -> this file (packed weights, a blueprint, a document).
 """
 

@@ -51,21 +51,28 @@ class Fuser:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._loaded: _Kept[Loaded | None] = _Kept()
+        self._loaded: _Kept[Loaded] = _Kept()
         self._fused: _Kept[Fused | None] = _Kept()
 
     def fuse(
         self, composition: Composition, find: Callable[[str], FunctionSpec | None]
     ) -> Fused | None:
-        """Join GPU functions of a composition; None if there is nothing to join.
+        """Join GPU functions of a composition.
 
         Args:
             composition: valid.
             find: gives the function of a name, None if it is a composition.
+
+        Returns:
+            None if there is nothing to join, or code cannot be read now: calls of its function tell
+            why.
         """
         specs = [find(application.function) for application in composition.applications]
         key = digest_of(msgspec.msgpack.encode((composition, specs), order="sorted"))
-        return self._fused.find(key, lambda: fused(composition, find, self._load))
+        try:
+            return self._fused.find(key, lambda: fused(composition, find, self._load))
+        except DandelionError:
+            return None
 
     def _load(self, spec: FunctionSpec) -> Loaded | None:
         code = next((code for code in spec.code if code.format == FORMAT), None)
@@ -74,11 +81,7 @@ class Fuser:
         key = (code.main, tuple(code.files.items()))
         return self._loaded.find(key, lambda: self._read(code))
 
-    def _read(self, code: CodeObject) -> Loaded | None:
-        """Read a blueprint; None if it cannot be read, which running it by itself will tell."""
-        try:
-            files = {name: self._catalog.blob(digest) for name, digest in code.files.items()}
-            main = bytes(self._catalog.blob(code.main))
-            return Loaded(code, with_access(parse_blueprint(main, files), files))
-        except DandelionError:
-            return None
+    def _read(self, code: CodeObject) -> Loaded:
+        files = {name: self._catalog.blob(digest) for name, digest in code.files.items()}
+        main = bytes(self._catalog.blob(code.main))
+        return Loaded(code, with_access(parse_blueprint(main, files), files))

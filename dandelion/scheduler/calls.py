@@ -32,6 +32,8 @@ from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
 from dandelion.scheduler.sending import Sending
 
+FUSED_FLOWS = 1024
+"""With so many functions made of others, those that no call uses are forgotten."""
 Sizes = Callable[[Flow], tuple[int, int]]
 """Returns the bytes of a function's code and constants in the node's memory, and the part of them
 that a device would keep."""
@@ -211,6 +213,8 @@ class Calls:
     # --- private: nothing below is an event -----------------------------------------------------
 
     def _new_flow(self, tenant: Tenant, spec: FunctionSpec) -> Flow:
+        if isinstance(spec, FusedFunction):
+            self._forget_idle_fused()
         flow = Flow(tenant, spec, quota=quota_of_function(spec))
         self.flows[tenant.name, spec.name, spec.version] = flow
         flow.scope = "" if tenant.share_constants else tenant.name
@@ -219,6 +223,16 @@ class Calls:
         if not flow.size_bytes:
             flow.presence = Presence.PRESENT
         return flow
+
+    def _forget_idle_fused(self) -> None:
+        """Forget functions made of others if they are many: none of them is ever removed itself."""
+        fused = [(key, f) for key, f in self.flows.items() if isinstance(f.spec, FusedFunction)]
+        if len(fused) < FUSED_FLOWS:
+            return
+        for key, flow in fused:
+            if not (flow.pins or flow.blocked):
+                del self.flows[key]
+                self.residency.forget(flow)
 
     def _need(self, call: CallState, now_ns: int) -> None:
         """Continue a call when its function is in memory."""

@@ -157,6 +157,21 @@ def test_registering_while_the_node_closes_leaves_nothing() -> None:
     assert ended
 
 
+def test_two_that_close_do_not_wait_for_each_other() -> None:
+    one = ProcessDriver().checker().examiner()  # type: ignore[attr-defined]  # of this backend
+    for _ in range(20):  # each closing takes every place, which the examinations hold here
+        for _ in range(one._at_once):
+            one._places.acquire()
+        threads = [threading.Thread(target=one.close, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(one._at_once):
+            one._places.release()
+        for thread in threads:
+            thread.join(timeout=10)
+        assert not any(thread.is_alive() for thread in threads)
+
+
 def test_the_next_source_is_examined_after_the_zygote_died() -> None:
     before = children()
     driver = ProcessDriver()

@@ -287,11 +287,13 @@ def test_no_call_waits_for_a_worker_that_never_comes(tmp_path: Path, play: Play)
             process.ready(workers=2)
 
         def run(request, name):
-            pass
+            process.note("ran", "worker" if worker else "sequential")
         """)
     wait_until(lambda: len(executors_of(node)) == 3 and ready(node) == 2, DEADLINE_S)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: outcome(node, "Good"), range(4))) == ["answered"] * 4
+        ran = (tmp_path / "ran").read_text().split()
+        assert ran == ["worker"] * 4, "the other worker takes them"
         (tmp_path / "go").touch()
         engines = [executor.engine for executor in executors_of(node)]
         wait_until(lambda: any(e.phase is EnginePhase.UNAVAILABLE for e in engines), DEADLINE_S)

@@ -15,7 +15,7 @@ from dandelion.scheduler import Flow
 
 
 @dataclass(slots=True, eq=False)
-class DeviceConstants:
+class KeptConstants:
     """The constants that one engine process keeps."""
 
     _holders: dict[str, set[Flow]] = field(default_factory=dict)
