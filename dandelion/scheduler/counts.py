@@ -14,6 +14,8 @@ class FlowCounts:
         busy_ns, queued_ns: time on engines, and time waiting for one.
         output_bytes: of all results.
         batches: how many batches were run; their calls are in `calls`.
+        caught, retried: failed calls that became items of errors sets, and that were run again, by
+            what compositions declare. A failure inside of a nested composition counts once.
     """
 
     calls: int = 0
@@ -22,6 +24,8 @@ class FlowCounts:
     queued_ns: int = 0
     output_bytes: int = 0
     batches: int = 0
+    caught: int = 0
+    retried: int = 0
 
     def add(self, other: FlowCounts) -> None:
         """Count what another one counted, too."""
@@ -31,6 +35,8 @@ class FlowCounts:
         self.queued_ns += other.queued_ns
         self.output_bytes += other.output_bytes
         self.batches += other.batches
+        self.caught += other.caught
+        self.retried += other.retried
 
 
 @dataclass(slots=True)
