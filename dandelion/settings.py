@@ -62,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         allow_anonymous: without tokens, also listen on addresses that other machines reach.
         tls_cert: file of the certificate chain in PEM; the server then speaks TLS.
         tls_key: file of the certificate's private key in PEM.
+        protocols: which protocols to serve beside the node's own, by name, see
+            ``docs/protocols.md``.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
@@ -115,6 +117,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allow_anonymous: bool = False
     tls_cert: str = ""
     tls_key: str = ""
+    protocols: tuple[str, ...] = ()
     frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192

@@ -16,8 +16,15 @@ from functools import partial
 from typing import TypeAlias
 
 from dandelion.data import Bytes, Sets, SetSpec
-from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Header, Request, Response, clipped, did_you_mean
+from dandelion.errors import InvalidInput, Unknown
+from dandelion.frontend.asgi import (
+    NAME_LIMIT,
+    Header,
+    Request,
+    Response,
+    clipped,
+    did_you_mean,
+)
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import (
     SetMap,
@@ -41,7 +48,6 @@ from dandelion.frontend.problem import NotAcceptable
 from dandelion.frontend.service import Service
 from dandelion.priority import read_priority
 
-PREFIX = "/v1/invoke/"
 JSON_LIMIT_BYTES = 64 * 1024 * 1024
 """JSON takes ten times its size when it is parsed. Send large data as MessagePack."""
 
@@ -150,7 +156,9 @@ class Invocations:
 
     def _new_plan(self, request: Request) -> _Plan:
         _, _, _, content_type, accept = _head(request)
-        name = request.path[len(PREFIX) :]
+        name = request.parameters["name"]
+        if len(name) > NAME_LIMIT:
+            raise Unknown("function or composition", clipped(name))
         codec = reader(content_type)
         response_codecs = writers(accept, codec)
         request.expect_query(QUERY)

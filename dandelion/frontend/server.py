@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
+        await self._app.start()
         loop = asyncio.get_running_loop()
 
         def protocol(newcomer: Newcomer) -> Protocol:
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         try:
+            await self._app.stop()
             await super().shutdown(sockets)
         finally:
             if self._watching is not None:
