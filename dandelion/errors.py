@@ -424,6 +424,18 @@ class RequestFailed(FunctionError):
         return f"function '{self.function}', item '{self.item}': {self.message}"
 
 
+@dataclass(eq=False)
+class NotRecorded(FunctionError):
+    """A replay made an I/O call that the recorded invocation did not make."""
+
+    items: str
+    hint: str = "record the invocation again with the code that makes this call"
+
+    def __str__(self) -> str:
+        given = f" with {self.items}" if self.items else ""
+        return f"function '{self.function}'{given}: the recording has no answer; {self.hint}"
+
+
 # --- the invocation -------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ LAYERS = [
     ["tokens"],
     ["documents"],
     ["export"],
+    ["recording"],
     ["registration"],
     ["dispatcher"],
     ["fusion"],
@@ -36,6 +37,7 @@ LAYERS = [
     ["node"],
     ["frontend"],
     ["frontend_process"],
+    ["replay"],
     ["cli"],
     ["__main__"],
 ]

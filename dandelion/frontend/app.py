@@ -146,7 +146,7 @@ class App:
     def _authorize(self, request: Request, route: Route) -> None:
         """Refuse a request whose caller may not use the route now."""
         try:
-            self._guard.authorize(request, route.right)
+            self._guard.authorize(request, route.right, route.also)
         except DandelionError as error:
             if route.right is Right.REGISTER:
                 action = "remove" if request.method == "DELETE" else "register"

@@ -207,6 +207,15 @@ def invoke_operation() -> Json:
     return {**operation, "requestBody": {"required": True, "content": request}}
 
 
+def record_operation() -> Json:
+    """Describe ``POST /v1/record/{name}``."""
+    bytes_ = {"schema": {"type": "string", "format": "binary"}}
+    text = "Invoke, and record the invocation with its code; also needs the right 'invoke'"
+    content = {"application/vnd.dandelion.recording": bytes_}
+    operation = operation_of(text, content, [NAME, VERSION])
+    return {**operation, "requestBody": invoke_operation()["requestBody"]}
+
+
 def register_operation() -> Json:
     """Describe ``POST /v1/register``."""
     content = {

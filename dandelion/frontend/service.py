@@ -11,7 +11,7 @@ from typing import Protocol
 
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
-from dandelion.data import ItemSet, Sets, SetSpec
+from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
@@ -111,6 +111,17 @@ class Service(Protocol):
         self, tenant: str | None, function: str | None = None, version: int | None = None
     ) -> NodeCapacity:
         """Tell what the node has and what is free, as far as a tenant may see it."""
+
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str,
+    ) -> Bytes:
+        """Invoke with sets, and record the invocation; see `dandelion.node.Node.record`."""
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""

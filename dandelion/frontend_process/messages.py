@@ -142,6 +142,20 @@ class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     tenant: str = DEFAULT_TENANT
 
 
+class RecordInvocation(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Invoke and record; the answer is the recording, bytes.
+
+    Attributes:
+        sets: all sets with their data, `WireSets` in MessagePack.
+    """
+
+    name: str
+    version: int | None
+    deadline_s: float | None
+    sets: Blob
+    tenant: str = DEFAULT_TENANT
+
+
 class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Ask for the metrics as text, bytes."""
 
@@ -156,6 +170,7 @@ Query: TypeAlias = (
     | GetEngines
     | GetCapacity
     | GetTrace
+    | RecordInvocation
     | GetMetrics
 )
 

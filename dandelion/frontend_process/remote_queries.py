@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
-from dandelion.data import Bytes
+from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, Registered, RegistrationDocument
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
@@ -25,10 +26,13 @@ from dandelion.frontend_process.messages import (
     GetTrace,
     GetVersions,
     Query,
+    RecordInvocation,
     Register,
     Remove,
     WireRecord,
+    WireSet,
     WireSignature,
+    inline_item,
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context
@@ -101,6 +105,32 @@ class RemoteQueries(abc.ABC):
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""
         return self._ask(GetTrace(invocation, tenant), _bytes_or_none)
+
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str,
+    ) -> Bytes:
+        """See `Service`."""
+        given = [
+            WireSet(set_name)
+            if one is None
+            else WireSet(
+                set_name,
+                tuple([inline_item(item, item.bytes()) for item in one.items]),
+                one.dtype,
+                one.shape,
+            )
+            for set_name, one in sets.items()
+        ]
+        kept: list[Context] = []
+        placed = self._blob([msgspec.msgpack.encode(given)], kept)
+        query = RecordInvocation(name, version, deadline_s, placed, tenant)
+        return self._ask(query, _bytes)
 
     def metrics(self) -> bytes:
         """See `Service`."""

@@ -16,6 +16,7 @@ import atexit
 import enum
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +38,14 @@ from dandelion.documents import (
     Registrable,
     collect,
 )
-from dandelion.driver import Driver, Hosting
-from dandelion.errors import BackendUnavailable, Cancelled, DandelionError, InvalidInput
+from dandelion.driver import Driver, Hosting, InstanceSets
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    CapacityError,
+    DandelionError,
+    InvalidInput,
+)
 from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
@@ -65,6 +72,8 @@ from dandelion.node.starting import (
     targets,
 )
 from dandelion.node.traces import TraceStore
+from dandelion.recording.code import code_of
+from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
 from dandelion.scheduler.concurrency import is_extra
@@ -481,6 +490,49 @@ class Node:
         plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, sets)
         return await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority, on_wait)
+
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        limit_bytes: int = RECORDING_LIMIT_BYTES,
+    ) -> bytes:
+        """Invoke with sets, and record the invocation: code, inputs, calls, and what came of it.
+
+        Functions are called one by one, also those that `fuse` would join. A failure of the
+        invocation is part of the recording.
+
+        Args:
+            name, sets, version, deadline_s, tenant: as of `invoke_sets`.
+            limit_bytes: of data in the recording, see `InvocationRecorder`.
+
+        Returns:
+            The recording, see `dandelion.recording.records.decode_recording`.
+
+        Raises:
+            Unknown, InvalidInput, CapacityError, Cancelled: it was not run, or not to its end.
+            TooLarge: what a replay needs exceeds the limit.
+        """
+        space = self._spaces.of(tenant)
+        plan = space.library.separate_plan(name, version)
+        code = code_of(name, version, space.library.find, space.catalog)
+        inputs = positional(plan, sets)
+        recorder = InvocationRecorder(limit_bytes)
+        started_ns = time.monotonic_ns()
+        answer: InstanceSets | DandelionError
+        try:
+            result = self._invoker.call(plan, inputs, deadline_s, tenant, 0, recorder)
+            id_, answer = result.id, tuple(result.sets.values())
+        except DandelionError as error:
+            if not error.invocation or isinstance(error, CapacityError | Cancelled):
+                raise
+            id_, answer = error.invocation, error
+        names = tuple(spec.name for spec in plan.inputs)
+        return recorder.recording(name, id_, started_ns, code, names, inputs, answer).encode()
 
     def submit(
         self,

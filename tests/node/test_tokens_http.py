@@ -86,10 +86,11 @@ def test_every_route_of_the_interface_is_documented_with_its_right(served: Guard
 
 
 def requests() -> list[tuple[str, str, Right | None]]:
-    """One request for each route, to names that do not exist."""
+    """One request for each route that needs one right, to names that do not exist."""
     return [
         (route.method, re.sub(r"\{\w+\}", "none", route.documented_path), route.right)
         for route in routes()
+        if route.also is None
     ]
 
 
@@ -107,6 +108,14 @@ def test_each_right_opens_its_routes_and_no_other(
             assert (answer.status, answer.kind) == (403, "MissingRight")
             assert f"'{right.value}'" in json.loads(answer.body)["detail"]
     assert served.ask(method, path, None, body, headers).status == (401 if right else 200)
+
+
+def test_a_recording_needs_two_rights(served: Guarded) -> None:
+    path = "/v1/record/none"
+    for right in Right:
+        answer = served.ask("POST", path, f"only-{right.value}", BODY, JSON)
+        assert (answer.status, answer.kind) == (403, "MissingRight")
+    assert served.ask("POST", path, "acme", BODY, JSON).status == 404
 
 
 def test_health_needs_no_token(served: Guarded) -> None:
