@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tokens: file of bearer tokens, see ``dandelion token``. Without one, every caller is the
             tenant ``default`` and may do everything.
         allow_anonymous: without tokens, also listen on addresses that other machines reach.
+        secrets: file of secrets for functions, see ``docs/secrets.md``.
         tls_cert: file of the certificate chain in PEM; the server then speaks TLS.
         tls_key: file of the certificate's private key in PEM.
         protocols: which protocols to serve beside the node's own, by name, see
@@ -115,6 +116,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cors_origins: tuple[str, ...] = ()
     tokens: str = ""
     allow_anonymous: bool = False
+    secrets: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     protocols: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ LAYERS = [
     ["data"],
     ["function"],
     ["blobs"],
+    ["secrets"],
     ["blueprint"],
     ["dataflow"],
     ["memory"],

@@ -76,6 +76,9 @@ class Service(Protocol):
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
 
+    def reload(self) -> None:
+        """Read again what the operator may change while the node runs, such as secrets."""
+
     def acquire(self, size_bytes: int) -> Context:
         """Give a context in the arena; not on the event loop."""
 

@@ -52,6 +52,9 @@ _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(
 class RemoteQueries(abc.ABC):
     """The methods of `dandelion.frontend.service.Service` that wait for the node."""
 
+    def reload(self) -> None:
+        """See `Service`. The node's process does it, which gets the signal."""
+
     def signature(self, name: str, version: int | None = None, *, tenant: str) -> WireSignature:
         """See `Service`."""
         return self._ask(GetSignature(name, version, tenant), _signature)

@@ -79,6 +79,7 @@ from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
+from dandelion.secrets import SecretStore
 from dandelion.settings import Settings, TenantSettings
 
 _JOB_THREADS = 8
@@ -128,8 +129,13 @@ class Node:
         self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self._traces = TraceStore(settings.keep_traces)
         self._recorder = Recorder(self._traces)
+        self._secrets = SecretStore(settings.secrets)
         store = FunctionStore(
-            lambda tenant: self._spaces.of(tenant).catalog, self._arena, self._transfers, in_arena
+            lambda tenant: self._spaces.of(tenant).catalog,
+            self._arena,
+            self._transfers,
+            in_arena,
+            self._secrets,
         )
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
         scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
@@ -143,7 +149,13 @@ class Node:
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
         self._spaces = Spaces(
-            self._all, platform, self._checkers, self._targets, caps, settings.fuse
+            self._all,
+            platform,
+            self._checkers,
+            self._targets,
+            caps,
+            settings.fuse,
+            self._secrets,
         )
         self._invoker = Invoker(
             self._spaces,
@@ -295,6 +307,18 @@ class Node:
         tenant.share_constants = settings.share_constants
         self._runtime.tenant_changed(tenant)
 
+    def reload(self) -> None:
+        """Read the file of secrets again; functions that use changed ones are loaded again.
+
+        Calls that run, or wait for an engine, still get the old values.
+
+        Raises:
+            InvalidInput: the file cannot be used; the old secrets stay.
+        """
+        changed = self._secrets.reload()
+        if changed and self._state is NodeState.RUNNING:
+            self._loop.call(partial(self._runtime.reload_functions, changed))
+
     # --- the catalogue --------------------------------------------------------------------------
 
     def register(
@@ -374,7 +398,7 @@ class Node:
         library = self._spaces.of(tenant).library
         found = library.find(name, version)
         plan = library.plan(name, version)
-        static = tuple(found.static) if isinstance(found, FunctionSpec) else ()
+        static = found.fixed if isinstance(found, FunctionSpec) else ()
         return Signature(
             name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
         )

@@ -19,7 +19,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 
 from dandelion.driver import InstanceSets
@@ -408,6 +408,14 @@ class Runtime:
     def removed(self, tenant: Tenant, name: str, version: int) -> None:
         """A version of a function is no longer registered."""
         self.scheduler.calls.removed(tenant, name, version)
+        self.work()
+
+    def reload_functions(self, changed: Set[tuple[str, str]]) -> None:
+        """Load functions again that use changed secrets, given as tenants and names."""
+        for flow in list(self.scheduler.calls.flows.values()):
+            spec, tenant = flow.spec, flow.tenant
+            if any((tenant.name, name) in changed for name in spec.secrets.values()):
+                self.scheduler.calls.removed(tenant, spec.name, spec.version)
         self.work()
 
     def add(self, executor: Executor) -> None:

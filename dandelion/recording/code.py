@@ -83,6 +83,7 @@ def _function(spec: FunctionSpec, catalog: Catalog) -> FunctionDocument:
         ),
         spec.cache,
         spec.batching,
+        spec.secrets,
     )
 
 
