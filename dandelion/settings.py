@@ -103,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             one half of it.
         tenants: quotas and weights, by name of the tenant.
         keep_traces: how many traces of finished invocations are kept.
+        keep_invocations: of how many ended invocations of each tenant a short record is kept.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -150,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256
+    keep_invocations: CountOrNone = 10_000
     spin_us: int = -1
     engine_spin_us: int = -1
 

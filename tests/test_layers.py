@@ -32,7 +32,7 @@ LAYERS = [
     ["fusion"],
     ["scheduler"],
     ["settings", "engine_process"],
-    ["capacity"],
+    ["capacity", "activity"],
     ["executors"],
     ["testing"],
     ["node"],

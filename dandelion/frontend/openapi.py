@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from dandelion import __version__
+from dandelion.activity import Activity
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
@@ -22,6 +23,7 @@ from dandelion.priority import PRIORITY_LIMIT
 
 _REF = "#/components/schemas/{name}"
 _RECORDS = (
+    Activity,
     RegistrationDocument,
     RegisterResponse,
     Entry,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
@@ -125,6 +126,9 @@ class Service(Protocol):
         tenant: str,
     ) -> Bytes:
         """Invoke with sets, and record the invocation; see `dandelion.node.Node.record`."""
+
+    def activity(self, tenant: str, query: ActivityQuery) -> Activity:
+        """Tell what a tenant did lately."""
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.activity import ActivityQuery
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record
 from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
@@ -135,6 +136,13 @@ class GetCapacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
     version: int | None
 
 
+class GetActivity(msgspec.Struct, frozen=True, array_like=True, tag="activity"):
+    """Ask for an `Activity`."""
+
+    tenant: str
+    query: ActivityQuery
+
+
 class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Ask for the trace of an invocation, bytes or None."""
 
@@ -169,6 +177,7 @@ Query: TypeAlias = (
     | Remove
     | GetEngines
     | GetCapacity
+    | GetActivity
     | GetTrace
     | RecordInvocation
     | GetMetrics

@@ -19,6 +19,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetActivity,
     GetCapacity,
     GetEngines,
     GetMetrics,
@@ -59,6 +60,7 @@ class Queries:
             ),
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
+            GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
             GetMetrics: lambda _: node.metrics(),
         }

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, ItemSet
@@ -18,6 +19,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetActivity,
     GetCapacity,
     GetEngines,
     GetMetrics,
@@ -43,6 +45,7 @@ _records = msgspec.msgpack.Decoder(list[WireRecord])
 _record = msgspec.msgpack.Decoder(WireRecord)
 _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
+_activity = msgspec.msgpack.Decoder(Activity)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
 _bytes = msgspec.msgpack.Decoder(bytes)
@@ -104,6 +107,10 @@ class RemoteQueries(abc.ABC):
     ) -> NodeCapacity:
         """See `Service`."""
         return self._ask(GetCapacity(tenant, function, version), _capacity)
+
+    def activity(self, tenant: str, query: ActivityQuery) -> Activity:
+        """See `Service`."""
+        return self._ask(GetActivity(tenant, query), _activity)
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""

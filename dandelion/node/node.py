@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
@@ -50,6 +51,7 @@ from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
+from dandelion.node.activity import ActivityLog, activity_of
 from dandelion.node.cache import ResultCache
 from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
@@ -128,7 +130,8 @@ class Node:
         self._pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
         self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self._traces = TraceStore(settings.keep_traces)
-        self._recorder = Recorder(self._traces)
+        self._activity = ActivityLog(settings.keep_invocations)
+        self._recorder = Recorder(self._traces, self._activity)
         self._secrets = SecretStore(settings.secrets)
         store = FunctionStore(
             lambda tenant: self._spaces.of(tenant).catalog,
@@ -662,6 +665,19 @@ class Node:
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
         )
+
+    def activity(
+        self, tenant: str = DEFAULT_TENANT, query: ActivityQuery | None = None
+    ) -> Activity:
+        """Tell what a tenant did lately: invocations, and calls by function."""
+        scheduler = self._runtime.scheduler
+        asked = query or ActivityQuery()
+
+        def ask() -> Activity:
+            invocations, flows = scheduler.invocations.values(), scheduler.calls.flows.values()
+            return activity_of(self._activity, tenant, asked, invocations, flows)
+
+        return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
 
     def capacity(
         self, tenant: str | None = None, function: str | None = None, version: int | None = None

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.node.activity import ActivityLog
 from dandelion.node.invocation import Invocation
 from dandelion.node.traces import CallRecord, Span, TraceStore
 from dandelion.recording.recorder import SeenCall
@@ -68,13 +69,15 @@ class Recorder:
 
     Args:
         traces: keeps what happened in the last invocations.
+        activity: keeps a short record of more of them.
 
     Attributes:
         counts: by tenant.
     """
 
-    def __init__(self, traces: TraceStore) -> None:
+    def __init__(self, traces: TraceStore, activity: ActivityLog) -> None:
         self._traces = traces
+        self._activity = activity
         self.counts: dict[str, InvocationCounts] = {}
 
     def call_ended(self, call: CallState) -> None:
@@ -88,6 +91,10 @@ class Recorder:
             invocation, run = one.invocation, one.run
             if isinstance(invocation, Invocation):
                 queued_ns = one.queued_ns if call.sent_ns > one.queued_ns else 0
+                invocation.calls_ended += 1
+                invocation.run_ns += ended_ns - started_ns
+                if queued_ns:
+                    invocation.queued_ns += started_ns - queued_ns
                 invocation.trace.add(
                     CallRecord(
                         run.application.id,
@@ -134,6 +141,7 @@ class Recorder:
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
             self._traces.add(invocation.trace)
+            self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
