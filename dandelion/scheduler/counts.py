@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+_STEPS = 4
+"""Buckets of the durations for each power of two: a quantile is off by an eighth at most."""
 
 
 @dataclass(slots=True)
@@ -16,6 +19,7 @@ class FlowCounts:
         batches: how many batches were run; their calls are in `calls`.
         caught, retried: failed calls that became items of errors sets, and that were run again, by
             what compositions declare. A failure inside of a nested composition counts once.
+        durations: number of calls by the bucket of their time on an engine.
     """
 
     calls: int = 0
@@ -26,6 +30,23 @@ class FlowCounts:
     batches: int = 0
     caught: int = 0
     retried: int = 0
+    durations: dict[int, int] = field(default_factory=dict)
+
+    def measured(self, duration_ns: int) -> None:
+        """Count a call that ended."""
+        self.calls += 1
+        self.busy_ns += duration_ns
+        bucket = _bucket(duration_ns)
+        self.durations[bucket] = self.durations.get(bucket, 0) + 1
+
+    def quantile_ns(self, part: float) -> float:
+        """Estimate the time that this part of the calls does not exceed; 0 without calls."""
+        wanted, seen = part * sum(self.durations.values()), 0
+        for bucket in sorted(self.durations):
+            seen += self.durations[bucket]
+            if seen >= wanted:
+                return _middle_ns(bucket)
+        return 0.0
 
     def add(self, other: FlowCounts) -> None:
         """Count what another one counted, too."""
@@ -37,6 +58,21 @@ class FlowCounts:
         self.batches += other.batches
         self.caught += other.caught
         self.retried += other.retried
+        for bucket, count in other.durations.items():
+            self.durations[bucket] = self.durations.get(bucket, 0) + count
+
+
+def _bucket(duration_ns: int) -> int:
+    """Number the durations: `_STEPS` buckets of equal width for each power of two."""
+    length = duration_ns.bit_length()
+    return duration_ns if length < 3 else (length - 2) * _STEPS + (duration_ns >> (length - 3) & 3)
+
+
+def _middle_ns(bucket: int) -> float:
+    if bucket < _STEPS:
+        return float(bucket)
+    power, step = divmod(bucket, _STEPS)
+    return (_STEPS + step + 0.5) * 2.0 ** (power - 1)
 
 
 @dataclass(slots=True)
