@@ -32,6 +32,7 @@ from dandelion.errors import (
     FunctionError,
     InvalidBlueprint,
     InvalidInput,
+    NotRecorded,
     OutOfMemory,
     Overloaded,
     QuotaExceeded,
@@ -96,6 +97,8 @@ _ALL: Kinds = (
     EngineDied,
     DeviceFault,
 )
+NEVER: Kinds = (NotRecorded,)
+"""Members of families that are not handled: a replay without an answer must not go on."""
 _TRANSIENT: Kinds = (EngineDied, DeviceFault, Overloaded, ContextFull)
 
 

@@ -31,6 +31,7 @@ from dandelion.errors import (
     EngineDied,
     Exited,
     InternalError,
+    NotRecorded,
     Overloaded,
     Raised,
     RequestFailed,
@@ -179,7 +180,12 @@ def test_without_results_the_set_is_absent_and_what_needs_it_is_skipped() -> Non
 
 @pytest.mark.parametrize(
     "error",
-    [Cancelled("gone"), DeadlineExceeded(1.0), InternalError("bug")],
+    [
+        Cancelled("gone"),
+        DeadlineExceeded(1.0),
+        InternalError("bug"),
+        NotRecorded("F", "i"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_errors_of_more_than_an_instance_end_the_invocation(error: DandelionError) -> None:

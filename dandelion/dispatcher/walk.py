@@ -54,7 +54,7 @@ from dandelion.dispatcher.frames import (
 from dandelion.dispatcher.instructions import Cancel, Complete, Fail, Instruction, Pause, Run
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, FailurePlan
 from dandelion.errors import ApplicationFailed, Cancelled, DandelionError, root_of
-from dandelion.failures import CAUGHT_LIMIT, MESSAGES_LIMIT, caught_item, pause_s
+from dandelion.failures import CAUGHT_LIMIT, MESSAGES_LIMIT, NEVER, caught_item, pause_s
 
 _FRAME_END = -1  # resolved last: all sets of the frame are known
 _NEXT_ITERATION = -2  # and below: the next iteration of application 0, 1, ... of the frame
@@ -440,6 +440,8 @@ class Walk:
     ) -> bool:
         """Try an instance again that failed, or catch its failure; False if neither is declared."""
         root, running = root_of(error), call.running
+        if isinstance(root, NEVER):
+            return False
         if may_try_again and failures.tries_again(root, call.attempt):
             self.retried += 1
             self._drop_inside(call)
