@@ -29,10 +29,13 @@ from dandelion.errors import (
     Cancelled,
     ContextFull,
     DandelionError,
-    FunctionError,
+    Exited,
+    Faulted,
     InternalError,
     InvalidFunction,
     InvalidInput,
+    OutOfMemory,
+    TimedOut,
     from_record,
 )
 from dandelion.executors.batches import is_joined, join, joined_bytes
@@ -51,10 +54,13 @@ HEAP_BYTES = 4096
 _STAGES = ("instance", "run", "outputs")
 _LONGEST_NS = 10**15
 _ACCEPTED = (
-    FunctionError,
+    Exited,
+    Faulted,
+    TimedOut,
+    OutOfMemory,
+    BadOutput,
     InvalidFunction,
     InvalidInput,
-    BadOutput,
     Cancelled,
     ContextFull,
     InternalError,
@@ -356,7 +362,7 @@ def _accepted(reply: Failed) -> DandelionError | None:
         error = from_record(reply.error)
     except Exception:  # the record is not one of ours
         return None
-    return error if isinstance(error, _ACCEPTED) else None
+    return error if type(error) in _ACCEPTED else None
 
 
 def _given_bytes(order: Order) -> int:
