@@ -184,7 +184,7 @@ class WasmEngine(Engine):
         if facts is None:
             raise InvalidFunction(tuple(problems))
         made = function.binary or self._programs.compiled(function.main)
-        loaded = _Loaded(facts, wasmtime.Module.deserialize(self._engine, made))
+        loaded = _Loaded(facts, wasmtime.Module.deserialize(self._engine, bytes(made)))
         self._modules[function.identity] = loaded
         if len(self._modules) > _MODULES:
             self._modules.popitem(last=False)
