@@ -59,6 +59,7 @@ class Channel(Generic[_Message]):
         self._in = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._in)
         self._held = 0
+        self._emptied = False
 
     def fileno(self) -> int:
         """Give the descriptor, to wait for it."""
@@ -152,7 +153,13 @@ class Channel(Generic[_Message]):
                 raise Ended(str(error)) from None
             if not got:
                 raise Ended("the end of the stream")
+            self._emptied = got < len(self._in) - self._held
             self._held += got
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that had come when it was last read was taken; saves asking again."""
+        return self._emptied and not self._held
 
     def fill(self, data: memoryview) -> int:
         """Take data that follows a message, as much of it as is here; returns how many bytes.

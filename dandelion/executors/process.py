@@ -480,6 +480,8 @@ class ProcessExecutor(Executor):
             if reply is None:
                 return
             self._answered(reply)
+            if process.channel.is_empty:
+                return  # what comes now makes the socket readable again
 
     def _take(self, process: Process) -> Reply | None:
         """Take the next answer, if it is here.
