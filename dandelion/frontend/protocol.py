@@ -275,16 +275,15 @@ class Protocol(HttpToolsProtocol):
         try:
             while True:
                 try:
-                    self.parser.feed_data(memoryview(piece)[at:] if at else piece)
-                    return
+                    return self.parser.feed_data(memoryview(piece)[at:] if at else piece)
                 except HttpParserUpgrade as stopped:
                     at += stopped.args[0]
                     if self._framing is not None:
                         self.parser.feed_data(self._framing)
         except HttpParserError as error:
+            malformed = InvalidInput("request", "not valid HTTP/1.1")
             cause = error.__context__
-            refused = cause if isinstance(cause, RequestError) else None
-            self._fail(refused or InvalidInput("request", "not valid HTTP/1.1"))
+            self._fail(cause if isinstance(cause, RequestError) else malformed)
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a head."""
@@ -314,11 +313,10 @@ class Protocol(HttpToolsProtocol):
         Raises:
             NoTunnel: the method is CONNECT.
         """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             raise NoTunnel
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
-        return b"%b / HTTP/1.1\r\n%b\r\n" % (method, b"".join(lines))
+        return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
 
     def on_message_complete(self) -> None:
         """Called by the parser at the end of a request, and where it stops at an upgrade."""
