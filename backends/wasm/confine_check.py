@@ -34,15 +34,17 @@ def confined_facts() -> Mapping[str, str]:
     ours, theirs = socket.socketpair()
     program = f"from {__name__} import main; main({theirs.fileno()})"
     with ours, theirs:
-        subprocess.run(
-            [sys.executable, "-c", program],
-            pass_fds=(theirs.fileno(),),
-            env=small_environment(),
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        try:
+            subprocess.run(
+                [sys.executable, "-c", program],
+                pass_fds=(theirs.fileno(),),
+                env=small_environment(),
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BackendUnavailable("wasm", f"no process can be confined: {error}") from None
         theirs.close()
-        ours.settimeout(_LIMIT_S)
         answer = ours.recv(1 << 16)
     if not answer:
         raise BackendUnavailable("wasm", "a confined process ended without an answer")

@@ -29,6 +29,7 @@ from dandelion.errors import (
     Cancelled,
     ContextFull,
     DandelionError,
+    EngineDied,
     Exited,
     Faulted,
     InternalError,
@@ -95,6 +96,10 @@ class ConfinedExecutor(ProcessExecutor):
 
     def _is_held(self, order: Order) -> bool:
         return bool(self._out) and _given_bytes(order) > INLINE_COPY_BYTES
+
+    def _give_up(self, order: Order, error: DandelionError) -> None:
+        # A process that died compiled this function's code.
+        self.events.failed(order.call, error, begun=isinstance(error, EngineDied))
 
     def _run_messages(self, order: Order, limit_s: float) -> Sequence[msgspec.Struct | Bytes]:
         call, function, data = order.call, order.function, FollowingData()
@@ -247,7 +252,7 @@ class ConfinedStager(Stager):
     ) -> None:
         super().__init__(info, around, processes)
         self._executor = executor
-        self._binary = binary
+        self.binary = binary
 
     def prepared(self, order: Order) -> bool:
         if order.binary is None and not self._executor.has_loaded(order.function):
@@ -261,7 +266,7 @@ class ConfinedStager(Stager):
 
     def prepare(self, order: Order) -> DandelionError | None:
         try:
-            order.binary = self._binary(order.function)
+            order.binary = self.binary(order.function)
             join(order.call, self._arena, self._transfers)
         except BaseException as failure:
             return to_dandelion_error(failure, self._info.name)

@@ -110,6 +110,8 @@ class Sending:
             engine = self._cheapest(lane, flow) if by_engine else best_free(lane.engines, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
+                if self._engines.dormant and len(engine.sent) > 1:
+                    self._start_dormant(call)
                 return
         self._lines.add(call, lane)
         self._feed_lane(lane, now_ns)

@@ -21,6 +21,7 @@ from dandelion.engine_process.messages import (
 )
 from dandelion.errors import ContextFull, DeviceFault, EngineDied, Exited, NoEngine, TimedOut
 from dandelion.executors import ConfinedExecutor, StartedEngine
+from dandelion.executors.confined import ConfinedStager
 from dandelion.function import Function, Limits
 from dandelion.scheduler import CallState, Flow
 
@@ -197,3 +198,16 @@ def large_flow() -> Flow:
     flow.spec = msgspec.structs.replace(flow.spec, limits=limits)
     flow.functions["x"] = Function(flow.spec, flow.spec.code[0])
     return flow
+
+
+def test_the_death_of_the_compiler_counts_as_an_attempt(bench: ConfinedBench) -> None:
+    def dies(function: Function) -> bytes:
+        raise EngineDied("compiler", "it was killed")
+
+    assert isinstance(bench.executor.stager, ConfinedStager)
+    bench.executor.stager.binary = dies
+    call = call_of(flow_of())
+    bench.begin(call)
+    error, begun = bench.loop.failures[call.id]
+    assert isinstance(error, EngineDied)
+    assert begun

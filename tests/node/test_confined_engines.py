@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -218,3 +219,28 @@ def test_a_call_whose_process_dies_runs_once_more(
     thread.join()
     assert [type(error) for error in errors] == [TimedOut if deaths == 1 else Faulted]
     assert works(node)
+
+
+def test_engines_start_when_calls_wait(engines: Engines) -> None:
+    with Node(msgspec.structs.replace(SETTINGS, engines={"wasm": 3})) as node:
+        node.register(wasm(bytes(ECHO.main)), slow())
+        assert node.wait_ready()
+        assert states(node) == ["dormant"] * 3
+        assert works(node)
+        assert states(node) == ["dormant", "dormant", "ready"]
+        callers = [threading.Thread(target=be_slow, args=(node,)) for _ in range(2)]
+        for caller in callers:
+            caller.start()
+        wait_until(lambda: states(node) == ["dormant", "ready", "ready"], 20.0)
+    for caller in callers:
+        caller.join()
+    assert engines.ids() == set()
+
+
+def states(node: Node) -> list[str]:
+    return sorted(engine.state for engine in node.engines())
+
+
+def be_slow(node: Node) -> None:
+    with contextlib.suppress(DandelionError):  # the node closes before
+        node.invoke("Slow", x=b"")
