@@ -322,6 +322,7 @@ class EngineState:
         ahead: how many it takes then at most.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
+        on_demand: it is not started before a call needs it.
         elastic: how many such workers of the device are started and active is chosen by the node.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
@@ -363,6 +364,7 @@ class EngineState:
     calls: int = 0
     failures: int = 0
     busy_ns: int = 0
+    on_demand: bool = False
     elastic: bool = False
     pool: WorkerPool | None = None
     cycle_ns: int = 0
