@@ -49,6 +49,7 @@ SAMPLES: dict[str, Any] = {
     "int": 7,
     "int | None": 7,
     "float": 2.5,
+    "bool": True,
     "tuple[str, ...]": ("a", "b"),
     "tuple[Problem, ...]": (PROBLEM, Problem("other", "text")),
 }

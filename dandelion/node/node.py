@@ -62,6 +62,7 @@ from dandelion.node.starting import (
     check_names,
     load_backends,
     load_checkers,
+    load_offered,
     targets,
 )
 from dandelion.node.traces import TraceStore
@@ -134,7 +135,13 @@ class Node:
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
         self._spaces = Spaces(
-            self._all, platform, self._checkers, self._targets, caps, settings.fuse
+            self._all,
+            platform,
+            self._checkers,
+            self._targets,
+            caps,
+            settings.fuse,
+            load_offered(platform),
         )
         self._invoker = Invoker(
             self._spaces,

@@ -35,6 +35,7 @@ class Spaces:
         targets: gives the devices that run a format.
         caps: the operator's largest limits.
         fuse: run GPU functions that follow each other as one.
+        offered: backends that are installed and not started, by the functions that they provide.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Spaces:
         targets: Callable[[str], Sequence[Target]],
         caps: Limits,
         fuse: bool,
+        offered: Mapping[str, str],
     ) -> None:
         self._catalog = catalog
         self._platform = platform
@@ -52,6 +54,7 @@ class Spaces:
         self._targets = targets
         self._caps = caps
         self._fuse = fuse
+        self._offered = offered
         self._spaces: dict[str, Space] = {}
 
     def of(self, tenant: str) -> Space:
@@ -69,8 +72,10 @@ class Spaces:
 
     def _made(self, tenant: str) -> Space:
         catalog = Namespace(self._catalog, tenant)
-        library = Library(catalog, self._platform, self._caps, self._fuse)
-        registrar = Registrar(catalog, self._platform, self._checkers, self._targets, self._caps)
+        library = Library(catalog, self._platform, self._caps, self._fuse, self._offered)
+        registrar = Registrar(
+            catalog, self._platform, self._checkers, self._targets, self._caps, self._offered
+        )
         return Space(Tenant(tenant), catalog, library, registrar)
 
 
