@@ -1,0 +1,29 @@
+"""Why an item failed, before the engine adds the names of function and item."""
+
+from __future__ import annotations
+
+from dandelion.errors import RequestFailed, RequestInterrupted, RequestRefused
+
+
+class ItemRefused(Exception):
+    """The request of an item is not valid or not allowed, and nothing was sent."""
+
+
+class ItemFailed(Exception):
+    """The store did not do what an item asks for.
+
+    Attributes:
+        transient: the same request may succeed later.
+    """
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+def typed_failure(error: ItemRefused | ItemFailed, function: str, item: str) -> RequestFailed:
+    """Make the error that a caller sees."""
+    message = str(error)
+    if isinstance(error, ItemRefused):
+        return RequestRefused(function, item, message)
+    return (RequestInterrupted if error.transient else RequestFailed)(function, item, message)
