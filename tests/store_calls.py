@@ -93,6 +93,12 @@ def texts(outputs: InstanceSets, position: int = 0) -> dict[str, bytes]:
     return {} if found is None else {item.name: bytes(item.data) for item in found}
 
 
+def contexts(domain: MemoryDomain) -> int:
+    """Count the contexts of a domain that are in use."""
+    gc.collect()  # tracebacks of errors that a test has caught refer to frames with contexts
+    return domain.stats().contexts
+
+
 def descriptors() -> int:
     """Count the open descriptors of this process."""
     return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))

@@ -53,12 +53,12 @@ def parts_of(path: str, is_folder: bool) -> list[str]:
     Raises:
         ItemRefused: it is not a relative path of plain names.
     """
+    if path.startswith("/"):
+        raise ItemRefused(f"path '{path[:80]}' is absolute; paths are relative to the store")
     if is_folder:
         path = path.removesuffix("/")
         if not path:
             return []
-    if path.startswith("/"):
-        raise ItemRefused(f"path '{path[:80]}' is absolute; paths are relative to the store")
     try:
         size = len(path.encode())
     except UnicodeEncodeError:

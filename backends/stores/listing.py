@@ -65,7 +65,7 @@ def listed(
 
 def _can_be_asked_for(path: str) -> bool:
     """Tell whether a request can have the path; one with a line break would become an option."""
-    return path == path.strip() and CONTROL.search(path) is None
+    return path == path.strip(" ") and CONTROL.search(path) is None
 
 
 def item_name(path: str) -> str:

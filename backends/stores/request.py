@@ -99,17 +99,17 @@ def read_request(data: Bytes, options: tuple[str, ...]) -> StoreRequest:
         first, *lines = bytes(data).decode().split("\n")
     except UnicodeDecodeError:
         raise ItemRefused("the request is not UTF-8 text") from None
-    store, _, path = first.strip().partition(" ")
+    store, _, path = first.removesuffix("\r").strip(" ").partition(" ")
     if not store:
         raise ItemRefused("the first line is empty; expected STORE PATH")
     given: dict[str, str] = {}
     for line in lines:
-        if line.strip():
+        if line.strip(" \r"):
             name, value = _option(line, options)
             if name in given:
                 raise ItemRefused(f"option '{name}' is given twice")
             given[name] = value
-    return StoreRequest(store, path.strip(), given)
+    return StoreRequest(store, path.strip(" "), given)
 
 
 def read_range(text: str | None) -> ByteRange | None:
