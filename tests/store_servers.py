@@ -159,7 +159,11 @@ class FaultProxy:
                 server.connect(self.target)
                 self.open.add(server)
                 self._start(self._forward, client, server)
-                self._answer(client, server)
+                try:
+                    self._answer(client, server)
+                finally:  # closing alone says nothing while the other thread reads
+                    client.shutdown(socket.SHUT_RDWR)
+                    server.shutdown(socket.SHUT_RDWR)
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):

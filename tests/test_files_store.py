@@ -291,8 +291,7 @@ def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
             domain = HeapDomain(8 * MIB)
             with pytest.raises(RequestInterrupted, match="shorter"):
                 await e.run(store_call("files", "FileRead", {"r": "s f"}, domain=domain))
-            await asyncio.sleep(0)  # the loop still has the future of the thread
-            assert contexts(domain) == 0
+            assert await contexts(domain) == 0
 
     run(scenario())
 
@@ -330,7 +329,7 @@ def test_deadlines_and_cancelling_stop_the_threads(
         assert pieces[0] == 2  # each thread stopped after the piece that it was in
         assert descriptors() == before
         del late, call, task
-        assert contexts(domain) == 0
+        assert await contexts(domain) == 0
 
     run(scenario())
 

@@ -134,8 +134,7 @@ def open_pool(name: str, given: KvStoreSettings, connect_s: float) -> Connection
         "retry": Retry(NoBackoff(), 0),  # the engine knows which requests may be repeated
         "socket_timeout": None,  # the engine sets the time of each reply
         "socket_connect_timeout": connect_s,
-        "lib_name": None,
-        "lib_version": None,
+        "driver_info": None,  # nothing about this client is sent
     }
     kind: type[Any] = Connection
     if address.path:

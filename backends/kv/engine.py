@@ -95,11 +95,11 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
             try:
                 await self._exchange(work, piece)
                 return
-            except _LOST as error:
-                failure = failure_of(error)
-            except TimeoutError:
+            except TimeoutError:  # is an OSError
                 idle_s = self._settings.idle_s
                 failure = ItemFailed(f"no reply within {idle_s:g} s", transient=True)
+            except _LOST as error:
+                failure = failure_of(error)
             received = work.budget.bytes_taken != before
             if not failure.transient or received or attempt == retries:
                 raise typed_failure(failure, work.function, piece.jobs[0][1].item.name)

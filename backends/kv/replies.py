@@ -87,7 +87,8 @@ def result_of(operation: str, job: Job[Any], reply: Any) -> tuple[int, Bytes]:
 
 def failure_of(error: Exception) -> ItemFailed:
     """Make the failure of an item from an exception of the library."""
-    if isinstance(error, exceptions.AuthenticationError):  # is a ConnectionError
+    refused = exceptions.AuthenticationError  # is a ConnectionError, or the cause of one
+    if isinstance(error, refused) or isinstance(error.__cause__, refused):
         return ItemFailed(_REASONS["WRONGPASS"])
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         if isinstance(error, exceptions.BusyLoadingError):
