@@ -622,7 +622,8 @@ class NoEngine(DandelionError):
     def __str__(self) -> str:
         return (
             f"function '{self.function}' has code for {', '.join(self.formats) or 'nothing'}; "
-            f"this node runs {', '.join(self.available) or 'nothing'}"
+            f"this node runs {', '.join(self.available) or 'nothing'}; "
+            "'dandelion ls backends' says what others need"
         )
 
 
