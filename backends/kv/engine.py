@@ -43,6 +43,28 @@ class Piece:
     commands: list[Command]
 
 
+class IdleLimit:
+    """Moves a time limit when something has arrived; not each time, which takes microseconds.
+
+    Args:
+        limit: it is entered.
+        idle_s: how long nothing may arrive, within a tenth.
+    """
+
+    def __init__(self, limit: asyncio.Timeout, idle_s: float) -> None:
+        self._limit = limit
+        self._idle_s = idle_s
+        self._now_s = asyncio.get_running_loop().time
+        self._next_s = 0.0
+
+    def progress(self) -> None:
+        """Count what has arrived."""
+        now_s = self._now_s()
+        if now_s >= self._next_s:
+            self._limit.reschedule(now_s + self._idle_s)
+            self._next_s = now_s + self._idle_s / 10
+
+
 class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
     """Performs the requests of many calls at once."""
 
@@ -118,12 +140,9 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
             await pool.release(connection)
 
     async def _converse(self, work: KvWork, piece: Piece, connection: Any) -> None:
-        loop, idle_s = asyncio.get_running_loop(), self._settings.idle_s
+        idle_s = self._settings.idle_s
         async with asyncio.timeout(idle_s) as limit:
-
-            def progress() -> None:
-                limit.reschedule(loop.time() + idle_s)
-
+            progress = IdleLimit(limit, idle_s).progress
             value_bytes = self._settings.stores[piece.store.name].value_bytes
             receiver = ValueReceiver(work.budget, value_bytes, progress)
             before = RECEIVER.set(receiver)

@@ -107,6 +107,7 @@ class JobReader(Generic[C]):
     stores: Mapping[str, OpenStore[C]]
     check_path: PathCheck
     _paths: set[tuple[str, str]] = field(default_factory=set)
+    _found: dict[str, tuple[OpenStore[C], str]] = field(default_factory=dict)
 
     async def read(self) -> list[Job[C]]:
         """Read all jobs, before any of them begins.
@@ -145,17 +146,12 @@ class JobReader(Generic[C]):
             yield item, lambda item=item: find(item)  # type: ignore[misc]
 
     def _job(self, item: Item, source: Callable[[], StoreRequest]) -> Job[C]:
-        request, operation, tenant = source(), self.operation, self.call.tenant
-        store = self.stores.get(request.store)
-        if store is None or not store.settings.visible_to(tenant):
-            raise ItemRefused(_unknown(request.store, tenant, self.stores))
-        if operation.changes and store.settings.read_only:
-            raise ItemRefused(f"store '{request.store}' is read-only")
+        request, operation = source(), self.operation
+        store, prefix = self._found.get(request.store) or self._store(request.store)
         if CONTROL.search(request.path):
             raise ItemRefused(f"path {request.path[:_SHOWN]!r} has a control character")
         if not request.path and not operation.lists:
             raise ItemRefused("the first line has no path; expected STORE PATH")
-        prefix = store.settings.prefix_of(tenant)
         self.check_path(request.path, operation.lists)
         path = prefix + request.path
         if operation.has_contents:
@@ -165,6 +161,17 @@ class JobReader(Generic[C]):
             self._paths.add((request.store, path))
         content = item.data if operation.has_contents else b""
         return Job(item, store, request, path, prefix, content)
+
+    def _store(self, name: str) -> tuple[OpenStore[C], str]:
+        """Return a store and the prefix of the call's tenant in it; raises `ItemRefused`."""
+        tenant = self.call.tenant
+        store = self.stores.get(name)
+        if store is None or not store.settings.visible_to(tenant):
+            raise ItemRefused(_unknown(name, tenant, self.stores))
+        if self.operation.changes and store.settings.read_only:
+            raise ItemRefused(f"store '{name}' is read-only")
+        self._found[name] = store, store.settings.prefix_of(tenant)
+        return self._found[name]
 
 
 def _targets(targets: ItemSet, options: tuple[str, ...]) -> Callable[[Item], StoreRequest]:

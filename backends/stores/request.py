@@ -96,12 +96,15 @@ def read_request(data: Bytes, options: tuple[str, ...]) -> StoreRequest:
     if len(data) > LIMIT_BYTES:
         raise ItemRefused(f"the request has {len(data)} bytes, more than {LIMIT_BYTES}")
     try:
-        first, *lines = bytes(data).decode().split("\n")
+        text = bytes(data).decode()
     except UnicodeDecodeError:
         raise ItemRefused("the request is not UTF-8 text") from None
+    first, *lines = text.split("\n")
     store, _, path = first.removesuffix("\r").strip(" ").partition(" ")
     if not store:
         raise ItemRefused("the first line is empty; expected STORE PATH")
+    if not lines:  # as most are
+        return StoreRequest(store, path.strip(" "))
     given: dict[str, str] = {}
     for line in lines:
         if line.strip(" \r"):
