@@ -105,11 +105,11 @@ class StoresFactory(EngineFactory):
     def probe(self) -> list[Resource]:
         driver = self._driver
         if driver.library and importlib.util.find_spec(driver.library) is None:
-            remedy = f"pip install 'dandelion-engine[{driver.name}]', and its options name stores"
+            remedy = f"pip install 'dandelion-engine[{driver.name}]', and options that name stores"
             raise BackendUnavailable(driver.name, f"no module '{driver.library}'", remedy)
         if not self.settings.stores:
             remedy = (
-                f"dandelion serve --backends ...,{driver.name}"
+                f"dandelion serve --backends process,{driver.name}"
                 f" --options {driver.name}.store.NAME.{driver.first_option}=..."
             )
             raise BackendUnavailable(driver.name, "off, since no store is named", remedy)
