@@ -16,7 +16,10 @@ from dandelion.errors import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `WrongUsage` where argparse prints its usage and exits."""
+    """Raises `WrongUsage` where argparse prints its usage and exits; takes whole options only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise `WrongUsage` with a hint at ``--help``."""

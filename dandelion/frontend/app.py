@@ -1,58 +1,36 @@
-"""The ASGI application: routes, and the conversion of errors to problem documents.
+"""The ASGI application: finds the route of a request, and converts errors to responses.
 
-There is no framework. The path of an invocation is found by a prefix test, all others in a table.
-Every exception of a handler becomes a problem document. A connection is never closed without a
-response.
+There is no framework. All routes are in one table (`RouteTable`): the node's own, those of the
+protocols in the setting `protocols`, and the operator's below. Every exception of a handler becomes
+a response in the form of its route; a connection is never closed without a response.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
-import msgspec
-
-from dandelion.errors import CapacityError, DandelionError, InternalError, Unknown, nearest, root_of
+from dandelion.errors import CapacityError, DandelionError, InternalError, nearest, root_of
 from dandelion.frontend.access import Access, preflight_response
+from dandelion.frontend.adapter import Adapter, AdapterContext, load_adapter
 from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scope, Send, clipped
 from dandelion.frontend.audit import Change
-from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
+from dandelion.frontend.catalogue import json_response
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.frontend.guard import PUBLIC_PATHS, RIGHTS, Guard
-from dandelion.frontend.invocations import PREFIX, Invocations
-from dandelion.frontend.negotiation import Codec, writers
-from dandelion.frontend.openapi import DOCS_PAGE, openapi_document
-from dandelion.frontend.problem import (
-    MethodNotAllowed,
-    NoRoute,
-    NotAcceptable,
-    ShuttingDown,
-    problem_response,
-)
+from dandelion.frontend.guard import Guard
+from dandelion.frontend.native import NativeAdapter
+from dandelion.frontend.openapi import DOCS_PAGE, json_content, openapi_document, operation_of
+from dandelion.frontend.page import PageAdapter
+from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
+from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
 from dandelion.frontend.service import Service
 from dandelion.tokens import Right
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-
 log = logging.getLogger("dandelion.frontend")
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What handles a method of a path, and the right that its caller needs."""
-
-    handler: Handler
-    right: Right | None
-
-
-Methods: TypeAlias = dict[str, Route]
-
 _HTML = b"text/html; charset=utf-8"
-_ENCODERS = {Codec.JSON: msgspec.json.encode, Codec.MSGPACK: msgspec.msgpack.encode}
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -64,8 +42,13 @@ class App:
         bound: host names and addresses of the server, in addition to loopback.
         guard: knows what callers may do; by default everything.
 
+    Attributes:
+        routes: all of them.
+        converter: reads and writes documents that would block the event loop.
+
     Raises:
-        InvalidInput: the setting `hosts` or `cors_origins` is malformed.
+        InvalidInput: the setting `hosts`, `cors_origins` or `protocols` is malformed.
+        BackendUnavailable: a protocol needs a module that is not installed.
     """
 
     def __init__(
@@ -74,46 +57,68 @@ class App:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._guard = guard or Guard()
-        self._converter = Converter(node)
-        self._invoke = _route("/v1/invoke/{name}", POST=Invocations(node, self._converter))["POST"]
-        catalogue = CatalogueRoutes(node, self._converter)
-        self._exact = {
-            "/v1/register": _route("/v1/register", POST=catalogue.register),
-            "/v1/engines": _route("/v1/engines", GET=self._engines),
-            "/v1/capacity": _route("/v1/capacity", GET=self._capacity),
-            "/healthz": _route("/healthz", GET=self._health),
-            "/readyz": _route("/readyz", GET=self._ready),
-            "/metrics": _route("/metrics", GET=self._metrics),
-            "/openapi.json": _route("/openapi.json", GET=self._openapi),
-            "/docs": _route("/docs", GET=self._docs),
-        }
-        self._named: dict[str, Methods] = {}
-        for kind in KINDS:
-            self._exact[f"/v1/{kind}"] = _route(f"/v1/{kind}", GET=catalogue.list_kind)
-            self._named[kind] = _route(
-                f"/v1/{kind}/{{name}}", GET=catalogue.describe, DELETE=catalogue.remove
-            )
-        self._drawn = _route("/v1/compositions/{name}/graph", GET=catalogue.graph)
-        self._traced = _route("/v1/traces/{id}", GET=self._trace)
+        self.converter = Converter(node)
+        context = AdapterContext(node, self.converter)
+        self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
+        self._adapters += [load_adapter(name, context) for name in node.settings.protocols]
+        served = [route for adapter in self._adapters for route in adapter.routes()]
+        self.routes = RouteTable([*served, *self._own_routes()])
+
+    def _own_routes(self) -> Iterable[Route]:
+        health = operation_of("The process is running", json_content({}))
+        ready = operation_of("Engines are up (else 503)", json_content({}))
+        metrics = operation_of("Prometheus metrics", {"text/plain": {}})
+        return (
+            Route("GET", "/healthz", self._health, None, health),
+            Route("GET", "/readyz", self._ready, None, ready),
+            Route("GET", "/metrics", self._metrics, Right.OPERATE, metrics),
+            Route("GET", "/openapi.json", self._openapi, None),
+            Route("GET", "/docs", self._docs, None),
+        )
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Prepare the protocols, before connections are accepted.
+
+        Raises:
+            DandelionError: one of them cannot start.
+        """
+        for adapter in self._adapters:
+            await adapter.start()
+
+    async def stop(self) -> None:
+        """End what keeps requests open, when the server begins to drain."""
+        for adapter in self._adapters:
+            await adapter.stop()
+
+    def close(self) -> None:
+        """Release everything, after the last request. Not on the event loop."""
+        for adapter in self._adapters:
+            adapter.close()
+        self.converter.close()
+
+    # --- requests -------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         request = Request(scope, receive)
+        match: Match | None = None
         try:
             try:
                 self._access.check(request)
-                if self._guard.is_closed:
-                    self._identify(request)
-                response = await self._handler(request)(request)
+                match = self.routes.find(request.path)
+                response = await self._handle(request, match)
             except DandelionError as error:
-                response = _problem(request, error)
+                response = _problem(request, error, match)
             except Exception as error:
                 log.exception("request failed", extra={"path": clipped(request.path)})
-                response = _problem(request, InternalError(f"{type(error).__name__}: {error}"))
+                unexpected = InternalError(f"{type(error).__name__}: {error}")
+                response = _problem(request, unexpected, match)
             except asyncio.CancelledError:
                 if request.client_left:
                     raise
-                response = _problem(request, ShuttingDown())
+                response = _problem(request, ShuttingDown(), match)
             response.close = request.close
             response.headers += request.response_headers
             await response.send(send, scope.get("extensions") or {})
@@ -122,85 +127,34 @@ class App:
                 raise  # the server is shutting down and does not wait for slow readers
             log.info("client disconnected", extra={"path": clipped(request.path)})
 
-    def close(self) -> None:
-        """Stop the converter process."""
-        self._converter.close()
-
-    def _identify(self, request: Request) -> None:
-        """Find out whose request it is. Preflights of listed pages have no token."""
-        if request.path not in PUBLIC_PATHS and not self._access.is_preflight(request):
+    async def _handle(self, request: Request, match: Match | None) -> Response:
+        is_closed = self._guard.is_closed
+        is_preflight = self._access.is_preflight(request)  # these have no token
+        if is_closed and not (is_preflight or (match is not None and match.is_public)):
             self._guard.identify(request)
-
-    def _handler(self, request: Request) -> Handler:
-        path = request.path
-        if path.startswith(PREFIX) and request.method == "POST" and len(path) < NAME_LIMIT:
-            return self._allowed(request, self._invoke)
-        methods = self._methods(path)
-        if methods is None:
-            raise _no_route(path, self._exact)
-        if self._access.is_preflight(request):
-            return self._preflight
-        method = "GET" if request.method == "HEAD" else request.method
-        route = methods.get(method)
+        if match is None:
+            raise _no_route(request.path, self.routes)
+        if is_preflight:
+            return preflight_response(match.methods)
+        route = match.route(request.method)
         if route is None:
-            raise MethodNotAllowed(request.method, clipped(path), tuple(methods))
-        return self._allowed(request, route)
+            raise MethodNotAllowed(request.method, clipped(request.path), tuple(match.methods))
+        if is_closed:
+            self._authorize(request, route)
+        request.parameters = match.parameters
+        return await route.handler(request)
 
-    def _allowed(self, request: Request, route: Route) -> Handler:
-        """Return the handler if the caller may use the route now."""
-        if self._guard.is_closed:
-            try:
-                self._guard.authorize(request, route.right)
-            except DandelionError as error:
-                if route.right is Right.REGISTER:
-                    action = "remove" if request.method == "DELETE" else "register"
-                    Change(request, action).write(type(error).__name__)
-                raise
-        return route.handler
+    def _authorize(self, request: Request, route: Route) -> None:
+        """Refuse a request whose caller may not use the route now."""
+        try:
+            self._guard.authorize(request, route.right, route.also)
+        except DandelionError as error:
+            if route.right is Right.REGISTER:
+                action = "remove" if request.method == "DELETE" else "register"
+                Change(request, action).write(type(error).__name__)
+            raise
 
-    def _methods(self, path: str) -> Methods | None:
-        if path.startswith(PREFIX):
-            if len(path) > len(PREFIX) + NAME_LIMIT:
-                raise Unknown("function or composition", clipped(path[len(PREFIX) :]))
-            return {"POST": self._invoke}
-        exact = self._exact.get(path)
-        if exact is not None:
-            return exact
-        if path.startswith("/v1/traces/"):
-            return self._traced
-        _, _, kind, *rest = [*path.split("/", 3), "", ""]
-        if kind not in KINDS or not path.startswith("/v1/") or not rest[0]:
-            return None
-        is_graph = kind == "compositions" and path.endswith("/graph")
-        return self._drawn if is_graph else self._named[kind]
-
-    async def _preflight(self, request: Request) -> Response:
-        return preflight_response(self._methods(request.path) or ())
-
-    async def _engines(self, request: Request) -> Response:
-        request.expect_query(())
-        engines = await asyncio.to_thread(self._node.engines)
-        return json_response({"engines": engines})
-
-    async def _capacity(self, request: Request) -> Response:
-        request.expect_query(("function", "version"))
-        accept = request.header(b"accept").encode("latin-1")
-        codec = next((c for c in writers(accept, Codec.JSON) if c in _ENCODERS), None)
-        if codec is None:
-            raise NotAcceptable(clipped(accept.decode("latin-1")), "this is JSON or MessagePack")
-        function = request.query.get("function")
-        capacity = partial(self._node.capacity, request.grant.tenant, function, request.version)
-        body = _ENCODERS[codec](await asyncio.to_thread(capacity))
-        return Response([body], codec.value.encode())
-
-    async def _trace(self, request: Request) -> Response:
-        request.expect_query(())
-        id_ = request.path.removeprefix("/v1/traces/")
-        find = partial(self._node.trace, id_, tenant=request.grant.tenant)
-        trace = await asyncio.to_thread(find)
-        if trace is None:
-            raise Unknown("trace", clipped(id_))
-        return Response([trace])
+    # --- the operator's routes ------------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
         if self._node.alive():
@@ -215,25 +169,27 @@ class App:
         return Response([await asyncio.to_thread(self._node.metrics)], _METRICS)
 
     async def _openapi(self, request: Request) -> Response:
-        return Response([openapi_document()])
+        return Response([self._document])
+
+    @cached_property
+    def _document(self) -> bytes:
+        schemas = {name: s for a in self._adapters for name, s in a.schemas().items()}
+        return openapi_document(self.routes, schemas)
 
     async def _docs(self, request: Request) -> Response:
         policy = (b"content-security-policy", b"default-src 'self' 'unsafe-inline'")
         return Response([DOCS_PAGE], _HTML, headers=[policy])
 
 
-def _route(path: str, **handlers: Handler) -> Methods:
-    """Make the methods of a path with the rights that they need."""
-    return {method: Route(handler, RIGHTS[path][method]) for method, handler in handlers.items()}
-
-
-def _problem(request: Request, error: DandelionError) -> Response:
+def _problem(request: Request, error: DandelionError, match: Match | None) -> Response:
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(request.path)})
-    return problem_response(error, error.invocation or request.invocation)
+    write: ProblemWriter = problem_response if match is None else match.problem
+    return write(error, error.invocation or request.invocation)
 
 
-def _no_route(path: str, known: dict[str, Methods]) -> NoRoute:
+def _no_route(path: str, routes: Iterable[Route]) -> NoRoute:
+    known = [route.path for route in routes if "{" not in route.path]
     close = nearest(path, known) if len(path) <= NAME_LIMIT else None
     return NoRoute(clipped(path), close)

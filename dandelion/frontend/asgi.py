@@ -9,8 +9,9 @@ Source: ASGI 3.0, HTTP connection scope.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ WHOLE_RESPONSE = "dandelion.response"
 TASK = "dandelion.task"
 """Key in the scope. A server that starts a request without a task puts the later task there."""
 WATCH_AFTER_S = 0.02
+_NO_PARAMETERS: Mapping[str, str] = {}
 NAME_LIMIT = 128  # characters; a search for near names takes quadratic time
 
 
@@ -45,6 +47,8 @@ class Response:
         headers: further headers; Content-Length is added when it is sent.
         close: whether to close the connection, unless the whole request was read.
         hold: whether the next request of the connection is read later.
+        stream: gives the body in place of `chunks`, piece by piece; without a Content-Length. It is
+            closed at the end, also if the client disconnects.
     """
 
     chunks: list[Bytes]
@@ -53,6 +57,7 @@ class Response:
     headers: list[Header] = field(default_factory=list)
     close: bool = False
     hold: bool = False
+    stream: AsyncGenerator[Bytes, None] | None = None
 
     async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
         """Write status, headers and body to the connection.
@@ -61,6 +66,9 @@ class Response:
             send: of the ASGI server.
             extensions: what the server offers, see `dandelion.frontend.protocol`.
         """
+        if self.stream is not None:
+            await self._send_stream(send, self.stream)
+            return
         chunks = self.chunks
         size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
         headers = [
@@ -79,6 +87,16 @@ class Response:
         for chunk in chunks[:-1]:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": chunks[-1]})
+
+    async def _send_stream(self, send: Send, stream: AsyncGenerator[Bytes, None]) -> None:
+        headers = [(b"content-type", self.media_type), *self.headers]
+        if self.close:
+            headers.append((b"connection", b"close"))
+        async with contextlib.aclosing(stream):
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            async for chunk in stream:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class DisconnectWatcher:
@@ -137,6 +155,7 @@ class Request:
         self.path: str = scope["path"]
         self.receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.parameters: Mapping[str, str] = _NO_PARAMETERS  # of the route's path
         self.raw_query: bytes = scope["query_string"]
         self.grant: Grant = ANONYMOUS  # what its caller may do
         self.invocation = ""  # its id, once there is one

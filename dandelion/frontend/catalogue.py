@@ -77,7 +77,7 @@ class CatalogueRoutes:
     async def list_kind(self, request: Request) -> Response:
         """``GET /v1/{kind}``: the newest version of each name."""
         request.expect_query(())
-        kind = request.path.split("/")[2]
+        kind = _kind(request)
         return await asyncio.to_thread(self._list, kind, request.grant.tenant)
 
     def _list(self, kind: str, tenant: str) -> Response:
@@ -113,7 +113,7 @@ class CatalogueRoutes:
     async def graph(self, request: Request) -> Response:
         """``GET /v1/compositions/{name}/graph``: a drawing in ``format``, SVG by default."""
         request.expect_query(("version", "format"))
-        name = request.path.split("/", 3)[3].removesuffix("/graph")
+        name = request.parameters["name"]
         format_ = request.query.get("format", "svg")
         record = await asyncio.to_thread(
             self._find, CompositionRecord, name, request.version, request.grant.tenant
@@ -128,8 +128,7 @@ class CatalogueRoutes:
         return Response([drawn], MEDIA_TYPES[format_])
 
     def _target(self, request: Request) -> tuple[type[Record], str]:
-        _, _, kind, name = request.path.split("/", 3)
-        return KINDS[kind], name
+        return KINDS[_kind(request)], request.parameters["name"]
 
     def _describe(
         self, cls: type[Record], name: str, version: int | None, tenant: str
@@ -156,6 +155,11 @@ class CatalogueRoutes:
                 return record
         close = nearest(name, (r.name for r in records if r.name != name))
         raise Unknown(kind_of(cls), name, version, close)
+
+
+def _kind(request: Request) -> str:
+    """Return the last word of ``/v1/{kind}``, which each path below it begins with."""
+    return request.path.split("/", 3)[2]
 
 
 def _names_of(document: RegistrationDocument) -> list[str]:

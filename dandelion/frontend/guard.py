@@ -1,9 +1,9 @@
 """What a caller may do: bearer tokens, the right of each route, rate limits.
 
-`RIGHTS` has the right of each route, and a route without an entry cannot be made (`App`). A caller
-is checked in the process that parsed its request, before the body is read and before anything is
-asked of the node, in this order: token, route, right, rate. A name is looked up only after that,
-among those of the token's tenant. So no response depends on names that the caller may not see.
+A `Route` cannot be made without its right. A caller is checked in the process that parsed its
+request, before the body is read and before anything is asked of the node, in this order: token,
+route, right, rate. A name is looked up only after that, among those of the token's tenant. So no
+response depends on names that the caller may not see.
 
 A missing, malformed, unknown and expired token take the same path and get the same response.
 
@@ -19,30 +19,6 @@ from dandelion.frontend.asgi import Request
 from dandelion.frontend.problem import MissingRight, RateLimited, Unauthenticated
 from dandelion.tokens import ANONYMOUS, Grant, Right, TokenRecord, TokenTable
 from dandelion.tokens.table import Buckets, new_buckets
-
-RIGHTS: dict[str, dict[str, Right | None]] = {
-    "/v1/invoke/{name}": {"POST": Right.INVOKE},
-    "/v1/register": {"POST": Right.REGISTER},
-    "/v1/functions": {"GET": Right.READ},
-    "/v1/functions/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
-    "/v1/compositions": {"GET": Right.READ},
-    "/v1/compositions/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
-    "/v1/compositions/{name}/graph": {"GET": Right.READ},
-    "/v1/libraries": {"GET": Right.READ},
-    "/v1/libraries/{name}": {"GET": Right.READ, "DELETE": Right.REGISTER},
-    "/v1/traces/{id}": {"GET": Right.READ},
-    "/v1/capacity": {"GET": Right.READ},
-    "/v1/engines": {"GET": Right.OPERATE},
-    "/metrics": {"GET": Right.OPERATE},
-    "/healthz": {"GET": None},
-    "/readyz": {"GET": None},
-    "/openapi.json": {"GET": None},
-    "/docs": {"GET": None},
-}
-"""The right that each route and method needs. None is a public route: its response is the same for
-all callers and contains nothing of a tenant."""
-
-PUBLIC_PATHS = frozenset(path for path, rights in RIGHTS.items() if None in rights.values())
 
 _SCHEME = b"bearer "
 
@@ -92,19 +68,20 @@ class Guard:
             return None
         return self._table.find(given[len(_SCHEME) :].rstrip(b" \t"))
 
-    def authorize(self, request: Request, right: Right | None) -> None:
+    def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
 
         Raises:
-            MissingRight: the grant does not have the right.
+            MissingRight: the grant does not have one of the rights.
             RateLimited: the token is used too often.
         """
         grant = request.grant
         if right is None or grant is ANONYMOUS:
             return
-        if right not in grant.rights:
-            request.close = True
-            raise MissingRight(right.value)
+        for needed in (right, also):
+            if needed is not None and needed not in grant.rights:
+                request.close = True
+                raise MissingRight(needed.value)
         wait_s = self._table.count(grant)
         if wait_s:
             request.close = True

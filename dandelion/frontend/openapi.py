@@ -7,25 +7,23 @@ Source: OpenAPI Specification 3.1.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from dandelion import __version__
+from dandelion.activity import Activity
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
-from dandelion.frontend.guard import RIGHTS
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
+from dandelion.frontend.routing import Json, Route
 from dandelion.priority import PRIORITY_LIMIT
-
-Json: TypeAlias = dict[str, Any]
-"""A part of an OpenAPI document."""
 
 _REF = "#/components/schemas/{name}"
 _RECORDS = (
+    Activity,
     RegistrationDocument,
     RegisterResponse,
     Entry,
@@ -51,6 +49,7 @@ _ITEM: Json = {
     },
     "oneOf": [{"required": ["data"]}, {"required": ["text"]}, {"required": ["numbers"]}],
 }
+_ENTRIES: Json = {"type": "array", "items": {"$ref": _REF.format(name="Entry")}}
 _TOKEN: Json = {
     "type": "http",
     "scheme": "bearer",
@@ -102,79 +101,87 @@ _RESULT: Json = {
 }
 
 
-@cache
-def openapi_document() -> bytes:
-    """Write the OpenAPI document as JSON."""
-    _, schemas = msgspec.json.schema_components(_RECORDS, ref_template=_REF)
-    schemas |= {"Item": _ITEM, "Set": _SET, "Sets": _SETS, "Result": _RESULT}
+def openapi_document(routes: Iterable[Route], schemas: Mapping[str, Json]) -> bytes:
+    """Write the OpenAPI document as JSON.
+
+    Args:
+        routes: those without an operation are left out.
+        schemas: of protocols, beside those of this module.
+    """
+    _, records = msgspec.json.schema_components(_RECORDS, ref_template=_REF)
+    own = {"Item": _ITEM, "Set": _SET, "Sets": _SETS, "Result": _RESULT}
+    paths: Json = {}
+    for route in routes:
+        if route.operation is not None:
+            security = [] if route.right is None else [{"token": [route.right.value]}]
+            operation = {**route.operation, "security": security}
+            paths.setdefault(route.documented_path, {})[route.method.lower()] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Dandelion", "version": __version__},
-        "paths": _with_rights(_paths()),
-        "components": {"schemas": schemas, "securitySchemes": {"token": _TOKEN}},
+        "paths": paths,
+        "components": {
+            "schemas": {**records, **own, **schemas},
+            "securitySchemes": {"token": _TOKEN},
+        },
     }
     return msgspec.json.encode(document)
 
 
-def _paths() -> Json:
-    paths: Json = {
-        "/v1/invoke/{name}": {"post": _invoke()},
-        "/v1/register": {"post": _register()},
-    }
-    for kind in ("functions", "compositions", "libraries"):
-        entries = {"type": "array", "items": _ref("Entry")}
-        listed = {"type": "object", "properties": {kind: entries}}
-        removed = {"type": "object", "properties": {"removed": entries}}
-        version = [_NAME, _VERSION]
-        paths[f"/v1/{kind}"] = {"get": _operation(f"List {kind}", _json(listed))}
-        paths[f"/v1/{kind}/{{name}}"] = {
-            "get": _operation(f"Describe one of the {kind}", _json(_ref("Description")), version),
-            "delete": _operation("Remove all versions, or one", _json(removed), version),
-        }
+def list_operation(kind: str) -> Json:
+    """Describe ``GET /v1/{kind}``."""
+    listed = {"type": "object", "properties": {kind: _ENTRIES}}
+    return operation_of(f"List {kind}", json_content(listed))
+
+
+def describe_operation(kind: str) -> Json:
+    """Describe ``GET /v1/{kind}/{name}``."""
+    content = json_content(reference("Description"))
+    return operation_of(f"Describe one of the {kind}", content, [NAME, VERSION])
+
+
+def remove_operation() -> Json:
+    """Describe ``DELETE /v1/{kind}/{name}``."""
+    removed = {"type": "object", "properties": {"removed": _ENTRIES}}
+    return operation_of("Remove all versions, or one", json_content(removed), [NAME, VERSION])
+
+
+def graph_operation() -> Json:
+    """Describe ``GET /v1/compositions/{name}/graph``."""
     formats = {"type": "string", "enum": list(MEDIA_TYPES), "default": "svg"}
     drawn: Json = {m.decode().partition(";")[0]: {} for m in MEDIA_TYPES.values()}
-    parameters = [_NAME, _VERSION, _parameter("query", "format", formats)]
-    paths["/v1/compositions/{name}/graph"] = {"get": _operation("Draw it", drawn, parameters)}
-    identity = _parameter("path", "id", {"type": "string"}, required=True)
-    paths["/v1/traces/{id}"] = {
-        "get": _operation("Trace of a recent invocation, for Perfetto", _json({}), [identity])
-    }
-    paths["/v1/engines"] = {"get": _operation("List the node's engines", _json({}))}
-    function = _parameter(
+    return operation_of("Draw it", drawn, [NAME, VERSION, parameter("query", "format", formats)])
+
+
+def trace_operation() -> Json:
+    """Describe ``GET /v1/traces/{id}``."""
+    identity = parameter("path", "id", {"type": "string"}, required=True)
+    return operation_of("Trace of a recent invocation, for Perfetto", json_content({}), [identity])
+
+
+def capacity_operation() -> Json:
+    """Describe ``GET /v1/capacity``."""
+    function = parameter(
         "query", "function", {"type": "string"}, "also: would a call of it run now?"
     )
-    capacity = {"application/json": {"schema": _ref("NodeCapacity")}}
-    capacity |= {"application/msgpack": {"schema": _ref("NodeCapacity")}}
-    paths["/v1/capacity"] = {
-        "get": _operation("What the node has and what is free", capacity, [function, _VERSION])
-    }
-    paths["/healthz"] = {"get": _operation("The process is running", _json({}))}
-    paths["/readyz"] = {"get": _operation("Engines are up (else 503)", _json({}))}
-    paths["/metrics"] = {"get": _operation("Prometheus metrics", {"text/plain": {}})}
-    return paths
+    capacity = {"application/json": {"schema": reference("NodeCapacity")}}
+    capacity |= {"application/msgpack": {"schema": reference("NodeCapacity")}}
+    return operation_of("What the node has and what is free", capacity, [function, VERSION])
 
 
-def _with_rights(paths: Json) -> Json:
-    """Add the right that each operation needs."""
-    for path, methods in paths.items():
-        for method, operation in methods.items():
-            right = RIGHTS[path][method.upper()]
-            operation["security"] = [] if right is None else [{"token": [right.value]}]
-    return paths
-
-
-def _invoke() -> Json:
+def invoke_operation() -> Json:
+    """Describe ``POST /v1/invoke/{name}``."""
     bytes_ = {"schema": {"type": "string", "format": "binary"}}
     form = {"schema": {"type": "object", "additionalProperties": {"type": "string"}}}
     request = {
-        "application/json": {"schema": _ref("Sets")},
-        "application/msgpack": {"schema": _ref("Sets")},
+        "application/json": {"schema": reference("Sets")},
+        "application/msgpack": {"schema": reference("Sets")},
         "application/octet-stream": bytes_,
         "multipart/form-data": form,
     }
     response = {
-        "application/json": {"schema": _ref("Result")},
-        "application/msgpack": {"schema": _ref("Result")},
+        "application/json": {"schema": reference("Result")},
+        "application/msgpack": {"schema": reference("Result")},
         "application/octet-stream": bytes_,
     }
     seconds = {"type": "number", "exclusiveMinimum": 0}
@@ -185,35 +192,54 @@ def _invoke() -> Json:
         "default": 0,
     }
     parameters = [
-        _NAME,
-        _VERSION,
-        _parameter("query", "set", {"type": "string"}, "the input set of a raw body"),
-        _parameter("query", "deadline_s", seconds),
-        _parameter("header", "Dandelion-Deadline", seconds, "seconds"),
-        _parameter("query", "priority", priority),
-        _parameter("header", "Dandelion-Priority", priority, "among calls of the same tenant"),
-        _parameter("header", "Dandelion-Dtype", {"type": "string"}, "element type of a raw body"),
-        _parameter(
+        NAME,
+        VERSION,
+        parameter("query", "set", {"type": "string"}, "the input set of a raw body"),
+        parameter("query", "deadline_s", seconds),
+        parameter("header", "Dandelion-Deadline", seconds, "seconds"),
+        parameter("query", "priority", priority),
+        parameter("header", "Dandelion-Priority", priority, "among calls of the same tenant"),
+        parameter("header", "Dandelion-Dtype", {"type": "string"}, "element type of a raw body"),
+        parameter(
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
-        _parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
+        parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
     ]
-    operation = _operation("Invoke a function or composition", response, parameters)
+    operation = operation_of("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}
 
 
-def _register() -> Json:
+def record_operation() -> Json:
+    """Describe ``POST /v1/record/{name}``."""
+    bytes_ = {"schema": {"type": "string", "format": "binary"}}
+    text = "Invoke, and record the invocation with its code; also needs the right 'invoke'"
+    content = {"application/vnd.dandelion.recording": bytes_}
+    operation = operation_of(text, content, [NAME, VERSION])
+    return {**operation, "requestBody": invoke_operation()["requestBody"]}
+
+
+def register_operation() -> Json:
+    """Describe ``POST /v1/register``."""
     content = {
-        "application/json": {"schema": _ref("RegistrationDocument")},
-        "application/msgpack": {"schema": _ref("RegistrationDocument")},
+        "application/json": {"schema": reference("RegistrationDocument")},
+        "application/msgpack": {"schema": reference("RegistrationDocument")},
         TEXT_TYPE: {"schema": {"type": "string", "description": "composition language"}},
     }
-    operation = _operation("Register, all or nothing", _json(_ref("RegisterResponse")))
+    operation = operation_of(
+        "Register, all or nothing", json_content(reference("RegisterResponse"))
+    )
     return {**operation, "requestBody": {"required": True, "content": content}}
 
 
-def _operation(summary: str, content: Json, parameters: list[Json] | None = None) -> Json:
-    problem = {MEDIA_TYPE: {"schema": _ref("ProblemDocument")}}
+def operation_of(summary: str, content: Json, parameters: list[Json] | None = None) -> Json:
+    """Make an operation.
+
+    Args:
+        summary: what it does.
+        content: of its response, by media type.
+        parameters: of path, query and header.
+    """
+    problem = {MEDIA_TYPE: {"schema": reference("ProblemDocument")}}
     operation: Json = {
         "summary": summary,
         "responses": {
@@ -224,23 +250,26 @@ def _operation(summary: str, content: Json, parameters: list[Json] | None = None
     return {**operation, "parameters": parameters} if parameters else operation
 
 
-def _ref(name: str) -> Json:
+def reference(name: str) -> Json:
+    """Refer to a schema."""
     return {"$ref": _REF.format(name=name)}
 
 
-def _json(schema: Json) -> Json:
+def json_content(schema: Json) -> Json:
+    """Make the content of a JSON body."""
     return {"application/json": {"schema": schema}}
 
 
-def _parameter(
+def parameter(
     place: str, name: str, schema: Json, text: str = "", *, required: bool = False
 ) -> Json:
+    """Make a parameter of an operation; `place` is ``path``, ``query`` or ``header``."""
     described = {"description": text} if text else {}
     return {"in": place, "name": name, "required": required, "schema": schema, **described}
 
 
-_NAME = _parameter("path", "name", {"type": "string"}, required=True)
-_VERSION = _parameter("query", "version", {"type": "integer", "minimum": 1}, "default: the newest")
+NAME = parameter("path", "name", {"type": "string"}, required=True)
+VERSION = parameter("query", "version", {"type": "integer", "minimum": 1}, "default: the newest")
 
 DOCS_PAGE = b"""<!doctype html>
 <html lang="en">

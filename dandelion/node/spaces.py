@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dandelion.catalog import Catalog
 from dandelion.driver import Checker
@@ -12,6 +13,7 @@ from dandelion.namespaces import Namespace
 from dandelion.node.library import Library
 from dandelion.registration import Registrar, Target
 from dandelion.scheduler import Quota, Tenant
+from dandelion.secrets import SecretStore
 from dandelion.settings import TenantSettings
 
 
@@ -35,6 +37,7 @@ class Spaces:
         targets: gives the devices that run a format.
         caps: the operator's largest limits.
         fuse: run GPU functions that follow each other as one.
+        secrets: of the node.
         offered: backends that are installed and not started, by the functions that they provide.
     """
 
@@ -46,6 +49,7 @@ class Spaces:
         targets: Callable[[str], Sequence[Target]],
         caps: Limits,
         fuse: bool,
+        secrets: SecretStore,
         offered: Mapping[str, str],
     ) -> None:
         self._catalog = catalog
@@ -54,6 +58,7 @@ class Spaces:
         self._targets = targets
         self._caps = caps
         self._fuse = fuse
+        self._secrets = secrets
         self._offered = offered
         self._spaces: dict[str, Space] = {}
 
@@ -74,7 +79,13 @@ class Spaces:
         catalog = Namespace(self._catalog, tenant)
         library = Library(catalog, self._platform, self._caps, self._fuse, self._offered)
         registrar = Registrar(
-            catalog, self._platform, self._checkers, self._targets, self._caps, self._offered
+            catalog,
+            self._platform,
+            self._checkers,
+            self._targets,
+            self._caps,
+            partial(self._secrets.names, tenant),
+            self._offered,
         )
         return Space(Tenant(tenant), catalog, library, registrar)
 

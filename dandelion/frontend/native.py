@@ -1,0 +1,99 @@
+"""The node's own protocol: all routes below ``/v1``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from dandelion.errors import Unknown
+from dandelion.frontend.adapter import Adapter, AdapterContext
+from dandelion.frontend.asgi import Request, Response, clipped
+from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
+from dandelion.frontend.invocations import Invocations
+from dandelion.frontend.negotiation import Codec, writers
+from dandelion.frontend.openapi import (
+    capacity_operation,
+    describe_operation,
+    graph_operation,
+    invoke_operation,
+    json_content,
+    list_operation,
+    operation_of,
+    record_operation,
+    register_operation,
+    remove_operation,
+    trace_operation,
+)
+from dandelion.frontend.problem import NotAcceptable
+from dandelion.frontend.routing import Route
+from dandelion.tokens import Right
+
+_ENCODERS = {Codec.JSON: msgspec.json.encode, Codec.MSGPACK: msgspec.msgpack.encode}
+
+
+class NativeAdapter(Adapter):
+    """Invokes, changes and lists the catalogue, shows traces, engines and capacity."""
+
+    def __init__(self, context: AdapterContext) -> None:
+        self._node = context.node
+        self._invocations = Invocations(context.node, context.converter)
+        self._catalogue = CatalogueRoutes(context.node, context.converter)
+
+    def routes(self) -> Sequence[Route]:
+        catalogue, read = self._catalogue, Right.READ
+        engines = operation_of("List the node's engines", json_content({}))
+        found = [
+            Route("POST", "/v1/invoke/{name}", self._invocations, Right.INVOKE, invoke_operation()),
+            Route(
+                "POST",
+                "/v1/record/{name}",
+                self._invocations.record,
+                Right.READ,  # the recording has the code
+                record_operation(),
+                also=Right.INVOKE,
+            ),
+            Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
+        ]
+        for kind in KINDS:
+            path = f"/v1/{kind}/{{name...}}"
+            found += [
+                Route("GET", f"/v1/{kind}", catalogue.list_kind, read, list_operation(kind)),
+                Route("GET", path, catalogue.describe, read, describe_operation(kind)),
+                Route("DELETE", path, catalogue.remove, Right.REGISTER, remove_operation()),
+            ]
+        graph = "/v1/compositions/{name}/graph"
+        return [
+            *found,
+            Route("GET", graph, catalogue.graph, read, graph_operation()),
+            Route("GET", "/v1/traces/{id}", self._trace, read, trace_operation()),
+            Route("GET", "/v1/capacity", self._capacity, read, capacity_operation()),
+            Route("GET", "/v1/engines", self._engines, Right.OPERATE, engines),
+        ]
+
+    async def _engines(self, request: Request) -> Response:
+        request.expect_query(())
+        engines = await asyncio.to_thread(self._node.engines)
+        return json_response({"engines": engines})
+
+    async def _capacity(self, request: Request) -> Response:
+        request.expect_query(("function", "version"))
+        accept = request.header(b"accept").encode("latin-1")
+        codec = next((c for c in writers(accept, Codec.JSON) if c in _ENCODERS), None)
+        if codec is None:
+            raise NotAcceptable(clipped(accept.decode("latin-1")), "this is JSON or MessagePack")
+        function = request.query.get("function")
+        capacity = partial(self._node.capacity, request.grant.tenant, function, request.version)
+        body = _ENCODERS[codec](await asyncio.to_thread(capacity))
+        return Response([body], codec.value.encode())
+
+    async def _trace(self, request: Request) -> Response:
+        request.expect_query(())
+        id_ = request.parameters["id"]
+        find = partial(self._node.trace, id_, tenant=request.grant.tenant)
+        trace = await asyncio.to_thread(find)
+        if trace is None:
+            raise Unknown("trace", clipped(id_))
+        return Response([trace])
