@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import os
 import socket
@@ -224,6 +225,28 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
     run(scenario())
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("number", "transient"), [(errno.EIO, True), (errno.EMFILE, True), (errno.EROFS, False)]
+)
+def test_failures_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, transient: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr(os, "rename", fail)
+
+    async def scenario() -> None:
+        async with store_engine("files", s_folder=str(tmp_path)) as e:
+            with pytest.raises(RequestFailed, match=os.strerror(number)) as caught:
+                await e.run(store_call("files", "FileWrite", {"w": b"new"}, {"t": "s f"}))
+            assert caught.value.transient == transient
+            assert str(tmp_path) not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+
+    run(scenario())
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

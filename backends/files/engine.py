@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -28,6 +29,10 @@ from .folder import opened_folder, parts_of, read_file, write_file
 from .settings import FilesStoreSettings
 from .tree import TreeWalk
 
+_TRANSIENT = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+    | {errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ETXTBSY}
+)
 _LIST_LIMIT = 10_000
 _LIST_DEFAULT = 1000
 
@@ -162,4 +167,4 @@ def _failure(error: OSError) -> ItemFailed:
     if isinstance(error, PermissionError):
         return ItemFailed("the node's user may not do that here")
     reason = error.strerror or type(error).__name__
-    return ItemFailed(f"the system says: {reason}", transient=True)
+    return ItemFailed(f"the system says: {reason}", error.errno in _TRANSIENT)
