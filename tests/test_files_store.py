@@ -233,7 +233,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 def test_failures_of_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, transient: bool
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
     monkeypatch.setattr(os, "rename", fail)
