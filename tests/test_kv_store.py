@@ -412,7 +412,9 @@ def test_an_idle_connection_that_the_server_closed_is_replaced(
             for client in direct.client_list():
                 if client["id"] != str(direct.client_id()):
                     direct.client_kill_filter(_id=client["id"])
-            await asyncio.sleep(0.01)
+            (idle,) = e._stores["s"].client._available_connections  # type: ignore[attr-defined]
+            while not await idle.can_read():  # which is true at the end of a stream
+                await asyncio.sleep(0)
             assert texts(await e.run(count)) == {"r": b"2"}
 
     run(scenario())
