@@ -217,6 +217,24 @@ def test_listing(server: str, direct: Any) -> None:
     run(scenario())
 
 
+def test_keys_that_are_no_paths_cannot_be_listed(server: str, direct: Any) -> None:
+    direct.put_object(Bucket=BUCKET, Key="good/k", Body=b"")
+    direct.put_object(Bucket=BUCKET, Key="good/folder/", Body=b"")  # as other tools make them
+
+    async def scenario() -> None:
+        async with s3(server) as e:
+            done = await e.run(store_call("s3", "S3List", {"r": "s"}))
+            assert list(texts(done)) == ["good/folder", "good/k"]
+            direct.put_object(Bucket=BUCKET, Key="bad//k", Body=b"")
+            with pytest.raises(RequestFailed, match="a key with a part that is empty") as caught:
+                await e.run(store_call("s3", "S3List", {"r": "s"}))
+            assert not caught.value.transient
+            done = await e.run(store_call("s3", "S3List", {"r": "s good"}))
+            assert list(texts(done)) == ["good/folder", "good/k"]
+
+    run(scenario())
+
+
 def test_prefixes_keep_tenants_apart(server: str, direct: Any) -> None:
     async def scenario() -> None:
         async with s3(server, s_tenants="*", s_prefix="{tenant}/") as e:

@@ -13,9 +13,10 @@ address would be reached through one is not opened.
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import AsyncIterator
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -45,6 +46,7 @@ _LIST_DEFAULT = 1000
 _PAGE = 1000
 _RAISED = (BaseError, ValueError, OSError)
 
+T = TypeVar("T")
 S3Work = StoreWork[S3Store]
 S3Job = Job[S3Store]
 
@@ -184,7 +186,7 @@ async def _list(work: S3Work, job: S3Job) -> Produced:
         offset=None if after is None else job.prefix + after,
         chunk_size=min(limit + 1, _PAGE),
     )
-    async for page in stream:
+    async for page in _readable(stream):
         for meta in page:
             path = meta["path"]
             if not path.startswith(job.prefix):  # a prefix "a" of the store, and the object "ab"
@@ -194,6 +196,16 @@ async def _list(work: S3Work, job: S3Job) -> Produced:
         if len(found) > limit:
             break
     return listed(job.item, job.request, found, limit)
+
+
+async def _readable(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield the pages of a listing; the library cannot read keys that are not paths."""
+    try:
+        async for page in stream:
+            yield page
+    except ValueError:
+        reason = "an object there has a key with a part that is empty, '.' or '..'"
+        raise ItemFailed(f"{reason}; list a prefix without it") from None
 
 
 def _range(wanted: ByteRange) -> Any:
