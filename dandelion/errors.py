@@ -418,12 +418,15 @@ class RequestFailed(FunctionError):
     """The request of an item failed in an I/O function.
 
     Three classes: `RequestRefused`, `RequestInterrupted`, and this one for all other failures, such
-    as an answer that says no. `transient` says whether the same request may succeed later.
+    as an answer that says no. `transient` says whether the same request may succeed later. With
+    `may_repeat`, that is so and all requests of the call are idempotent, so the call may be run
+    again.
     """
 
     item: str
     message: str
     transient: bool = False
+    may_repeat: bool = False
 
     def __str__(self) -> str:
         later = "; it may succeed later" if self.transient else ""

@@ -270,6 +270,10 @@ def test_no_server(tmp_path: Path) -> None:
             with pytest.raises(RequestInterrupted, match="no connection") as caught:
                 await e.run(store_call("kv", "KvGet", {"r": "s k"}))
             assert (caught.value.item, caught.value.transient) == ("r", True)
+            assert caught.value.may_repeat
+            with pytest.raises(RequestInterrupted) as caught:
+                await e.run(store_call("kv", "KvIncrement", {"r": "s k"}))
+            assert not caught.value.may_repeat
 
     run(scenario())
 

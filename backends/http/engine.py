@@ -16,6 +16,7 @@ The environment is ignored: no proxy, no credentials, no cookies.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import socket
 import time
@@ -112,10 +113,14 @@ class HttpEngine(AsyncEngine):
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(self._one(call, item, room)) for item in requests]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            error: BaseException = failed.exceptions[0]
+            if isinstance(error, RequestFailed) and error.may_repeat:
+                error = dataclasses.replace(error, may_repeat=_are_idempotent(requests))
+            raise error from None
         return [each.result() for each in running]
 
     async def _one(self, call: Call, item: Item, room: OutputRoom) -> tuple[Item, Item]:
+        request = None
         try:
             request = read_request(item.data)
             async with self._places:
@@ -123,7 +128,10 @@ class HttpEngine(AsyncEngine):
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
             message = _describe(error, self._settings)
             kind = _kind_of(error)
-            raise kind(call.function.spec.name, item.name, message) from None
+            failure = kind(call.function.spec.name, item.name, message)
+            idempotent = request is not None and request.method in IDEMPOTENT
+            failure.may_repeat = failure.transient and idempotent
+            raise failure from None
         return Item(item.name, item.key, head), Item(item.name, item.key, body)
 
     async def _follow(
@@ -251,6 +259,14 @@ class HttpEngine(AsyncEngine):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _are_idempotent(requests: ItemSet) -> bool:
+    """Tell whether a call may be run again, although some of its requests were performed."""
+    try:
+        return all(read_request(item.data).method in IDEMPOTENT for item in requests)
+    except Refused:
+        return False
 
 
 class _CheckedResolver(AbstractResolver):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import S3Store
 
 from dandelion.data import Bytes
@@ -203,7 +203,7 @@ async def _readable(stream: AsyncIterator[T]) -> AsyncIterator[T]:
     try:
         async for page in stream:
             yield page
-    except ValueError:
+    except (ValueError, InvalidPathError):
         reason = "an object there has a key with a part that is empty, '.' or '..'"
         raise ItemFailed(f"{reason}; list a prefix without it") from None
 

@@ -12,6 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 from dandelion.data import Item, ItemSet
 from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import TimedOut
+from dandelion.function import FunctionSpec
 
 from .bodies import OutputBudget
 from .failures import ItemFailed, ItemRefused, typed_failure
@@ -41,9 +42,9 @@ class StoreWork(Generic[C]):
     produced: list[Produced]
 
     @property
-    def function(self) -> str:
-        """Name of the function, for errors."""
-        return self.call.function.spec.name
+    def function(self) -> FunctionSpec:
+        """The function, for errors."""
+        return self.call.function.spec
 
 
 class StoresEngine(AsyncEngine, Generic[C, S]):

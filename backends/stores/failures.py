@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dandelion.errors import RequestFailed, RequestInterrupted, RequestRefused
+from dandelion.function import FunctionSpec
 
 
 class ItemRefused(Exception):
@@ -21,9 +22,13 @@ class ItemFailed(Exception):
         self.transient = transient
 
 
-def typed_failure(error: ItemRefused | ItemFailed, function: str, item: str) -> RequestFailed:
+def typed_failure(
+    error: ItemRefused | ItemFailed, function: FunctionSpec, item: str
+) -> RequestFailed:
     """Make the error that a caller sees."""
     message = str(error)
     if isinstance(error, ItemRefused):
-        return RequestRefused(function, item, message)
-    return (RequestInterrupted if error.transient else RequestFailed)(function, item, message)
+        return RequestRefused(function.name, item, message)
+    if error.transient:
+        return RequestInterrupted(function.name, item, message, may_repeat=function.idempotent)
+    return RequestFailed(function.name, item, message)

@@ -121,8 +121,8 @@ class JobReader(Generic[C]):
             try:
                 jobs.append(self._job(item, source))
             except (ItemRefused, ItemFailed) as error:
-                name = self.call.function.spec.name
-                raise typed_failure(error, name, item.name) from None
+                spec = self.call.function.spec
+                raise typed_failure(error, spec, item.name) from None
             if number % _TURN_ITEMS == 0:
                 await asyncio.sleep(0)
         return jobs

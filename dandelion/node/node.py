@@ -666,6 +666,7 @@ class Node:
             tenant_capacities(scheduler, tenants, tenants),
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
+            len(scheduler.pauses),
         )
 
     def activity(

@@ -49,6 +49,7 @@ class Tenant:
         invocations: admitted and not ended.
         calls: on engines now.
         waiting: calls that wait for an engine.
+        paused: instances that wait before they are run again.
         arena_bytes: charged for its invocations; at least what is in the arena for them now.
         results: charged since the results of its invocations were counted, see `Scheduler.recount`.
         counted: items of the last count.
@@ -68,6 +69,7 @@ class Tenant:
     parked: list[CallQueue] = field(default_factory=list)
     prioritized: int = 0
     share_constants: bool = True
+    paused: int = 0
 
     @property
     def label(self) -> str:
