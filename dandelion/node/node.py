@@ -71,6 +71,7 @@ from dandelion.node.starting import (
     check_names,
     load_backends,
     load_checkers,
+    load_offered,
     targets,
 )
 from dandelion.node.traces import TraceStore
@@ -159,6 +160,7 @@ class Node:
             caps,
             settings.fuse,
             self._secrets,
+            load_offered(platform),
         )
         self._invoker = Invoker(
             self._spaces,

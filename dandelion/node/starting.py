@@ -40,6 +40,7 @@ from dandelion.executors import (
     to_dandelion_error,
 )
 from dandelion.executors.coroutines import PLACES
+from dandelion.function import FunctionSpec
 from dandelion.node.runtime import Runtime
 from dandelion.registration import Target
 from dandelion.scheduler import EngineState
@@ -142,6 +143,16 @@ def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
     for backend in backends:
         checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
     return checkers
+
+
+def load_offered(platform: Mapping[str, FunctionSpec]) -> dict[str, str]:
+    """Give the functions of backends that are installed and not started, and their backends."""
+    offered: dict[str, str] = {}
+    for name in backend_names():
+        with contextlib.suppress(BackendUnavailable):
+            functions = load_driver(name).platform_functions
+            offered.update({f.name: name for f in functions if f.name not in platform})
+    return offered
 
 
 def targets(
