@@ -116,7 +116,7 @@ class HttpEngine(AsyncEngine):
 
     async def _one(self, call: Call, item: Item, room: _Room) -> tuple[Item, Item]:
         try:
-            request = read_request(item.data)
+            request = read_request(item.data).traced(call.trace_context)
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call.domain)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:

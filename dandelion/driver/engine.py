@@ -24,6 +24,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
+from dandelion.trace_context import TraceContext
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None for an absent set."""
@@ -45,6 +46,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        trace_context: of I/O functions: the span that their requests to other services are below,
+            if there is one.
     """
 
     id: int
@@ -58,6 +61,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    trace_context: TraceContext | None = None
 
     def start_deadline(self, now_ns: int) -> None:
         """Set the deadline, counting the limit from now."""

@@ -25,6 +25,7 @@ from dandelion.frontend.openapi import DOCS_PAGE, json_content, openapi_document
 from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
 from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
 from dandelion.frontend.service import Service
+from dandelion.settings import tracing_of
 from dandelion.tokens import Right
 
 log = logging.getLogger("dandelion.frontend")
@@ -56,6 +57,7 @@ class App:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._guard = guard or Guard()
+        self._tracing = tracing_of(node.settings)
         self.converter = Converter(node)
         context = AdapterContext(node, self.converter)
         self._adapters: list[Adapter] = [NativeAdapter(context)]
@@ -101,7 +103,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        request = Request(scope, receive)
+        request = Request(scope, receive, self._tracing)
         match: Match | None = None
         try:
             try:

@@ -19,6 +19,13 @@ from typing import Any, TypeAlias
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput, nearest
 from dandelion.tokens import ANONYMOUS, Grant
+from dandelion.trace_context import (
+    NO_TRACING,
+    InvocationSpan,
+    TraceContext,
+    Tracing,
+    read_trace_context,
+)
 
 # ASGI messages are dictionaries whose values depend on their "type".
 Message: TypeAlias = MutableMapping[str, Any]
@@ -147,10 +154,13 @@ class Request:
     Args:
         scope: the ASGI scope.
         receive: gives the body, then the event that the client disconnected.
+        tracing: begins the span of its invocation.
     """
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, tracing: Tracing = NO_TRACING) -> None:
         self.scope = scope
+        self._tracing = tracing
+        self.span: InvocationSpan | None = None  # of its invocation, once there is one
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
@@ -173,6 +183,16 @@ class Request:
     def client_left(self) -> bool:
         """Whether the request was cancelled because its client disconnected."""
         return self.disconnect_watcher is not None and self.disconnect_watcher.seen
+
+    def begin_span(self) -> InvocationSpan | None:
+        """Begin the span of the request's invocation, which every response to it then names."""
+        parent: TraceContext | None = None
+        if b"traceparent" in self.headers:
+            parent = read_trace_context(self.scope["headers"])
+        span = self.span = self._tracing.begin(parent)
+        if span is not None:
+            self.response_headers.append((b"traceparent", span.context.traceparent.encode()))
+        return span
 
     def watch(self) -> None:
         """From now on, cancel the request if its client disconnects."""

@@ -201,7 +201,8 @@ def invoke_operation() -> Json:
         parameter(
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
-        parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
+        parameter("header", "traceparent", {"type": "string"}, "W3C trace context of the caller"),
+        parameter("header", "tracestate", {"type": "string"}, "forwarded with it"),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}

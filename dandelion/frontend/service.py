@@ -16,6 +16,7 @@ from dandelion.documents import Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
+from dandelion.trace_context import InvocationSpan
 
 
 class Signature(Protocol):
@@ -127,9 +128,11 @@ class Service(Protocol):
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str,
+        trace_context: InvocationSpan | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Outcome:
         """Invoke with sets; cancelling it cancels the invocation.
 
+        `trace_context` is the span that the request has begun, see `Request.begin_span`.
         `on_wait` is called if the result is not there at once, before this waits for it.
         """

@@ -18,6 +18,7 @@ from dandelion.function import FunctionSpec
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.settings import Settings
 from dandelion.tokens import TokenRecord
+from dandelion.trace_context import InvocationSpan
 
 INLINE_BYTES = 4096
 """Data up to this size travels in the message."""
@@ -218,6 +219,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="submit
     priority: int
     sets: WireSets
     tenant: str = DEFAULT_TENANT
+    span: InvocationSpan | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cancel"):

@@ -183,6 +183,7 @@ class NodeLink:
                 deadline_s=message.deadline_s,
                 priority=message.priority,
                 tenant=message.tenant,
+                trace_context=message.span,
                 ended=partial(self._ended, number),
             )
         except DandelionError as error:

@@ -12,6 +12,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts
+from dandelion.node.spans import SpanCounts
 from dandelion.scheduler.counts import ConstantsCounts, FlowCounts
 
 
@@ -67,6 +68,7 @@ class NodeInfo:
         tenants: what each uses.
         constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
+        spans: what became of those to be exported; None if there are none.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -83,6 +85,7 @@ class NodeInfo:
     tenants: tuple[TenantCapacity, ...] = ()
     constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
+    spans: SpanCounts | None = None
 
 
 def output_specs(

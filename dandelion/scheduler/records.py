@@ -24,6 +24,7 @@ from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.quota import NO_QUOTA as NO_QUOTA
 from dandelion.scheduler.quota import Quota as Quota
 from dandelion.scheduler.quota import quota_of_function as quota_of_function
+from dandelion.trace_context import InvocationSpan
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
@@ -228,6 +229,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
+        span_id: written by the executor: of its span, if other services are told it.
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
@@ -258,6 +260,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = {}
+    span_id: str = ""
     placed: object = None
     content: bytes = b""
     members: tuple[CallState, ...] = ()
@@ -278,6 +281,7 @@ class InvocationState(msgspec.Struct, eq=False):
         calls: by the walk's instance number.
         outputs, error: one of them is set when `ended` is.
         resuming: its walk stopped after a slice and has its next turn in the queue.
+        span: its span, if it has one; the scheduler does not use it.
     """
 
     id: str
@@ -296,6 +300,7 @@ class InvocationState(msgspec.Struct, eq=False):
     error: DandelionError | None = None
     ended: bool = False
     resuming: bool = False
+    span: InvocationSpan | None = None
 
 
 class EnginePhase(enum.Enum):
