@@ -56,6 +56,7 @@ class Response:
         hold: whether the next request of the connection is read later.
         stream: gives the body in place of `chunks`, piece by piece; without a Content-Length. It is
             closed at the end, also if the client disconnects.
+        sent_bytes: size of the body that was sent; set by `send`.
     """
 
     chunks: list[Bytes]
@@ -65,6 +66,7 @@ class Response:
     close: bool = False
     hold: bool = False
     stream: AsyncGenerator[Bytes, None] | None = None
+    sent_bytes: int = 0
 
     async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
         """Write status, headers and body to the connection.
@@ -78,6 +80,7 @@ class Response:
             return
         chunks = self.chunks
         size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+        self.sent_bytes = size
         headers = [
             (b"content-type", self.media_type),
             (b"content-length", b"%d" % size),
@@ -102,6 +105,7 @@ class Response:
         async with contextlib.aclosing(stream):
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
             async for chunk in stream:
+                self.sent_bytes += len(chunk)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -170,6 +174,7 @@ class Request:
         self.grant: Grant = ANONYMOUS  # what its caller may do
         self.invocation = ""  # its id, once there is one
         self.disconnect_watcher: DisconnectWatcher | None = None
+        self.received_bytes = 0  # of the body
         self.close = False  # whether to close the connection without reading the rest of the body
         self.response_headers: list[Header] = []  # of every response, also of an error
 

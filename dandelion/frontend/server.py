@@ -96,6 +96,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         now = asyncio.get_running_loop().time()
         self._table.sweep(now)
+        self._app.tick()
         if self.collector is not None:
             self.collector.tick(now, self.server_state.total_requests)
         return await super().on_tick(counter)
@@ -110,7 +111,8 @@ class Server(uvicorn.Server):
             await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
 
     def reload(self) -> None:
-        """Read the certificate and the tokens again."""
+        """Read the certificate and the tokens again, and open the access log again."""
+        self._app.reload()
         if self.certificate is not None:
             self.certificate.reload()
         if self.tokens is not None:
@@ -132,8 +134,8 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal stops it at once. SIGHUP reads the certificate and the tokens again. Call it in
-    the main thread.
+    A second signal stops it at once. SIGHUP reads the certificate and the tokens again, and opens
+    the access log again. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -159,7 +161,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
-    if tokens is not None or server.certificate is not None:
+    if tokens is not None or server.certificate is not None or node.settings.access_log:
         loop.add_signal_handler(signal.SIGHUP, server.reload)
     server.collector = Collector()
     try:

@@ -116,6 +116,9 @@ class Service(Protocol):
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""
 
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost; on the event loop."""
+
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
 

@@ -241,6 +241,12 @@ class Release(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="relea
     numbers: tuple[int, ...]
 
 
+class LinesDropped(msgspec.Struct, frozen=True, array_like=True, tag="lines_dropped"):
+    """Count lines of the access log that were lost."""
+
+    count: int
+
+
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Ask a query; answered by `Answered` or `Failed`."""
 
@@ -272,15 +278,15 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Reload(msgspec.Struct, frozen=True, array_like=True, tag="reload"):
-    """Use these tokens from now on, and read the certificate again.
+    """Use these tokens from now on, and read other files again.
 
     Attributes:
         tokens: None without a file of tokens.
-        certificate: whether to read it.
+        files: whether to read the certificate, and to open the access log again.
     """
 
     tokens: tuple[TokenRecord, ...] | None
-    certificate: bool
+    files: bool
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -317,7 +323,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: ErrorRecord
 
 
-FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | Ask
+FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | LinesDropped | Ask
 FromNode: TypeAlias = Open | Reload | Drain | Part | Ended | Leased | Answered | Failed
 
 from_frontend: msgspec.msgpack.Decoder[list[FromFrontend]] = msgspec.msgpack.Decoder(

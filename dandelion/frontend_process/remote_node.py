@@ -32,6 +32,7 @@ from dandelion.frontend_process.messages import (
     FromNode,
     Lease,
     Leased,
+    LinesDropped,
     Open,
     Part,
     Query,
@@ -141,6 +142,10 @@ class RemoteNode(RemoteQueries):
     def alive(self) -> bool:
         """Whether the node's event loop runs."""
         return self._status.alive()
+
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost."""
+        self._link.post(LinesDropped(count))
 
     def ready(self) -> bool:
         """Whether the node is ready."""

@@ -69,6 +69,7 @@ class NodeInfo:
         constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
         spans: what became of those to be exported; None if there are none.
+        lines_dropped: of the access log.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -86,6 +87,7 @@ class NodeInfo:
     constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
     spans: SpanCounts | None = None
+    lines_dropped: int = 0
 
 
 def output_specs(

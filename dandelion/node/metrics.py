@@ -45,7 +45,7 @@ class _Snapshot(Collector):
         yield from self._arena()
         yield from self._constants()
         yield from self._cache()
-        yield from self._spans()
+        yield from self._records()
         yield from self._engines()
 
     def _durations(self) -> Metric:
@@ -147,7 +147,12 @@ class _Snapshot(Collector):
         yield CounterMetricFamily("dandelion_cache_evictions", "Results dropped.", cache.evictions)
         yield GaugeMetricFamily("dandelion_cache_bytes", "Bytes of kept results.", cache.bytes)
 
-    def _spans(self) -> Iterator[Metric]:
+    def _records(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "dandelion_access_log_dropped",
+            "Lines of the access log that were lost.",
+            self._info.lines_dropped,
+        )
         spans = self._info.spans
         if spans is None:
             return

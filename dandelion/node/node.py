@@ -153,6 +153,7 @@ class Node:
         self._closing = threading.Lock()
         self._changed = threading.Condition()
         self._state = NodeState.NEW
+        self._lines_dropped = 0
         self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
 
     # --- life -----------------------------------------------------------------------------------
@@ -615,6 +616,7 @@ class Node:
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
             None if self._spans is None else self._spans.counts(),
+            self._lines_dropped,
         )
 
     def capacity(
@@ -642,6 +644,11 @@ class Node:
             capacity_of, self._runtime, self._arena, tenants, asking.tenant, spec, tenant is None
         )
         return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
+
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost."""
+        with self._changed:  # servers may have loops of their own
+            self._lines_dropped += count
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
