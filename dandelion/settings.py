@@ -103,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             one half of it.
         tenants: quotas and weights, by name of the tenant.
         keep_traces: how many traces of finished invocations are kept.
+        log_bytes: memory for what the functions of a tenant wrote lately, see ``GET /v1/logs``; 0
+            keeps nothing.
         otlp_endpoint: where spans are sent by OTLP over HTTP, such as ``http://127.0.0.1:4318``
             (``/v1/traces`` is added) or a URL with a path, which is used as it is. Empty: nowhere.
         otlp_ratio: of the invocations without a trace context, the part that is recorded. Others
@@ -157,6 +159,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256
+    log_bytes: CountOrNone = 1 * MIB
     otlp_endpoint: str = ""
     otlp_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     otlp_headers: str = ""

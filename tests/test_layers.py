@@ -12,6 +12,7 @@ LAYERS = [
     ["search_path"],
     ["priority"],
     ["trace_context"],
+    ["call_logs"],
     ["traces"],
     ["confinement"],
     ["arrays"],

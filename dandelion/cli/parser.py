@@ -59,6 +59,9 @@ class Arguments(argparse.Namespace):
     outputs: str | None
     device: str
     no_check: bool
+    function: str | None
+    invocation: str | None
+    follow: bool
 
 
 def make_parser() -> MainParser:
@@ -96,6 +99,10 @@ def make_parser() -> MainParser:
         "name", nargs="?", metavar="FUNCTION", help="also tell what would happen to a call of it"
     )
     _version(capacity)
+    logs = verbs.add_parser("logs", parents=[remote], help="show what functions wrote")
+    logs.add_argument("-f", "--follow", action="store_true", help="also show all later lines")
+    logs.add_argument("--function", metavar="NAME", help="only lines of this function")
+    logs.add_argument("--invocation", metavar="ID", help="only lines of this invocation")
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
         named.add_argument("name", metavar="NAME", help="a function, composition or library")

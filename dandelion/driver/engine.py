@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet, Origin, check_item, checked
 from dandelion.driver.records import Capacity, Demand
 from dandelion.errors import (
@@ -46,6 +47,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        printed: what the function wrote to its standard streams and to `logging`; written by the
+            engine, also of a call that fails.
         trace_context: of I/O functions: the span that their requests to other services are below,
             if there is one.
     """
@@ -61,6 +64,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    printed: tuple[PrintedLine, ...] = ()
     trace_context: TraceContext | None = None
 
     def start_deadline(self, now_ns: int) -> None:

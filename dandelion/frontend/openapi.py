@@ -157,6 +157,20 @@ def trace_operation() -> Json:
     return operation_of("Trace of a recent invocation, for Perfetto", json_content({}), [identity])
 
 
+def logs_operation() -> Json:
+    """Describe ``GET /v1/logs``."""
+    number: Json = {"type": "integer", "minimum": 0}
+    parameters = [
+        parameter("query", "function", {"type": "string"}, "only lines of this function"),
+        parameter("query", "invocation", {"type": "string"}, "only lines of this invocation"),
+        parameter("query", "after", number, "only later lines; Dandelion-Logs-Last of a response"),
+        parameter("query", "limit", number, "how many, the newest; at most 1000"),
+        parameter("query", "follow", {"type": "boolean"}, "also give all later lines"),
+    ]
+    content: Json = {"application/x-ndjson": {"schema": {"type": "string"}}}
+    return operation_of("What functions wrote, a JSON object a line", content, parameters)
+
+
 def capacity_operation() -> Json:
     """Describe ``GET /v1/capacity``."""
     function = parameter(

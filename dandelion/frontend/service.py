@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import ItemSet, Sets, SetSpec
@@ -115,6 +116,17 @@ class Service(Protocol):
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""
+
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+        *,
+        tenant: str,
+    ) -> LogPage:
+        """Give lines that functions of the tenant wrote lately."""
 
     def lines_dropped(self, count: int) -> None:
         """Count lines of an access log that were lost; on the event loop."""

@@ -143,6 +143,16 @@ class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     tenant: str = DEFAULT_TENANT
 
 
+class GetLogs(msgspec.Struct, frozen=True, array_like=True, tag="logs"):
+    """Ask for lines that functions wrote, a `LogPage`."""
+
+    function: str | None
+    invocation: str | None
+    after: int
+    limit: int
+    tenant: str = DEFAULT_TENANT
+
+
 class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Ask for the metrics as text, bytes."""
 
@@ -157,6 +167,7 @@ Query: TypeAlias = (
     | GetEngines
     | GetCapacity
     | GetTrace
+    | GetLogs
     | GetMetrics
 )
 

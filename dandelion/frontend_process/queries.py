@@ -21,6 +21,7 @@ from dandelion.frontend_process.messages import (
     Describe,
     GetCapacity,
     GetEngines,
+    GetLogs,
     GetMetrics,
     GetRecords,
     GetSignature,
@@ -57,6 +58,9 @@ class Queries:
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
+            GetLogs: lambda query: node.logs(
+                query.function, query.invocation, query.after, query.limit, query.tenant
+            ),
             GetMetrics: lambda _: node.metrics(),
         }
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
@@ -44,6 +45,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.cache import ResultCache
+from dandelion.node.call_logs import CallLogs
 from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
@@ -122,7 +124,8 @@ class Node:
         self._pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
         self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self._traces = TraceStore(settings.keep_traces)
-        self._recorder = Recorder(self._traces, self._spans)
+        self._logs = CallLogs(settings.log_bytes)
+        self._recorder = Recorder(self._traces, self._logs, self._spans)
         store = FunctionStore(
             lambda tenant: self._spaces.of(tenant).catalog, self._arena, self._transfers, in_arena
         )
@@ -574,6 +577,25 @@ class Node:
         """
         trace = self._traces.get(invocation, tenant)
         return None if trace is None else trace.chrome_json()
+
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+        tenant: str = DEFAULT_TENANT,
+    ) -> LogPage:
+        """Give lines that functions wrote lately to their standard streams and to `logging`.
+
+        Args:
+            function: only lines of this function.
+            invocation: only lines of this invocation.
+            after: only later lines than those of an earlier page; its `last`.
+            limit: how many, the newest.
+            tenant: whose functions.
+        """
+        return self._logs.page(tenant, function, invocation, after, limit)
 
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""

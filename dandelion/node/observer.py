@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.node.call_logs import CallLogs
 from dandelion.node.invocation import Invocation
 from dandelion.node.spans import SpanSender
 from dandelion.node.traces import TraceStore
@@ -66,14 +67,16 @@ class Recorder:
 
     Args:
         traces: keeps what happened in the last invocations.
+        logs: keeps what functions wrote.
         spans: exports recorded invocations; None if that is not wanted.
 
     Attributes:
         counts: by tenant.
     """
 
-    def __init__(self, traces: TraceStore, spans: SpanSender | None = None) -> None:
+    def __init__(self, traces: TraceStore, logs: CallLogs, spans: SpanSender | None = None) -> None:
         self._traces = traces
+        self._logs = logs
         self._spans = spans
         self.counts: dict[str, InvocationCounts] = {}
 
@@ -82,6 +85,8 @@ class Recorder:
         engine = call.engine
         if engine is None:
             return
+        if call.printed:
+            self._logs.add(call)
         started_ns = call.started_ns or call.sent_ns
         ended_ns = max(call.ended_ns, started_ns)
         outcome = "" if error is None else type(error).__name__

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
@@ -229,6 +230,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
+        printed: written by the executor: what the function wrote.
         span_id: written by the executor: of its span, if other services are told it.
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
@@ -260,6 +262,7 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = {}
+    printed: tuple[PrintedLine, ...] = ()
     span_id: str = ""
     placed: object = None
     content: bytes = b""
