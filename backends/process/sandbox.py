@@ -123,7 +123,7 @@ def prepare_interpreter() -> None:
     os.cpu_count = lambda: 1
     modules.close()
     sys.stdout, sys.stderr = _text_log(wire.STDOUT_MARK), _text_log(wire.STDERR_MARK)
-    logging.StreamHandler.emit = _emit_marked  # type: ignore[method-assign]
+    logging.StreamHandler.emit = _emit_marked  # type: ignore[method-assign,assignment]
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
     random.seed(0)  # a retried function returns the same outputs
