@@ -25,6 +25,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
+from dandelion.secrets import redact, redacted_text
 from dandelion.trace_context import TraceContext
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
@@ -116,10 +117,14 @@ class Engine(abc.ABC):
                 call.inputs = check_inputs(call.function, call.inputs)
             outputs = self._run(call)
             return check_outputs(call.function.spec, outputs)
-        except DandelionError:
+        except DandelionError as error:
+            redact(error, call.function)
             raise
         except Exception as error:
             raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            if call.printed and call.function.spec.secrets:
+                call.printed = _redacted(call.printed, call.function)
 
     @abc.abstractmethod
     def _run(self, call: Call) -> InstanceSets: ...
@@ -162,7 +167,8 @@ class AsyncEngine(abc.ABC):
                 call.inputs = check_inputs(call.function, call.inputs)
             outputs = await self._run(call)
             return check_outputs(call.function.spec, outputs)
-        except DandelionError:
+        except DandelionError as error:
+            redact(error, call.function)
             raise
         except Exception as error:
             raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
@@ -173,6 +179,13 @@ class AsyncEngine(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Close connections and sessions."""
+
+
+def _redacted(lines: tuple[PrintedLine, ...], function: Function) -> tuple[PrintedLine, ...]:
+    """Take the secrets of a function out of what it wrote."""
+    return tuple(
+        PrintedLine(line.stream, redacted_text(line.text, function), line.level) for line in lines
+    )
 
 
 def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:

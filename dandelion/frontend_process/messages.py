@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.activity import ActivityQuery
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record
 from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
@@ -136,6 +137,13 @@ class GetCapacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
     version: int | None
 
 
+class GetActivity(msgspec.Struct, frozen=True, array_like=True, tag="activity"):
+    """Ask for an `Activity`."""
+
+    tenant: str
+    query: ActivityQuery
+
+
 class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Ask for the trace of an invocation, bytes or None."""
 
@@ -153,6 +161,20 @@ class GetLogs(msgspec.Struct, frozen=True, array_like=True, tag="logs"):
     tenant: str = DEFAULT_TENANT
 
 
+class RecordInvocation(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Invoke and record; the answer is the recording, bytes.
+
+    Attributes:
+        sets: all sets with their data, `WireSets` in MessagePack.
+    """
+
+    name: str
+    version: int | None
+    deadline_s: float | None
+    sets: Blob
+    tenant: str = DEFAULT_TENANT
+
+
 class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Ask for the metrics as text, bytes."""
 
@@ -166,8 +188,10 @@ Query: TypeAlias = (
     | Remove
     | GetEngines
     | GetCapacity
+    | GetActivity
     | GetTrace
     | GetLogs
+    | RecordInvocation
     | GetMetrics
 )
 

@@ -29,7 +29,7 @@ import msgspec
 
 from dandelion.errors import InternalError
 from dandelion.frontend.access_log import access_log_of
-from dandelion.frontend.server import tokens_of
+from dandelion.frontend.server import reload_node, tokens_of
 from dandelion.frontend.tls import certificate_of
 from dandelion.frontend_process.listeners import bind_several
 from dandelion.frontend_process.messages import Open, Reload
@@ -135,10 +135,12 @@ class Supervisor:
     def can_reload(self) -> bool:
         """Whether there are files that can be read again."""
         settings = self._node.settings
-        return self._tokens is not None or bool(settings.tls_cert or settings.access_log)
+        files = settings.tls_cert or settings.secrets or settings.access_log
+        return self._tokens is not None or bool(files)
 
     def reload(self) -> None:
-        """Have the certificate and the tokens read again, and the access log opened again."""
+        """Have certificate, tokens and secrets read again, and the access log opened again."""
+        reload_node(self._node)
         if self._tokens is not None:
             self._tokens.hurry()
         self._send(Reload(self._open.tokens, files=True))

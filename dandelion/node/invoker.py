@@ -25,6 +25,7 @@ from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 from dandelion.priority import check_priority
+from dandelion.recording.recorder import InvocationRecorder
 from dandelion.trace_context import InvocationSpan, TraceContext, Tracing
 from dandelion.traces import Trace
 
@@ -91,13 +92,17 @@ class Invoker:
         tenant: str,
         priority: int,
         trace_context: CallerSpan = None,
+        recorder: InvocationRecorder | None = None,
     ) -> InvocationResult:
         """Invoke, and block until the result is there; raises as `Node.invoke`."""
         if self._loop.is_current:
-            return self._call_here(plan, inputs, deadline_s, tenant, priority, trace_context)
+            return self._call_here(
+                plan, inputs, deadline_s, tenant, priority, trace_context, recorder
+            )
         inputs, staged_bytes = self._stager.stage(plan, inputs)
         try:
             invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
+            invocation.recorder = recorder
             del inputs
             lock = threading.Lock()
             lock.acquire()
@@ -120,7 +125,8 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
-        trace_context: CallerSpan = None,
+        trace_context: CallerSpan,
+        recorder: InvocationRecorder | None,
     ) -> InvocationResult:
         """Invoke on the loop's own thread, which works until the result is there.
 
@@ -128,6 +134,7 @@ class Invoker:
         the deadline.
         """
         invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
+        invocation.recorder = recorder
         self._runtime.submit(invocation)
         if not invocation.ended:
             self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)

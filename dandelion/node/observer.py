@@ -12,11 +12,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.node.activity import ActivityLog
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.invocation import Invocation
 from dandelion.node.spans import SpanSender
 from dandelion.node.traces import TraceStore
+from dandelion.recording.recorder import SeenCall
 from dandelion.scheduler import CallState, InvocationState
 from dandelion.traces import CallRecord
 
@@ -33,7 +36,10 @@ class Observer(Protocol):
     def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """A call is off its engine, with outputs or an error."""
 
-    def found(self, call: CallState, now_ns: int) -> None:
+    def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
+        """A call of its own, or a member of a batch, gave outputs or an error."""
+
+    def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """The result of a call was kept from an earlier one."""
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
@@ -67,6 +73,7 @@ class Recorder:
 
     Args:
         traces: keeps what happened in the last invocations.
+        activity: keeps a short record of more of them.
         logs: keeps what functions wrote.
         spans: exports recorded invocations; None if that is not wanted.
 
@@ -74,8 +81,15 @@ class Recorder:
         counts: by tenant.
     """
 
-    def __init__(self, traces: TraceStore, logs: CallLogs, spans: SpanSender | None = None) -> None:
+    def __init__(
+        self,
+        traces: TraceStore,
+        activity: ActivityLog,
+        logs: CallLogs,
+        spans: SpanSender | None = None,
+    ) -> None:
         self._traces = traces
+        self._activity = activity
         self._logs = logs
         self._spans = spans
         self.counts: dict[str, InvocationCounts] = {}
@@ -94,6 +108,10 @@ class Recorder:
             invocation, run = one.invocation, one.run
             if isinstance(invocation, Invocation):
                 queued_ns = one.queued_ns if call.sent_ns > one.queued_ns else 0
+                invocation.calls_ended += 1
+                invocation.run_ns += ended_ns - started_ns
+                if queued_ns:
+                    invocation.queued_ns += started_ns - queued_ns
                 invocation.trace.add(
                     CallRecord(
                         run.application.id,
@@ -109,13 +127,20 @@ class Recorder:
                     )
                 )
 
-    def found(self, call: CallState, now_ns: int) -> None:
-        """Note in the trace that a result was kept."""
+    def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
+        """Add the call to the recording of its invocation, if there is one."""
+        invocation = call.invocation
+        if isinstance(invocation, Invocation) and invocation.recorder is not None:
+            invocation.recorder.add(_seen(call, answer))
+
+    def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        """Note in trace and recording that a result was kept."""
         run, invocation = call.run, call.invocation
         if isinstance(invocation, Invocation):
             invocation.trace.add(
                 CallRecord(run.application.id, run.number, "cache", 0, now_ns, now_ns, {})
             )
+            self.answered(call, outputs)
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
         """Count it; a refusal has no duration."""
@@ -148,8 +173,26 @@ class Recorder:
             invocation.trace.outcome = outcome
             self._traces.add(invocation.trace)
             self._export(invocation)
+            self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
             text = str(error)  # log records may be kept, and with an error the data of its call
             log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)
+
+
+def _seen(call: CallState, answer: InstanceSets | DandelionError) -> SeenCall:
+    ran = call.batch or call  # a member of a batch ran as a part of it
+    return SeenCall(
+        call.run.function,
+        call.run.instance,
+        call.run.application.id,
+        call.run.number,
+        call.run.inputs,
+        None if isinstance(answer, DandelionError) else answer,
+        answer if isinstance(answer, DandelionError) else None,
+        "" if ran.engine is None else ran.engine.name,
+        ran.started_ns or ran.sent_ns,
+        ran.ended_ns,
+        call.run.origin,
+    )
