@@ -183,7 +183,7 @@ def test_followers_end_with_their_clients_and_with_the_server() -> None:
         patch.setattr(logs_routes, "FOLLOWERS", 2)
         with contextlib.ExitStack() as stack:
             node = stack.enter_context(Node(Settings(backends=("null",))))
-            server = stack.enter_context(BackgroundServer(node, drain_s=10))
+            server = stack.enter_context(BackgroundServer(node, drain_s=100))
             port = int(server.url.rpartition(":")[2])
             held = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(3)]
             answers = []
@@ -215,11 +215,13 @@ def test_wrong_queries(query: str) -> None:
 
 def test_tenants_see_their_own_lines_only(tmp_path: Path) -> None:
     with guarded(tmp_path, 1, backends=("process",), engines={"process": 1}) as served:
-        for tenant in ("acme", "globex"):
+        for tenant in ("acme", "beta"):
             served.node.register(DOCUMENT, tenant=tenant)
             served.node.invoke("f", x=f"print('of {tenant}')", tenant=tenant)
         answer = served.ask("GET", "/v1/logs", "only-read")
         assert [json.loads(x)["text"] for x in answer.body.splitlines()] == ["of acme"]
+        other = served.ask("GET", "/v1/logs", "beta")
+        assert [json.loads(x)["text"] for x in other.body.splitlines()] == ["of beta"]
         assert served.ask("GET", "/v1/logs", "only-invoke").status == 403
         assert served.ask("GET", "/v1/logs").status == 401
 
