@@ -166,7 +166,7 @@ class SpanSender:
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             self._leave()
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-            sent = Sent(0, f"the exporting process failed: {error or type(error).__name__}")
+            sent = Sent(0, f"the exporting process failed: {str(error) or type(error).__name__}")
         else:
             self._pause_s = 0.0
         self._note(sent.reason)
