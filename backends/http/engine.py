@@ -40,7 +40,7 @@ from .request import (
     head_item,
     read_request,
 )
-from .settings import HttpSettings
+from .settings import WHOLE_RESPONSE, HttpSettings
 
 HEAP_BYTES = 1024
 """Bodies up to this size stay on the heap, where they cost less than a context."""
@@ -119,6 +119,10 @@ class HttpEngine(AsyncEngine):
             request = read_request(item.data)
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call.domain)
+            if WHOLE_RESPONSE in call.function.code.options:
+                room.take(item.name, 1 + len(body))
+                whole = await _joined(head, body, call.domain)
+                return Item(item.name, item.key, whole), Item(item.name, item.key, body)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
             message = _describe(error, self._settings)
             raise RequestFailed(call.function.spec.name, item.name, message) from None
@@ -246,6 +250,19 @@ async def _receive(
     if response.content_length <= HEAP_BYTES:
         return head, await response.read()
     return head, await _receive_sized(response, response.content_length, domain)
+
+
+async def _joined(head: bytes, body: Bytes, domain: MemoryDomain) -> Bytes:
+    """Return a head, an empty line and a body as one item."""
+    size = len(head) + 1 + len(body)
+    if size <= HEAP_BYTES:
+        return b"\n".join((head, bytes(body)))
+    context = domain.acquire(size)
+    context.write(0, head + b"\n")
+    for start in range(0, len(body), _COPY_BYTES):
+        context.write(len(head) + 1 + start, body[start : start + _COPY_BYTES])
+        await asyncio.sleep(0)
+    return context.read(0, size)
 
 
 async def _receive_sized(
