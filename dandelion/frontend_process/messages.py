@@ -114,6 +114,13 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     tenant: str = DEFAULT_TENANT
 
 
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Compile a composition that is not registered; the answer is a name to invoke it by."""
+
+    text: str
+    tenant: str = DEFAULT_TENANT
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
     """Remove a name or one version of it; the answer is a list of `WireRecord`."""
 
@@ -152,6 +159,7 @@ Query: TypeAlias = (
     | GetVersions
     | Describe
     | Register
+    | Prepare
     | Remove
     | GetEngines
     | GetCapacity
