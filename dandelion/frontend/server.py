@@ -20,12 +20,13 @@ from types import TracebackType
 import uvicorn
 import uvloop
 
-from dandelion.frontend.acceptor import Acceptor, Newcomer
+from dandelion.frontend.acceptor import Acceptor
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, reserve_descriptors
 from dandelion.frontend.guard import Guard
+from dandelion.frontend.http_versions import alpn_protocols, check_http2, protocol_factory
 from dandelion.frontend.listener import bind, url_of
 from dandelion.frontend.protocol import Protocol
 from dandelion.frontend.service import Service
@@ -58,8 +59,10 @@ class Server(uvicorn.Server):
         ready: Callable[[], None],
         guard: Guard,
         certificate: Certificate | None,
+        settings: Settings,
     ) -> None:
         super().__init__(config)
+        self._settings = settings
         self.guard = guard
         self.certificate = certificate
         self.tokens: TokenFile | None = None
@@ -78,10 +81,13 @@ class Server(uvicorn.Server):
         await self._app.start()
         loop = asyncio.get_running_loop()
 
-        def protocol(newcomer: Newcomer) -> Protocol:
-            state = self.lifespan.state
-            return Protocol(self.config, self.server_state, state, newcomer=newcomer)
-
+        protocol = protocol_factory(
+            self._settings,
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            has_tls=self.certificate is not None,
+        )
         tls = None if self.certificate is None else self.certificate.context
         # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
@@ -244,7 +250,8 @@ def make_server(
 ) -> Server:
     """Make the server of one listening socket; `name` is what it was asked to listen on."""
     host, port = bound.getsockname()[:2]
-    certificate = certificate_of(node.settings)
+    check_http2(node.settings)
+    certificate = certificate_of(node.settings, alpn_protocols(node.settings))
     table = ConnectionTable(_limits(node.settings))
     app = App(node, (name, host), guard)
     config = uvicorn.Config(
@@ -265,7 +272,7 @@ def make_server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return Server(app, config, table, ready, guard, certificate)
+    return Server(app, config, table, ready, guard, certificate, node.settings)
 
 
 def _limits(settings: Settings) -> Limits:
