@@ -20,6 +20,7 @@ from types import TracebackType
 import uvicorn
 import uvloop
 
+from dandelion.errors import DandelionError
 from dandelion.frontend.acceptor import Acceptor
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
@@ -113,7 +114,11 @@ class Server(uvicorn.Server):
         finally:
             if self._watching is not None:
                 self._watching.cancel()
-            await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
+            await asyncio.to_thread(self.end)  # its threads may wait for this loop
+
+    def end(self) -> None:
+        """Release everything, after the last request or a start that failed."""
+        self._app.close()
 
     def reload(self) -> None:
         """Read the certificate and the tokens again."""
@@ -188,6 +193,9 @@ class BackgroundServer:
 
     Attributes:
         url: of the server.
+
+    Raises:
+        DandelionError: the address cannot be bound, or a protocol cannot start.
     """
 
     def __init__(
@@ -206,12 +214,24 @@ class BackgroundServer:
         except BaseException:
             self._socket.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="dandelion-http", daemon=True)
+        self._failure: DandelionError | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="dandelion-http", daemon=True
+        )
         self._thread.start()
         ready.wait()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
 
-    def _run(self) -> None:
-        uvloop.run(self._server.serve([self._socket]))
+    def _run(self, ready: threading.Event) -> None:
+        try:
+            uvloop.run(self._server.serve([self._socket]))
+        except DandelionError as error:
+            self._failure = error
+            self._server.end()
+        finally:
+            ready.set()
 
     def close(self) -> None:
         """Drain, stop and join the thread. May be called twice."""
