@@ -158,8 +158,7 @@ CASES: list[tuple[str, tuple[Label, ...]]] = [
     ("composition t(x) => (y) { unnamed(input_0 = all x) => (y = output_0); }", ("",)),
     ("composition t(w, x) => (h, b) { HTTP(requests = all x) => (h = headers, b = bodies); }",
      (1, 1)),
-    ("composition t(x) => (b) { f(a = all x) => (m = d);"
-     " HTTP(requests = each m) => (b = bodies); }",
+    ("composition t(x) => (b) { f(a = all x) => (m = d); HTTP(requests = all m) => (b = bodies); }",
      ("d",)),
     ("composition t(x) => (y) { HTTP() => (y = bodies); }", ("",)),
     ("composition t(x, y) => (u, v) { inner(p = all y, q = all x) => (u = r, v = p); }", ("d", 1)),

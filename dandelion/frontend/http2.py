@@ -208,7 +208,8 @@ class Http2Protocol(asyncio.Protocol):
         if self._lingers or self._transport.is_closing() or not self._can_write.is_set():
             self.abort()
         elif self._streams:
-            self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "the streams send and read too slowly")
+            self._look_at_streams()
+            self._update_wait()
         elif self._served:
             self._fail(ErrorCodes.NO_ERROR, "the connection was idle")
         else:
@@ -335,8 +336,10 @@ class Http2Protocol(asyncio.Protocol):
             stream.window_changed()
 
     def _on_settings(self, event: h2.events.RemoteSettingsChanged) -> None:
-        if self._h2.encoder.header_table_size > limits.TABLE_BYTES:
-            self._h2.encoder.header_table_size = limits.TABLE_BYTES
+        encoder = self._h2.encoder
+        if encoder.header_table_size > limits.TABLE_BYTES:
+            encoder.table_size_changes.clear()  # the larger size is not announced
+            encoder.header_table_size = limits.TABLE_BYTES
         if Settings.INITIAL_WINDOW_SIZE in event.changed_settings:
             for stream in self._streams.values():
                 stream.window_changed()
@@ -344,7 +347,9 @@ class Http2Protocol(asyncio.Protocol):
     def _look_at_streams(self) -> None:
         """End streams that have waited for their client since the last look, without progress."""
         given = self._table.limits
-        self._look = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         for stream in list(self._streams.values()):
             mark, stream.mark = stream.mark, stream.moved_bytes if stream.waits else None
             if mark is None or stream.mark is None:
