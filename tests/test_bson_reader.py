@@ -70,7 +70,7 @@ def plain(read: BsonInvocation) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(invocations())
 def test_invocations_are_read_as_by_the_library(document: dict[str, Any]) -> None:
     body = bson.encode(document)
@@ -92,7 +92,7 @@ def test_the_data_of_items_is_not_copied() -> None:
     assert data.obj is body
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(invocations(), st.data())
 def test_damaged_invocations_are_errors(document: dict[str, Any], data: st.DataObject) -> None:
     body = bytearray(bson.encode(document))
@@ -106,7 +106,7 @@ def test_damaged_invocations_are_errors(document: dict[str, Any], data: st.DataO
                 read(damaged, 1000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\5\0\0\0\0")
 @example(b"\xff\xff\xff\xff")
@@ -205,7 +205,7 @@ def test_other_elements_are_refused(value: Any, at: int) -> None:
         read_function(bson.encode(function(binary=binary)), 1000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=130), st.data())
 def test_damaged_arrays_are_read_alike_by_both_readers(
     values: list[int], data: st.DataObject
@@ -257,7 +257,7 @@ def test_a_large_executable_costs_few_elements() -> None:
 # --- replies ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(names, st.lists(st.builds(
     Item, names, st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=13))))  # fmt: skip
 def test_replies_are_those_of_the_library(given_sets: list[tuple[str, list[Item]]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
@@ -59,10 +60,8 @@ class Http2Client:
 
     def send_raw(self, data: bytes) -> None:
         """Send bytes; the server may have closed the connection."""
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            self.is_closed = True
 
     def send_frames(self, frames: Sequence[Frame]) -> None:
         """Send frames as they are."""
