@@ -175,6 +175,14 @@ def test_arrays_of_integers_are_read_at_once(size: int) -> None:
     assert read_int32_array(memoryview(array)) == data
 
 
+@pytest.mark.parametrize("index", [12, 123])
+def test_a_name_that_ends_early_is_another_array(index: int) -> None:
+    """The rows of the table are the elements only if no name has a NUL."""
+    array = bytearray(bson.encode({str(at): 7 for at in range(200)}))
+    array[array.index(b"\x10%d\0" % index) + 2] = 0
+    assert read_int32_array(bytes(array)) is None
+
+
 def function(**changed: Any) -> dict[str, Any]:
     return {
         "name": "f",

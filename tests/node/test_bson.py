@@ -301,6 +301,8 @@ def test_texts_follow_the_catalogue(served: Served) -> None:
             DOCUMENT.functions[0], name="changing", outputs=(output,)))  # fmt: skip
         reply = served.invoke({"composition": text, "sets": given})
         assert reply["sets"][0]["identifier"] == output
+        same = served.invoke({"composition": TEXT, "sets": given})
+        assert same["sets"][0]["identifier"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -403,7 +405,7 @@ def test_other_requests_are_answered_beside_a_large_executable(native: Served) -
 def test_executables_see_the_names_of_the_client(native: Served) -> None:
     """`bare.c` checks the names of its sets, and of one that is absent."""
     elf = built("bare.c")
-    sets = {"input_sets": [["x", None], ["not-a-name", None]], "output_sets": ["y"]}
+    sets = {"input_sets": [["x", None], ["x", None]], "output_sets": ["y"]}
     native.post("/register/function", executable("bare", elf, **sets))
     reply = native.invoke({"name": "bare", "sets": [a_set("", ("i", 1, b"\1\2"))]})
     assert reply == {"sets": [{"identifier": "y", "items": items(("i", 2, b"\2\4"))}]}
