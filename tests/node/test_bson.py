@@ -600,6 +600,22 @@ def test_names_survive_a_restart(tmp_path: Path) -> None:
             assert one["identifier"] == ""
 
 
+def test_the_example_of_the_documents(
+    native: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bson.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0].replace("8080", str(native.port))
+    (tmp_path / "echo.elf").write_bytes(built("echo.c"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "bson.md", "exec"), names)
+    names["connection"].close()
+    assert capsys.readouterr().out == "b'hello'\n"
+
+
 def test_tokens_apply(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     caller = record("caller", tenant="acme", rights=(Right.INVOKE,))
