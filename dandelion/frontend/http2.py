@@ -149,6 +149,7 @@ class Http2Protocol(asyncio.Protocol):
         for stream in list(self._streams.values()):
             stream.leave()
         self._streams.clear()
+        self._handlers.clear()  # they refer to this connection
 
     def pause_writing(self) -> None:
         """Wait until the client reads."""
@@ -298,9 +299,9 @@ class Http2Protocol(asyncio.Protocol):
         stream = Http2Stream(self, number, scope)
         self._streams[number] = stream
         self._running.add(stream)
-        stream.task = self._loop.create_task(stream.run(application))
-        self._server_state.tasks.add(stream.task)
-        stream.task.add_done_callback(self._server_state.tasks.discard)
+        task = self._loop.create_task(stream.run(application))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
         if self._look is None:
             self._look = self._loop.call_later(self._table.limits.moving_s, self._look_at_streams)
 

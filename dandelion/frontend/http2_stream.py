@@ -73,7 +73,7 @@ class Http2Stream:
         is_complete: whether the response was sent.
         moved_bytes: of body and response, so far.
         mark: `moved_bytes` at the last look of the connection; None before the first.
-        task: runs the application.
+        has_started: whether the head of the response was sent.
     """
 
     def __init__(self, connection: StreamConnection, number: int, scope: Scope) -> None:
@@ -83,7 +83,6 @@ class Http2Stream:
         self.is_complete = False
         self.moved_bytes = 0
         self.mark: int | None = None
-        self.task: asyncio.Task[None] | None = None
         self.has_started = False
         self._connection = connection
         self._scope = scope

@@ -218,6 +218,7 @@ class BsonAdapter(Adapter):
         return await self._node.invoke_sets_async(
             target.name,
             target.bound(invocation.sets),
+            version=target.version,
             tenant=request.grant.tenant,
             on_wait=request.watch,
         )

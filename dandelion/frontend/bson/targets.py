@@ -35,13 +35,14 @@ class BsonTarget:
     """A function or composition, as the protocol needs it.
 
     Attributes:
-        name: to invoke it by.
+        name, version: to invoke it by; the version is that of the other attributes.
         inputs: input sets by position; None where a set is fixed at registration.
         labels: for each output set its name in replies, or the position of the input that has it.
         is_function: whether it is a function, which ignores further sets.
     """
 
     name: str
+    version: int | None
     inputs: tuple[SetSpec | None, ...]
     labels: tuple[Label, ...]
     is_function: bool
@@ -124,11 +125,13 @@ class BsonTargets:
         else:
             name = identifier_of(invocation.target)
         found = find(name)
-        given = {spec.name: spec for spec in self._node.signature(name, tenant=tenant).inputs}
+        version = found.version or None  # functions of the platform and texts have none
+        signature = self._node.signature(name, version, tenant=tenant)
+        given = {spec.name: spec for spec in signature.inputs}
         is_function = isinstance(found, FunctionSpec)
         names = found.input_names if isinstance(found, FunctionSpec) else found.inputs
         inputs = tuple(given.get(one) for one in names)
-        return BsonTarget(name, inputs, labels_of(found, find), is_function)
+        return BsonTarget(name, version, inputs, labels_of(found, find), is_function)
 
 
 def _key(invocation: BsonInvocation, tenant: str) -> _Key:
