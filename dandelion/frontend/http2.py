@@ -32,7 +32,6 @@ import h2.exceptions
 import h2.settings
 import uvicorn
 from h2.errors import ErrorCodes
-from hyperframe.frame import GoAwayFrame
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
@@ -40,11 +39,11 @@ from dandelion.errors import DandelionError
 from dandelion.frontend import http2_limits as limits
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
-from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.asgi import Header, Message, Receive, Scope, Send
+from dandelion.frontend.http2_connection import Http2Connection, goaway
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
 from dandelion.frontend.http2_stream import Application, Http2Stream, scope_of
-from dandelion.frontend.problem import RETRY_AFTER_S, Crowded, Stalled, problem_response
+from dandelion.frontend.problem import Crowded, Stalled, problem_response
 
 _PIECE_BYTES = 16 * 1024
 _DEFAULT_WINDOW_BYTES = 65535
@@ -52,7 +51,7 @@ _GONE = (h2.exceptions.ProtocolError, KeyError)  # h2's errors for a stream that
 Settings = h2.settings.SettingCodes
 
 
-class Http2Protocol(asyncio.Protocol):
+class Http2Protocol(Http2Connection):
     """One HTTP/2 connection.
 
     Args:
@@ -70,29 +69,22 @@ class Http2Protocol(asyncio.Protocol):
         *,
         newcomer: Newcomer,
     ) -> None:
+        super().__init__(newcomer)
         if not config.loaded:
             config.load()
         self._app: Application = config.loaded_app
         self._server_state = server_state
         self._app_state = app_state
-        self._newcomer: Newcomer | None = newcomer
-        self._table = newcomer.table
         self._surplus = newcomer.surplus
-        self._loop = asyncio.get_running_loop()
         settings = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self._h2 = h2.connection.H2Connection(settings)
-        self._streams: dict[int, Http2Stream] = {}
         self._running: set[Http2Stream] = set()
         now = self._loop.time()
         self._scanner = FrameScanner()
         self._frames = FrameBudget(limits.FRAMES_BURST, limits.FRAMES_RATE, now)
         self._resets = FrameBudget(limits.RESETS_BURST, limits.RESETS_RATE, now)
-        self._can_write = asyncio.Event()
-        self._can_write.set()
         self._look: asyncio.TimerHandle | None = None
-        self._received_bytes = 0
-        self._last_stream = 0
-        self._served = self._lingers = self._draining = self._held = self._choked = False
+        self._draining = False
         self._handlers: dict[type[h2.events.Event], Callable[[Any], None]] = {
             h2.events.RequestReceived: self._on_request,
             h2.events.DataReceived: self._on_data,
@@ -101,12 +93,6 @@ class Http2Protocol(asyncio.Protocol):
             h2.events.WindowUpdated: self._on_window,
             h2.events.RemoteSettingsChanged: self._on_settings,
         }
-        # Used by the table:
-        self.address = newcomer.address
-        self.wait: Wait | None = None
-        self.since = 0.0
-        self.mark = 0
-        self.peer: Peer | None = None
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -114,9 +100,7 @@ class Http2Protocol(asyncio.Protocol):
         """Take the newcomer's place in the table, and send the server's settings."""
         self._transport = transport
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown()
-        if self._newcomer is not None:
-            self._table.replace(self._newcomer, self, self._loop.time())
-            self._newcomer = None
+        self._enter_table()
         self._base: Message = {
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "server": get_local_addr(transport),
@@ -151,95 +135,18 @@ class Http2Protocol(asyncio.Protocol):
         self._streams.clear()
         self._handlers.clear()  # they refer to this connection
 
-    def pause_writing(self) -> None:
-        """Wait until the client reads."""
-        self._can_write.clear()
-        self._update_wait()
-
-    def resume_writing(self) -> None:
-        """Continue."""
-        self._can_write.set()
-        self._choked = False
-        self._resume_reading()
-        self._update_wait()
-
     def shutdown(self) -> None:
         """Finish the requests that run, and refuse new ones; called by the server."""
         if self._draining or self._transport.is_closing():
             return
         self._draining = True
-        self._write(_goaway(ErrorCodes.NO_ERROR, self._last_stream, "the server is shutting down"))
+        self._write(goaway(ErrorCodes.NO_ERROR, self._last_stream, "the server is shutting down"))
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
         if self._draining and not self._streams and not self._lingers:
             self._transport.close()
             self._update_wait()
-
-    # --- for the table --------------------------------------------------------------------------
-
-    def _update_wait(self) -> None:
-        wait = self._waits_for()
-        if wait is not self.wait:
-            self._table.enter(self, wait, self._loop.time())
-
-    def _waits_for(self) -> Wait | None:
-        if self._lingers:
-            return Wait.LINGER
-        if self._transport.is_closing():
-            return Wait.RESPONSE if self._transport.get_write_buffer_size() else None
-        if not self._can_write.is_set():
-            return Wait.RESPONSE
-        if self._streams:
-            return Wait.BODY if all(s.waits for s in self._streams.values()) else None
-        return Wait.IDLE if self._served else Wait.HEAD
-
-    def moved(self) -> int:
-        """Return the number of bytes received, or read by the client while it reads."""
-        if self.wait is Wait.RESPONSE:
-            return -self._transport.get_write_buffer_size()
-        return self._received_bytes
-
-    def blocked(self) -> bool:
-        """Return whether the node does not read."""
-        return self._held
-
-    def expire(self) -> None:
-        """Close the connection after a time-out."""
-        if self._lingers or self._transport.is_closing() or not self._can_write.is_set():
-            self.abort()
-        elif self._streams:
-            self._look_at_streams()
-            self._update_wait()
-        elif self._served:
-            self._fail(ErrorCodes.NO_ERROR, "the connection was idle")
-        else:
-            self._fail(ErrorCodes.NO_ERROR, str(Stalled("head", self._table.limits.head_s)))
-
-    def abort(self) -> None:
-        """Close the connection at once; drop unsent data, also in the kernel."""
-        kernel = self._transport.get_extra_info("socket")
-        if kernel is not None:
-            reset(kernel)
-        self._transport.abort()
-
-    def _fail(self, code: ErrorCodes, reason: str) -> None:
-        """Send GOAWAY and linger; requests that run are cancelled."""
-        self._write(_goaway(code, self._last_stream, reason))
-        self._linger()
-
-    def _linger(self) -> None:
-        for stream in list(self._streams.values()):
-            stream.leave()
-        self._streams.clear()
-        self._lingers = True
-        self._received_bytes = 0
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
-        self._resume_reading()
-        self._update_wait()
 
     # --- input ----------------------------------------------------------------------------------
 
@@ -404,11 +311,6 @@ class Http2Protocol(asyncio.Protocol):
             stream.leave()
             return 0
 
-    async def drain(self) -> None:
-        """Wait until the client has read enough."""
-        if not self._can_write.is_set():
-            await self._can_write.wait()
-
     def acknowledge(self, stream: Http2Stream, size_bytes: int) -> None:
         """Let the client send more."""
         if size_bytes and not self._lingers:
@@ -437,21 +339,6 @@ class Http2Protocol(asyncio.Protocol):
     def waiting_changed(self) -> None:
         """A stream began or stopped to wait for the client."""
         self._update_wait()
-
-    def hold(self) -> None:
-        """Read further requests after `RETRY_AFTER_S`, since one was refused."""
-        if not self._held:
-            self._held = True
-            self._transport.pause_reading()
-            self._loop.call_later(RETRY_AFTER_S, self._release_hold)
-
-    def _release_hold(self) -> None:
-        self._held = False
-        self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if not (self._held or self._choked or self._transport.is_closing()):
-            self._transport.resume_reading()
 
     def _drop(self, stream: Http2Stream, code: ErrorCodes) -> None:
         """Reset a stream."""
@@ -482,10 +369,6 @@ class Http2Protocol(asyncio.Protocol):
         if data:
             self._write(data)
 
-    def _write(self, data: bytes) -> None:
-        if not (self._transport.is_closing() or self._lingers):
-            self._transport.write(data)
-
 
 class _Failing:
     """An application that answers every request with an error."""
@@ -495,34 +378,3 @@ class _Failing:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await problem_response(self._error).send(send, scope["extensions"])
-
-
-class NegotiatedProtocol(asyncio.Protocol):
-    """The beginning of a TLS connection, which then has the protocol that was negotiated.
-
-    Args:
-        http1, http2: make the protocols.
-    """
-
-    def __init__(
-        self, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]
-    ) -> None:
-        self._http1 = http1
-        self._http2 = http2
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's
-        """Replace this protocol."""
-        tls = transport.get_extra_info("ssl_object")
-        chosen = self._http2() if tls.selected_alpn_protocol() == "h2" else self._http1()
-        transport.set_protocol(chosen)
-        chosen.connection_made(transport)
-
-
-def _goaway(code: ErrorCodes, last_stream: int, reason: str) -> bytes:
-    frame = GoAwayFrame(
-        stream_id=0,
-        last_stream_id=last_stream,
-        error_code=code,
-        additional_data=reason.encode()[:1024],
-    )
-    return frame.serialize()

@@ -19,6 +19,27 @@ ProtocolFactory: TypeAlias = Callable[[Newcomer], asyncio.Protocol]
 _PREFACE = b"PRI * HTTP/2.0\r\n"
 
 
+class NegotiatedProtocol(asyncio.Protocol):
+    """The beginning of a TLS connection, which then has the protocol that was negotiated.
+
+    Args:
+        http1, http2: make the protocols.
+    """
+
+    def __init__(
+        self, http1: Callable[[], asyncio.Protocol], http2: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._http1 = http1
+        self._http2 = http2
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's
+        """Replace this protocol."""
+        tls = transport.get_extra_info("ssl_object")
+        chosen = self._http2() if tls.selected_alpn_protocol() == "h2" else self._http1()
+        transport.set_protocol(chosen)
+        chosen.connection_made(transport)
+
+
 def alpn_protocols(settings: Settings) -> list[str]:
     """Return the protocols that TLS offers, best first."""
     return ["h2", "http/1.1"] if settings.http2 else ["http/1.1"]
@@ -44,7 +65,7 @@ def protocol_factory(
     if not settings.http2:
         return http1
     check_http2(settings)
-    from dandelion.frontend.http2 import Http2Protocol, NegotiatedProtocol
+    from dandelion.frontend.http2 import Http2Protocol
 
     def http2(newcomer: Newcomer) -> asyncio.Protocol:
         return Http2Protocol(config, server_state, app_state, newcomer=newcomer)
