@@ -177,8 +177,8 @@ def _renaming(declaration: Declaration, find: Find) -> _Renaming | None:
         if len(registered) != len(declared) or len({*declared}) != len(declared):
             return None
     inputs, outputs = (dict(zip(s, r, strict=True)) for s, r in zip(said, real, strict=True))
-    static = found.static if isinstance(found, FunctionSpec) else {}
-    fixed = frozenset(declared for declared, name in inputs.items() if name in static)
+    given = found.fixed if isinstance(found, FunctionSpec) else ()
+    fixed = frozenset(declared for declared, name in inputs.items() if name in given)
     return _Renaming(name, inputs, outputs, fixed)
 
 
