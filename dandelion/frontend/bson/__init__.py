@@ -9,7 +9,8 @@ original allows and this project does not), `producers` (the names of sets in re
 (to registration documents), `options` (settings), `preload` (a file that is registered at start),
 `targets` (what an invocation resolves to), `adapter` (the routes).
 
-BSON needs no library: the reader is smaller than the checks that a general one would need, it does
-not copy the data of items, and it reads an array of integers, which is how clients send
-executables, a hundred times as fast.
+BSON is read without a library, so that the data of items is not copied, elements are counted, and
+a large array of integers, which is how clients send executables, does not hold the interpreter
+lock. The tests compare reader and writer with pymongo's `bson`, which decodes such an array in the
+same time, but copies all data.
 """
