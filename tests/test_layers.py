@@ -14,6 +14,7 @@ LAYERS = [
     ["confinement"],
     ["arrays"],
     ["data"],
+    ["failures"],
     ["function"],
     ["blobs"],
     ["secrets"],

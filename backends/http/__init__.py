@@ -8,7 +8,8 @@ A request without a response fails the call; the error names its item. ``docs/ht
 the format and the settings.
 
 Files: `settings` (the operator's settings), `policy` (which addresses may be reached), `request`
-(item to request, response to item, redirects), `engine` (requests over aiohttp).
+(item to request, response to item, redirects), `engine` (requests over aiohttp), `cache_rules` and
+`cache` (responses that are used again).
 """
 
 from __future__ import annotations

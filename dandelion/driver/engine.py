@@ -46,6 +46,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        tenant: that invoked the function, for engines in the node's process; empty elsewhere.
     """
 
     id: int
@@ -59,6 +60,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    tenant: str = ""
 
     def start_deadline(self, now_ns: int) -> None:
         """Set the deadline, counting the limit from now."""

@@ -16,7 +16,7 @@ from dandelion.catalog import Catalog, CompositionRecord
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
-from dandelion.errors import InternalError, Unknown, nearest
+from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest
 from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.node.fuser import Fuser
 
@@ -43,6 +43,7 @@ class Library:
         caps: the operator's largest limits. A function that was registered under larger ones runs
             under these, so that lowering a cap takes effect and no function out of service.
         fuse: run GPU functions that follow each other as one, see `dandelion.fusion`.
+        offered: backends that are installed and not started, by the functions that they provide.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Library:
         platform: Mapping[str, FunctionSpec],
         caps: Limits,
         fuse: bool = True,
+        offered: Mapping[str, str] | None = None,
     ) -> None:
         self.catalog = catalog
         self.platform = platform
+        self._offered = offered or {}
         self._caps = caps
         self._fuser = Fuser(catalog) if fuse else None
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
@@ -100,6 +103,7 @@ class Library:
 
         Raises:
             Unknown: with the nearest name.
+            BackendUnavailable: it is a function of a backend that is not started.
         """
         if name.startswith(_PREPARED):
             return self._find_prepared(name).record
@@ -110,6 +114,10 @@ class Library:
             return self._capped(found)
         if found is not None:
             return found
+        if name in self._offered:
+            backend = self._offered[name]
+            remedy = f"add '{backend}' to the node's setting 'backends'"
+            raise BackendUnavailable(backend, f"it provides '{name}' and is not started", remedy)
         names = [*self.platform, *(r.name for r in self.catalog.records())]
         close = nearest(name, names) if version is None else None
         raise Unknown("function or composition", name, version, close)

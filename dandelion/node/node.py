@@ -6,7 +6,7 @@
 
 The node has one event loop, its own or the caller's. The scheduler runs there and nowhere else
 (`runtime`); blocking callers wait in their threads until it has their result. No user code runs in
-this process and no device is opened in it, unless a backend's hosting says otherwise.
+this process and no device is opened in it.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ from dandelion.node.starting import (
     check_names,
     load_backends,
     load_checkers,
+    load_offered,
     targets,
 )
 from dandelion.node.traces import TraceStore
@@ -159,6 +160,7 @@ class Node:
             caps,
             settings.fuse,
             self._secrets,
+            load_offered(platform),
         )
         self._invoker = Invoker(
             self._spaces,
@@ -681,6 +683,7 @@ class Node:
             tenant_capacities(scheduler, tenants, tenants),
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
+            len(scheduler.pauses),
         )
 
     def activity(
