@@ -122,7 +122,7 @@ class HttpEngine(AsyncEngine):
     async def _one(self, call: Call, item: Item, room: OutputRoom) -> tuple[Item, Item]:
         request = None
         try:
-            request = read_request(item.data)
+            request = read_request(item.data).traced(call.trace_context)
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call)
             if WHOLE_RESPONSE in call.function.code.options:

@@ -185,6 +185,7 @@ class NativeEngine(Engine):
             raise report.error_of(found, spec, context.layout, self._architecture)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, context.layout.limit_bytes)
+        call.printed = reader.printed(data)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from dandelion.call_logs import STDERR, STDOUT, PrintedLine, bounded, printed_lines
 from dandelion.data import KEY_LIMIT, NAME_LIMIT_BYTES, Bytes, Item, ItemSet
 from dandelion.driver import InstanceSets
 from dandelion.errors import BadOutput
@@ -29,6 +30,7 @@ HEAP_BYTES = 4096
 """Outputs up to this size are bytes on the heap; larger ones are in a context of the domain."""
 
 _DATA_ALIGNMENT = 64
+_LOG_BYTES = 16 * 1024
 
 
 class Memory(Protocol):
@@ -174,6 +176,15 @@ class OutputReader:
                     size = min(entry.size_bytes, limit_bytes)
                     return self._memory.read(entry.address, size).decode("utf-8", "replace")
         return ""
+
+    def printed(self, data: SystemData) -> tuple[PrintedLine, ...]:
+        """Read what the function wrote, if it declares the set ``stdio``."""
+        if not any(spec.name == "stdio" for spec in self._spec.outputs):
+            return ()
+        lines = []
+        for stream in (STDOUT, STDERR):
+            lines += printed_lines(self.text("stdio", stream, _LOG_BYTES, data), stream)
+        return bounded(lines)
 
     def outputs(self, entries: list[list[OutputEntry]], domain: MemoryDomain) -> InstanceSets:
         """Copy the data of all items out, once.

@@ -160,6 +160,20 @@ def trace_operation() -> Json:
     return operation_of("Trace of a recent invocation, for Perfetto", json_content({}), [identity])
 
 
+def logs_operation() -> Json:
+    """Describe ``GET /v1/logs``."""
+    number: Json = {"type": "integer", "minimum": 0}
+    parameters = [
+        parameter("query", "function", {"type": "string"}, "only lines of this function"),
+        parameter("query", "invocation", {"type": "string"}, "only lines of this invocation"),
+        parameter("query", "after", number, "only later lines; Dandelion-Logs-Last of a response"),
+        parameter("query", "limit", number, "how many, the newest; at most 1000"),
+        parameter("query", "follow", {"type": "boolean"}, "also give all later lines"),
+    ]
+    content: Json = {"application/x-ndjson": {"schema": {"type": "string"}}}
+    return operation_of("What functions wrote, a JSON object a line", content, parameters)
+
+
 def capacity_operation() -> Json:
     """Describe ``GET /v1/capacity``."""
     function = parameter(
@@ -204,7 +218,8 @@ def invoke_operation() -> Json:
         parameter(
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
-        parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
+        parameter("header", "traceparent", {"type": "string"}, "W3C trace context of the caller"),
+        parameter("header", "tracestate", {"type": "string"}, "forwarded with it"),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}

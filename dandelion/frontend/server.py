@@ -103,6 +103,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         now = asyncio.get_running_loop().time()
         self._table.sweep(now)
+        self._app.tick()
         if self.collector is not None:
             self.collector.tick(now, self.server_state.total_requests)
         return await super().on_tick(counter)
@@ -121,7 +122,8 @@ class Server(uvicorn.Server):
         self._app.close()
 
     def reload(self) -> None:
-        """Read the certificate and the tokens again."""
+        """Read the certificate and the tokens again, and open the access log again."""
+        self._app.reload()
         if self.certificate is not None:
             self.certificate.reload()
         if self.tokens is not None:
@@ -152,7 +154,7 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
-    again. Call it in the main thread.
+    again, and opens the access log again. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -183,7 +185,9 @@ async def serve(
         server.reload()
         reload_node(node)
 
-    if tokens is not None or server.certificate is not None or node.settings.secrets:
+    settings = node.settings
+    has_files = bool(settings.secrets or settings.access_log)
+    if tokens is not None or server.certificate is not None or has_files:
         loop.add_signal_handler(signal.SIGHUP, reload)
     server.collector = Collector()
     try:

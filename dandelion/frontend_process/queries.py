@@ -22,6 +22,7 @@ from dandelion.frontend_process.messages import (
     GetActivity,
     GetCapacity,
     GetEngines,
+    GetLogs,
     GetMetrics,
     GetRecords,
     GetSignature,
@@ -64,6 +65,9 @@ class Queries:
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
+            GetLogs: lambda query: node.logs(
+                query.function, query.invocation, query.after, query.limit, query.tenant
+            ),
             GetMetrics: lambda _: node.metrics(),
         }
 
