@@ -214,6 +214,20 @@ class Registrar:
         current.check_new_code(draft)
         return current.batch
 
+    def composition(self, text: str) -> CompositionRecord:
+        """Check the text of one composition that is invoked without being registered.
+
+        Raises:
+            InvalidComposition: all its problems.
+            InvalidInput: the text does not have exactly one composition.
+            TooLarge: the text is too long.
+        """
+        found = self._compositions({"composition": text}, {})
+        if len(found) != 1:
+            message = f"the text has {len(found)} compositions"
+            raise InvalidInput("composition", message, "send exactly one")
+        return found[0]
+
     def _forget(self) -> None:
         """Release a document's contents, which may be large."""
         self._blobs = Blobs()

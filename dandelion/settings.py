@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tls_key: file of the certificate's private key in PEM.
         protocols: which protocols to serve beside the node's own, by name, see
             ``docs/protocols.md``.
+        http2: also serve HTTP/2, to clients that begin with it and, with TLS, to those that
+            negotiate it; needs the extra ``http2``.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
@@ -132,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tls_cert: str = ""
     tls_key: str = ""
     protocols: tuple[str, ...] = ()
+    http2: bool = False
     frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192

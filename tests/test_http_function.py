@@ -900,12 +900,15 @@ def test_the_driver_describes_itself() -> None:
     driver = load_driver("http")
     assert driver.hosting is Hosting.LOOP
     assert driver.formats == {"http"}
-    (spec,) = driver.platform_functions
+    spec, whole = driver.platform_functions
     assert (spec.name, spec.input_names, spec.output_names, spec.kind) == (
         "HTTP", ("requests",), ("headers", "bodies"), "io"
     )  # fmt: skip
+    assert (whole.name, whole.input_names, whole.output_names, whole.kind) == (
+        "HTTP_RESPONSE", ("request",), ("response", "body"), "io"
+    )  # fmt: skip
     (resource,) = driver.factory().probe()
-    driver.checker().check([Function(spec, spec.code[0])])
+    driver.checker().check([Function(one, one.code[0]) for one in (spec, whole)])
 
     async def scenario() -> None:
         made = driver.factory().engine(resource.name)

@@ -49,8 +49,8 @@ from .request import (
     head_item,
     read_request,
 )
-from .responses import HEAP_BYTES, Answer, OutputRoom, receive, version_of
-from .settings import HttpSettings
+from .responses import HEAP_BYTES, Answer, OutputRoom, joined, receive, version_of
+from .settings import WHOLE_RESPONSE, HttpSettings
 
 SLICE_BYTES = 256 * 1024
 _LINE_LIMIT_BYTES = 64 * 1024
@@ -125,6 +125,10 @@ class HttpEngine(AsyncEngine):
             request = read_request(item.data).traced(call.trace_context)
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call)
+            if WHOLE_RESPONSE in call.function.code.options:
+                room.take(item.name, 1 + len(body))
+                whole = await joined(head, body, call.domain)
+                return Item(item.name, item.key, whole), Item(item.name, item.key, body)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
             message = _describe(error, self._settings)
             kind = _kind_of(error)

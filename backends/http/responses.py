@@ -68,6 +68,23 @@ async def receive(
     return head, await _receive_sized(response, response.content_length, domain)
 
 
+async def joined(head: bytes, body: Bytes, domain: MemoryDomain) -> Bytes:
+    """Return a head, an empty line and a body as one item.
+
+    Raises:
+        ContextFull: there is no room for it.
+    """
+    size = len(head) + 1 + len(body)
+    if size <= HEAP_BYTES:
+        return b"\n".join((head, bytes(body)))
+    context = domain.acquire(size)
+    context.write(0, head + b"\n")
+    for start in range(0, len(body), _COPY_BYTES):
+        context.write(len(head) + 1 + start, body[start : start + _COPY_BYTES])
+        await asyncio.sleep(0)
+    return context.read(0, size)
+
+
 async def _receive_sized(
     response: aiohttp.ClientResponse, size_bytes: int, domain: MemoryDomain
 ) -> Bytes:

@@ -10,6 +10,9 @@ from dandelion.errors import InvalidInput, nearest
 
 from .policy import AddressPolicy, read_policy
 
+WHOLE_RESPONSE = "whole_response"
+"""Option of a code object: the first output is head, empty line and body."""
+
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HttpSettings of the HTTP function.

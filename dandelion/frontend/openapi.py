@@ -18,7 +18,7 @@ from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
-from dandelion.frontend.routing import Json, Route
+from dandelion.frontend.routing import ANY_METHOD, Json, Route
 from dandelion.priority import PRIORITY_LIMIT
 
 _REF = "#/components/schemas/{name}"
@@ -115,7 +115,8 @@ def openapi_document(routes: Iterable[Route], schemas: Mapping[str, Json]) -> by
         if route.operation is not None:
             security = [] if route.right is None else [{"token": [route.right.value]}]
             operation = {**route.operation, "security": security}
-            paths.setdefault(route.documented_path, {})[route.method.lower()] = operation
+            method = "post" if route.method == ANY_METHOD else route.method.lower()
+            paths.setdefault(route.documented_path, {})[method] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Dandelion", "version": __version__},

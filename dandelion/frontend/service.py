@@ -105,6 +105,9 @@ class Service(Protocol):
     def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing."""
 
+    def prepare(self, text: str, *, tenant: str) -> str:
+        """Compile a composition without registering it; give a name that holds for a while."""
+
     def remove(
         self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
     ) -> list[Record]:

@@ -116,6 +116,13 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     tenant: str = DEFAULT_TENANT
 
 
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Compile a composition that is not registered; the answer is a name to invoke it by."""
+
+    text: str
+    tenant: str = DEFAULT_TENANT
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
     """Remove a name or one version of it; the answer is a list of `WireRecord`."""
 
@@ -185,6 +192,7 @@ Query: TypeAlias = (
     | GetVersions
     | Describe
     | Register
+    | Prepare
     | Remove
     | GetEngines
     | GetCapacity

@@ -28,6 +28,7 @@ from dandelion.frontend_process.messages import (
     GetSignature,
     GetTrace,
     GetVersions,
+    Prepare,
     Query,
     RecordInvocation,
     Register,
@@ -56,6 +57,7 @@ class Queries:
             Describe: lambda query: WireRecord.of(
                 node.describe(query.name, query.version, query.tenant)
             ),
+            Prepare: lambda query: node.prepare(query.text, query.tenant),
             Remove: lambda query: _wrapped(
                 node.remove(KINDS[query.kind], query.name, query.version, query.tenant)
             ),

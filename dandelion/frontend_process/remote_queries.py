@@ -29,6 +29,7 @@ from dandelion.frontend_process.messages import (
     GetSignature,
     GetTrace,
     GetVersions,
+    Prepare,
     Query,
     RecordInvocation,
     Register,
@@ -51,6 +52,7 @@ _activity = msgspec.msgpack.Decoder(Activity)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _page = msgspec.msgpack.Decoder(LogPage)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
+_name = msgspec.msgpack.Decoder(str)
 _bytes = msgspec.msgpack.Decoder(bytes)
 _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
 
@@ -93,6 +95,10 @@ class RemoteQueries(abc.ABC):
         kept: list[Context] = []
         query = Register(self._blob([bare], kept), self._blob(contents, kept), tenant)
         return self._ask(query, _registered)
+
+    def prepare(self, text: str, *, tenant: str) -> str:
+        """See `Service`."""
+        return self._ask(Prepare(text, tenant), _name)
 
     def remove(
         self, kind: type[Record], name: str, version: int | None = None, *, tenant: str

@@ -419,6 +419,23 @@ class Node:
             name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
         )
 
+    def prepare(self, text: str, tenant: str = DEFAULT_TENANT) -> str:
+        """Compile a composition that is invoked without being registered.
+
+        Args:
+            text: one composition in the composition language.
+            tenant: whose functions it applies.
+
+        Returns:
+            A name to invoke it by. After a change of the catalogue, or when other compositions
+            were prepared since, it is unknown and has to be prepared again.
+
+        Raises:
+            InvalidComposition, InvalidInput, TooLarge: see `Registrar.composition`.
+        """
+        space = self._spaces.of(tenant)
+        return space.library.prepare(text, space.registrar.composition)
+
     def remove(
         self,
         kind: type[Record],

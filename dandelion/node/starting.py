@@ -105,6 +105,8 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
 def check_names(settings: Settings, embedded: Iterable[str]) -> None:
     """Refuse options and numbers of engines that nothing would read.
 
+    Options of a protocol that is served are checked by its adapter.
+
     Backends that are installed and not started may have both, so one file of settings can serve
     several nodes.
 
@@ -116,7 +118,7 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
         InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
     """
     started = {name for entry in settings.backends for name in entry.split("|")}
-    for name in settings.options.keys() - started - set(embedded):
+    for name in settings.options.keys() - started - {*embedded, *settings.protocols}:
         if name not in backend_names():
             raise unknown_backend(f"options.{name}", name)
         with contextlib.suppress(BackendUnavailable):
