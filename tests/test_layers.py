@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors"],
     ["search_path"],
+    ["addresses"],
+    ["checked_resolver"],
     ["priority"],
     ["confinement"],
     ["arrays"],
@@ -23,6 +25,7 @@ LAYERS = [
     ["catalog"],
     ["namespaces"],
     ["tokens"],
+    ["asynchronous"],
     ["documents"],
     ["export"],
     ["registration"],
