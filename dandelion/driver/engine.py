@@ -45,6 +45,9 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        invocation: id of the invocation, of engines in the node's own process. It is the same in
+            all attempts of an asynchronous one, so an I/O function can make an idempotency key of
+            it, with the request itself: `backends/http` would send one as ``Idempotency-Key``.
     """
 
     id: int
@@ -58,6 +61,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    invocation: str = ""
 
     def start_deadline(self, now_ns: int) -> None:
         """Set the deadline, counting the limit from now."""

@@ -192,6 +192,8 @@ def begin_call(executor: Executor, call: CallState) -> Call:
         call.demand,
         latest_ns,
         run.origin,
+        True,
+        invocation.id,
     )
 
 

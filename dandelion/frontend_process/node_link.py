@@ -176,7 +176,7 @@ class NodeLink:
         self.invocations += 1
         self._running[number] = None
         try:
-            invocation = self._node.submit(
+            invocation = self._node.begin(
                 message.name,
                 sets,
                 version=message.version,

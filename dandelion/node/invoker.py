@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from dandelion.asynchronous.records import KeptRecord
 from dandelion.data import ItemSet
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
 from dandelion.errors import Cancelled, DandelionError, InvalidInput
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation, InvocationResult
@@ -168,7 +170,7 @@ class Invoker:
             raise
         return invocation.result()
 
-    def submit(
+    def begin(
         self,
         name: str,
         sets: Mapping[str, ItemSet | None],
@@ -178,12 +180,47 @@ class Invoker:
         priority: int,
         ended: Callable[[Invocation], None],
     ) -> Invocation:
-        """Begin an invocation on the node's own loop; see `Node.submit`."""
+        """Begin an invocation on the node's own loop; see `Node.begin`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
         invocation = self.made(plan, positional(plan, sets), deadline_s, tenant, priority)
         invocation.on_end = partial(ended, invocation)
         self._runtime.submit(invocation)
         return invocation
+
+    def made_kept(
+        self,
+        record: KeptRecord,
+        sets: Mapping[str, ItemSet | None],
+        deadline_s: float,
+        on_application: Callable[[ApplicationEnd], None],
+        ended: Callable[[Invocation], None],
+    ) -> tuple[Invocation, WatchedWalk]:
+        """Make the record of an attempt of an asynchronous invocation.
+
+        Args:
+            record: the invocation.
+            sets: its inputs.
+            deadline_s: of the attempt.
+            on_application: called when an application of the composition itself ends.
+            ended: called on the loop at the end.
+
+        Raises:
+            Unknown, InvalidInput, Cancelled: it cannot begin.
+        """
+        request = record.request
+        plan = self._spaces.of(record.tenant).library.plan(request.name, request.version)
+        walk = WatchedWalk(plan, self._partitioning, SLICE, on_application)
+        invocation = self.made(
+            plan,
+            positional(plan, sets),
+            deadline_s,
+            record.tenant,
+            request.priority,
+            record.id,
+            walk,
+        )
+        invocation.on_end = partial(ended, invocation)
+        return invocation, walk
 
     def made(
         self,
@@ -192,8 +229,15 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        id_: str | None = None,
+        walk: Walk | None = None,
     ) -> Invocation:
         """Make the record of an invocation.
+
+        Args:
+            plan, inputs, deadline_s, tenant, priority: what to invoke.
+            id_: of the invocation; by default a new one.
+            walk: of the plan; by default a new one.
 
         Raises:
             Cancelled: the node does not run.
@@ -208,12 +252,12 @@ class Invoker:
             raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
         if priority != 0:
             check_priority("priority", priority)
-        number = f"{self._prefix}-{next(self._ids):x}"
+        number = f"{self._prefix}-{next(self._ids):x}" if id_ is None else id_
         now_ns = time.monotonic_ns()
         return Invocation(
             number,
             self._spaces.of(tenant).tenant,
-            Walk(plan, self._partitioning, slice_=SLICE),
+            Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
             inputs,
             now_ns + int(deadline_s * 1e9),
             deadline_s,
