@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
-from dandelion.data import Bytes, Sets, SetSpec
+from dandelion.asynchronous.records import KeptRequest
+from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, Unknown
 from dandelion.frontend.asgi import (
     NAME_LIMIT,
-    Header,
     Request,
     Response,
     clipped,
@@ -32,19 +30,17 @@ from dandelion.frontend.codecs import (
     decode_json,
     decode_msgpack,
     decode_raw,
-    encode_json,
-    encode_msgpack,
 )
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import (
     costs_json,
-    costs_json_response,
     costs_msgpack,
-    many_items,
 )
+from dandelion.frontend.kept_routes import KeptRoutes
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
-from dandelion.frontend.problem import NotAcceptable
+from dandelion.frontend.preferences import read_preferences
+from dandelion.frontend.results import ResultWriter
 from dandelion.frontend.service import Service
 from dandelion.priority import read_priority
 
@@ -53,8 +49,6 @@ JSON_LIMIT_BYTES = 64 * 1024 * 1024
 
 PLAN_LIMIT = 4096
 QUERY = ("version", "deadline_s", "priority", "set")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
 _Head: TypeAlias = tuple[str, str, bytes, bytes, bytes]
@@ -93,12 +87,18 @@ class Invocations:
 
     Args:
         node: runs the invocations.
-        converter: reads and writes documents that would block the event loop.
+        converter: reads documents that would block the event loop.
+        results: writes results.
+        kept: accepts asynchronous invocations.
     """
 
-    def __init__(self, node: Service, converter: Converter) -> None:
+    def __init__(
+        self, node: Service, converter: Converter, results: ResultWriter, kept: KeptRoutes
+    ) -> None:
         self._node = node
         self._converter = converter
+        self._results = results
+        self._kept = kept
         self._plans: dict[_Head, _Plan] = {}
         self._generation = node.generation
 
@@ -117,6 +117,12 @@ class Invocations:
             sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
+            if b"prefer" in request.headers:
+                preferences = read_preferences(request.headers[b"prefer"])
+                if preferences.respond_async:
+                    asked = _kept_request(request, plan, deadline_s, priority)
+                    submit = self._kept.submit
+                    return await submit(request, asked, sets, preferences, plan.response_codecs)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,
@@ -128,14 +134,9 @@ class Invocations:
             )
             del sets  # free the memory of the inputs before the response is written
             request.invocation = outcome.id
-            codec = _writer(plan.response_codecs, outcome.sets)
-            if (
-                costs_json_response(outcome.sets)
-                if codec is Codec.JSON
-                else many_items(outcome.sets)
-            ):
-                return await self._long_response(request, outcome.id, outcome.sets, codec)
-            return _response(request, outcome.id, outcome.sets, codec)
+            id_, result, codecs = outcome.id, outcome.sets, plan.response_codecs
+            short = self._results.short(request, id_, result, codecs)
+            return short or await self._results.write(request, id_, result, codecs)
         finally:
             request.stop_watching()
 
@@ -201,21 +202,26 @@ class Invocations:
             return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
         return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
 
-    async def _long_response(
-        self, request: Request, id_: str, sets: Sets, codec: Codec
-    ) -> Response:
-        """Write a large response: JSON in the converter, other formats in a thread."""
-        if codec is not Codec.JSON:
-            return await self._converter.elsewhere(partial(_response, request, id_, sets, codec))
-        chunk = await self._converter.json_response(id_, sets)
-        return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(request, id_))
-
 
 def _head(request: Request) -> _Head:
     headers = request.headers
     content_type = headers.get(b"content-type", b"")
     accept = headers.get(b"accept", b"")
     return request.grant.tenant, request.path, request.raw_query, content_type, accept
+
+
+def _kept_request(
+    request: Request, plan: _Plan, deadline_s: float | None, priority: int
+) -> KeptRequest:
+    """Tell what an asynchronous invocation is, besides its sets."""
+    return KeptRequest(
+        name=plan.name,
+        version=plan.version,
+        deadline_s=deadline_s,
+        priority=priority,
+        key=request.header(b"idempotency-key"),
+        callback=request.header(b"dandelion-callback"),
+    )
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -242,43 +248,3 @@ def _raw_set(request: Request, function: str, specs: Mapping[str, SetSpec]) -> s
         hint = did_you_mean(name, specs)
         raise InvalidInput("query.set", f"no input set '{clipped(name)}'", hint)
     return name
-
-
-def _writer(codecs: tuple[Codec, ...], sets: Sets) -> Codec:
-    """Select the codec of a response: the first that can express it."""
-    codec = codecs[0]
-    if codec is not Codec.RAW:
-        return codec
-    count = sum([len(s.items) for s in sets.values() if s is not None])
-    if count == 1:
-        return codec
-    if len(codecs) > 1:
-        return codecs[1]
-    message = f"the result has {count} items; raw bytes need exactly one"
-    raise NotAcceptable(Codec.RAW.value, message)
-
-
-def _response(request: Request, id_: str, sets: Sets, codec: Codec) -> Response:
-    headers = _headers(request, id_)
-    return Response(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
-
-
-def _headers(request: Request, id_: str) -> list[Header]:
-    headers = [(b"dandelion-invocation", id_.encode())]
-    trace = request.headers.get(b"traceparent")
-    if trace is not None and _TRACEPARENT.fullmatch(trace):
-        headers.append((b"traceparent", trace))
-    return headers
-
-
-def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes]:
-    if codec is Codec.JSON:
-        return encode_json(id_, sets)
-    if codec is Codec.MSGPACK:
-        return encode_msgpack(id_, sets)
-    (item,) = [item for s in sets.values() if s is not None for item in s.items]
-    if item.dtype is not None:
-        headers.append((b"dandelion-dtype", item.dtype.encode()))
-        if item.shape is not None:
-            headers.append((b"dandelion-shape", ",".join(map(str, item.shape)).encode()))
-    return [item.data]

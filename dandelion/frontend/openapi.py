@@ -15,6 +15,12 @@ from dandelion import __version__
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
+from dandelion.frontend.kept_documents import (
+    EventDocument,
+    EventsDocument,
+    InvocationsDocument,
+    KeptDocument,
+)
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
 from dandelion.frontend.routing import Json, Route
@@ -28,6 +34,10 @@ _RECORDS = (
     Description,
     NodeCapacity,
     ProblemDocument,
+    KeptDocument,
+    InvocationsDocument,
+    EventDocument,
+    EventsDocument,
 )
 
 _ITEM: Json = {
@@ -202,8 +212,21 @@ def invoke_operation() -> Json:
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
         parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
+        parameter(
+            "header", "Prefer", {"type": "string"}, "respond-async: accept it (202); wait=SECONDS"
+        ),
+        parameter(
+            "header", "Idempotency-Key", {"type": "string"}, "with respond-async: accept it once"
+        ),
+        parameter(
+            "header", "Dandelion-Callback", {"type": "string"}, "with respond-async: URL to call"
+        ),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
+    operation["responses"]["202"] = {
+        "description": "accepted, with respond-async; Location has its address",
+        "content": json_content(reference("KeptDocument")),
+    }
     return {**operation, "requestBody": {"required": True, "content": request}}
 
 
