@@ -156,7 +156,7 @@ class KeptBooks:
         mine.bytes_ -= kept.bytes_
         del self.all[record.id], mine.kept[record.id]
         mine.ended.pop(record.id, None)
-        if record.request.key:
+        if mine.keys.get(record.request.key) == record.id:
             del mine.keys[record.request.key]
         if not mine.kept:
             del self.tenants[record.tenant]
@@ -166,7 +166,7 @@ class KeptBooks:
 
         Args:
             tenant: who keeps more.
-            number: how many more.
+            number: how many more; with 0 only what is too much already is to be forgotten.
             size_bytes: how many bytes more; may be below 0.
 
         Raises:
@@ -174,8 +174,8 @@ class KeptBooks:
         """
         limits = self._limits
         mine = self.tenants.get(tenant) or KeptTenant()
-        over = len(mine.kept) + number - limits.number if number else 0
-        over_bytes = mine.bytes_ + size_bytes - limits.total_bytes if size_bytes > 0 else 0
+        over = len(mine.kept) + number - limits.number
+        over_bytes = mine.bytes_ + size_bytes - limits.total_bytes
         found = []
         for id_ in mine.ended:
             if over <= 0 and over_bytes <= 0:
@@ -184,9 +184,9 @@ class KeptBooks:
             over -= 1
             over_bytes -= found[-1].bytes_
         label = f"tenant '{tenant}'"
-        if over > 0:
+        if number > 0 and over > 0:
             count = len(mine.kept) - len(mine.ended)
             raise Overloaded(count, limits.number, "kept invocations under way", label)
-        if over_bytes > 0:
+        if size_bytes > 0 and over_bytes > 0:
             raise KeptFull(label, size_bytes, max(0, size_bytes - over_bytes))
         return found

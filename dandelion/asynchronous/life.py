@@ -274,8 +274,17 @@ class KeptLives:
         self._fill(now_s)
 
     def recovered(self, records: Iterable[KeptRecord], now_s: float) -> None:
-        """Go on with what the store has, after a start of the process."""
-        for record in sorted(records, key=lambda r: (r.created_s, r.id)):
+        """Go on with what the store has, after a start of the process.
+
+        Erasures that did not reach the store are done again, as far as it is known: of two records
+        with the same key the older one was forgotten, and limits hold.
+        """
+        oldest_first = sorted(records, key=lambda r: (r.created_s, r.id))
+        newest = {(r.tenant, r.request.key): r.id for r in oldest_first if r.request.key}
+        for record in oldest_first:
+            if newest.get((record.tenant, record.request.key), record.id) != record.id:
+                self._actions.append(Erase(record.id))
+                continue
             kept = Kept(record, Phase.ENDED, shown=record)
             self.books.add(kept)
             if not record.state.has_ended:
@@ -283,6 +292,8 @@ class KeptLives:
         over = [k for k in self.books.values() if k.phase is Phase.ENDED]
         for kept in sorted(over, key=lambda k: k.record.ended_s):
             self._enter_ended(kept)
+        for tenant in list(self.books.tenants):
+            self._make_room(tenant, 0, 0)
         self._fill(now_s)
 
     def _recover(self, kept: Kept, now_s: float) -> None:

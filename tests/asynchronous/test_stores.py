@@ -250,6 +250,26 @@ def test_a_full_disk_leaves_the_store_as_it_was(
     again.close()
 
 
+def test_data_is_flushed_before_a_record_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_kept_store(f"sqlite:{tmp_path}")
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def note(fd: int) -> None:
+        assert not stored(store), "the record was stored first"
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        flush(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.write([Put(record(1), Part.INPUTS, (LARGE,))])
+    assert flushed == [f"{id_of(1)}.inputs", "invocations"]
+    [mode] = store._db.execute("PRAGMA synchronous").fetchone()  # type: ignore[attr-defined]
+    assert mode == 2  # FULL: each commit flushes the log
+    store.close()
+
+
 # --- kills ----------------------------------------------------------------------------------------
 
 _CHANGES = frozenset(
