@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors"],
     ["search_path"],
+    ["addresses"],
+    ["checked_resolver"],
     ["priority"],
     ["trace_context"],
     ["call_logs"],
@@ -28,6 +30,7 @@ LAYERS = [
     ["catalog"],
     ["namespaces"],
     ["tokens"],
+    ["asynchronous"],
     ["documents"],
     ["export"],
     ["recording"],
