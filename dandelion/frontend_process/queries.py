@@ -23,12 +23,16 @@ from dandelion.frontend_process.messages import (
     GetEngines,
     GetMetrics,
     GetRecords,
+    GetRegions,
     GetSignature,
+    GetTotals,
     GetTrace,
     GetVersions,
     Query,
     Register,
+    RegisterRegion,
     Remove,
+    UnregisterRegion,
     WireRecord,
     WireSignature,
 )
@@ -58,6 +62,10 @@ class Queries:
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
             GetMetrics: lambda _: node.metrics(),
+            GetTotals: lambda query: node.totals(query.tenant),
+            RegisterRegion: lambda query: node.register_region(query.region, query.tenant),
+            UnregisterRegion: lambda query: node.unregister_region(query.name, query.tenant),
+            GetRegions: lambda query: node.regions(query.tenant),
         }
 
     def bound(self, query: Query, view: View) -> Callable[[], tuple[Blob, Context | None]]:
@@ -89,7 +97,9 @@ class Queries:
 
     def _signature(self, query: GetSignature) -> WireSignature:
         found = self._node.signature(query.name, query.version, query.tenant)
-        return WireSignature(found.inputs, found.outputs, found.static)
+        return WireSignature(
+            found.kind, found.version, found.inputs, found.outputs, found.static
+        )
 
     def _register(self, document: Bytes, contents: Bytes, tenant: str) -> object:
         """Register a document whose contents are apart; see `Register`."""

@@ -54,6 +54,7 @@ from dandelion.node.jobs import Jobs
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
+from dandelion.node.regions import SharedRegion, SharedRegions
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces, quota_of
 from dandelion.node.starting import (
@@ -64,6 +65,7 @@ from dandelion.node.starting import (
     load_checkers,
     targets,
 )
+from dandelion.node.totals import InvocationTotals
 from dandelion.node.traces import TraceStore
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
@@ -100,6 +102,7 @@ class Node:
         self.settings = settings = settings or Settings()
         partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
+        self._regions = SharedRegions(settings)
         policy = policy_of(settings.policy)
         for name in settings.tenants:
             check_tenant(name)
@@ -508,6 +511,20 @@ class Node:
         """End an invocation that `submit` began, on the node's own loop only."""
         self._runtime.cancel(invocation, error)
 
+    # --- shared memory of clients -----------------------------------------------------------------
+
+    def register_region(self, region: SharedRegion, tenant: str = DEFAULT_TENANT) -> None:
+        """Let requests of a tenant refer to shared memory; raises as `SharedRegions.register`."""
+        self._regions.register(region, tenant)
+
+    def unregister_region(self, name: str | None, tenant: str = DEFAULT_TENANT) -> None:
+        """Remove a region of a tenant; None removes all. One that is not there is no error."""
+        self._regions.unregister(name, tenant)
+
+    def regions(self, tenant: str = DEFAULT_TENANT) -> list[SharedRegion]:
+        """List the regions of a tenant."""
+        return self._regions.of(tenant)
+
     # --- looking --------------------------------------------------------------------------------
 
     def acquire(self, size_bytes: int) -> Context:
@@ -586,6 +603,11 @@ class Node:
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
         )
+
+    def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
+        """Tell how many invocations of each name of a tenant ended, and how long they took."""
+        count = partial(self._recorder.totals.of, tenant)
+        return self._loop.call(count) if self._state is NodeState.RUNNING else count()
 
     def capacity(
         self, tenant: str | None = None, function: str | None = None, version: int | None = None

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dandelion.errors import Cancelled, DandelionError, root_of
 from dandelion.node.invocation import Invocation
+from dandelion.node.totals import TotalsTable
 from dandelion.node.traces import CallRecord, Span, TraceStore
 from dandelion.scheduler import CallState, InvocationState
 
@@ -66,11 +67,13 @@ class Recorder:
 
     Attributes:
         counts: by tenant.
+        totals: by tenant and name.
     """
 
     def __init__(self, traces: TraceStore) -> None:
         self._traces = traces
         self.counts: dict[str, InvocationCounts] = {}
+        self.totals = TotalsTable()
 
     def call_ended(self, call: CallState) -> None:
         """Add the call to its invocation's trace; a batch to those of its members."""
@@ -116,14 +119,15 @@ class Recorder:
         """Count it, keep its trace, and log it if it failed."""
         error, tenant = invocation.error, invocation.tenant.name
         outcome = "ok" if error is None else type(error).__name__
-        duration_s = (invocation.ended_ns - invocation.started_ns) / 1e9
-        self._counts_of(tenant).add(outcome, duration_s)
+        duration_ns = invocation.ended_ns - invocation.started_ns
+        self._counts_of(tenant).add(outcome, duration_ns / 1e9)
+        name = invocation.walk.plan.name
+        self.totals.add(tenant, name, duration_ns, succeeded=error is None)
         if isinstance(invocation, Invocation):
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
             self._traces.add(invocation.trace)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
-            name = invocation.walk.plan.name
             text = str(error)  # log records may be kept, and with an error the data of its call
             log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)
