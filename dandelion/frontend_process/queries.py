@@ -97,9 +97,7 @@ class Queries:
 
     def _signature(self, query: GetSignature) -> WireSignature:
         found = self._node.signature(query.name, query.version, query.tenant)
-        return WireSignature(
-            found.kind, found.version, found.inputs, found.outputs, found.static
-        )
+        return WireSignature(found.kind, found.version, found.inputs, found.outputs, found.static)
 
     def _register(self, document: Bytes, contents: Bytes, tenant: str) -> object:
         """Register a document whose contents are apart; see `Register`."""

@@ -6,7 +6,7 @@ Server for binary tensor data, model repository, model configuration and shared 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
 
 Parameters: TypeAlias = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class InputDocument(msgspec.Struct, omit_defaults=True):
@@ -196,7 +197,7 @@ def read_index_request(body: Bytes) -> IndexRequest:
     return _read(_index, body) if len(body) else IndexRequest()
 
 
-def _read(decoder: msgspec.json.Decoder[Any], body: Bytes) -> Any:
+def _read(decoder: msgspec.json.Decoder[_T], body: Bytes) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -15,8 +15,8 @@ from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.codecs import SetMap
-from dandelion.frontend.conversion.costs import ITEMS
 from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.conversion.costs import ITEMS
 from dandelion.frontend.kserve.datatypes import BYTES
 from dandelion.frontend.kserve.models import Model, Models
 from dandelion.frontend.kserve.tensors import InputTensor, OutputTensor, sets_of, tensors_of
@@ -166,10 +166,11 @@ class Inferences:
         if isinstance(data, Place):
             region = named_region(regions, data.region)
             region.check(data.offset, data.size_bytes)
-            view = (await self._node.acquire_async(data.size_bytes)).view if data.size_bytes else b""
-            if len(view):
+            view = memoryview(bytearray())
+            if data.size_bytes:
+                view = (await self._node.acquire_async(data.size_bytes)).view
                 await asyncio.to_thread(region.read_into, view, data.offset)
-            data = memoryview(view).toreadonly()
+            data = view.toreadonly()
         return InputTensor(given.name, given.datatype, given.shape, data)
 
     async def _result(

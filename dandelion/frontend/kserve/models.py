@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dandelion.catalog import CompositionRecord
+from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, Unknown
 from dandelion.frontend.asgi import NAME_LIMIT, clipped
@@ -30,7 +30,7 @@ from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
 from dandelion.node.totals import InvocationTotals
 
-_KINDS = {"function": FunctionSpec, "composition": CompositionRecord}
+_KINDS: dict[str, type[Record]] = {"function": FunctionSpec, "composition": CompositionRecord}
 _KNOWN_LIMIT = 4096
 BACKEND = "dandelion"
 
@@ -127,7 +127,6 @@ class Models:
             for record in self._node.records(tenant=tenant)
             if isinstance(record, FunctionSpec | CompositionRecord)
         ]
-
 
     def statistics(self, tenant: str, model: Model | None = None) -> list[ModelStatistics]:
         """Count the invocations of one model or of all, of all versions together.
