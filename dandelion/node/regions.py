@@ -19,12 +19,14 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from dandelion.data import Bytes
 from dandelion.errors import Conflict, InvalidInput, TooMany, Unknown, nearest
+from dandelion.memory import Context
 from dandelion.namespaces import check_tenant
 from dandelion.settings import Settings
 
@@ -55,30 +57,40 @@ class SharedRegion(msgspec.Struct, frozen=True):
     device: int = 0
     inode: int = 0
 
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill memory with bytes of the region.
+    def read(self, acquire: Callable[[int], Context], offset: int, size_bytes: int) -> Bytes:
+        """Copy bytes of the region to memory.
 
         Args:
-            view: to be filled.
-            offset: within the region.
+            acquire: gives the memory.
+            offset, size_bytes: the part within the region.
 
         Raises:
             InvalidInput: they are not in the region, or the object is shorter or not there.
+            ContextFull: there is no memory.
         """
-        self.check(offset, len(view))
+        self.check(offset, size_bytes)
         descriptor = self._opened(os.O_RDONLY)
         try:
-            end = 0
-            while end < len(view):
-                got = os.preadv(descriptor, [view[end:]], self.offset + offset + end)
-                if not got:
-                    raise self._shorter()
-                end += got
+            return self._filled(
+                descriptor, acquire(size_bytes).view if size_bytes else None, offset
+            )
         finally:
             os.close(descriptor)
 
+    def _filled(self, descriptor: int, view: memoryview | None, offset: int) -> Bytes:
+        if view is None:
+            return b""
+        end = 0
+        while end < len(view):
+            got = os.preadv(descriptor, [view[end:]], self.offset + offset + end)
+            if not got:
+                del view  # the error refers to this frame
+                raise self._shorter()
+            end += got
+        return view.toreadonly()
+
     def write(self, pieces: list[Bytes], offset: int) -> None:
-        """Write bytes into the region; arguments and errors as of `read_into`."""
+        """Write bytes at an offset of the region; raises `InvalidInput` as `read` does."""
         self.check(offset, sum(map(len, pieces)))
         descriptor = self._opened(os.O_RDWR)
         try:

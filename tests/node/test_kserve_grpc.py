@@ -71,7 +71,8 @@ def test_our_messages_are_those_of_the_protocol() -> None:
     known = {}
     for file in (service_pb2, model_config_pb2):
         for name, message in file.DESCRIPTOR.message_types_by_name.items():
-            known |= {name: message} | {n.name: n for n in message.nested_types}
+            if not name.startswith("Cuda"):  # its status has the same name
+                known |= {name: message} | {n.name: n for n in message.nested_types}
     ours = messages._pool.FindFileByName("dandelion/inference.proto").message_types_by_name
     assert len(ours) > 30
     for name, message in ours.items():

@@ -13,7 +13,7 @@ import msgspec
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
 
-Parameters: TypeAlias = dict[str, Any]
+Parameters: TypeAlias = dict[str, bool | int | float | str | None]
 _T = TypeVar("_T")
 
 

@@ -165,12 +165,9 @@ class Inferences:
         data = given.data
         if isinstance(data, Place):
             region = named_region(regions, data.region)
-            region.check(data.offset, data.size_bytes)
-            view = memoryview(bytearray())
-            if data.size_bytes:
-                view = (await self._node.acquire_async(data.size_bytes)).view
-                await asyncio.to_thread(region.read_into, view, data.offset)
-            data = view.toreadonly()
+            data = await asyncio.to_thread(
+                region.read, self._node.acquire, data.offset, data.size_bytes
+            )
         return InputTensor(given.name, given.datatype, given.shape, data)
 
     async def _result(

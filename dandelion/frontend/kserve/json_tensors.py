@@ -6,15 +6,16 @@ runs them for large ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from dandelion.arrays import Array
+from dandelion.arrays import RANK_LIMIT, Array
 from dandelion.data import Bytes, Item, ItemSet
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.codecs import SetMap
 from dandelion.frontend.kserve.datatypes import BF16, BYTES, dtype_of, joined_elements
@@ -28,6 +29,8 @@ from dandelion.frontend.kserve.tensors import OutputTensor
 from dandelion.frontend.problem import NotAcceptable
 from dandelion.frontend.values import cast_numbers, number_array
 
+TENSORS_LIMIT = 1024
+PARAMETERS_LIMIT = 64
 _json = msgspec.json.Encoder()
 
 
@@ -40,8 +43,10 @@ def read_tensors(body: Bytes) -> tuple[InferRequest, SetMap]:
 
     Raises:
         InvalidInput: the body is not such a request, or data does not fit its datatype and shape.
+        TooMany: there are too many inputs, outputs or parameters.
     """
     request = read_infer_request(body)
+    _check_counts(request)
     sets: SetMap = {}
     for index, given in enumerate(request.inputs):
         if given.data is not None:
@@ -91,12 +96,24 @@ def _texts(where: str, value: list[Any]) -> Iterator[str]:
 
 
 def _check_count(where: str, count: int, shape: list[int]) -> None:
-    total = 1
-    for size in shape:
-        total *= size
-    if count != total:
+    if count != math.prod(shape):
         shown = clipped(str(shape))
         raise InvalidInput(where, f"it has {count} elements, not those of the shape {shown}")
+
+
+def _check_counts(request: InferRequest) -> None:
+    """Limit what is handled on the event loop after the JSON was read."""
+    outputs = request.outputs or []
+    for what, given in (("inputs", request.inputs), ("outputs", outputs)):
+        if len(given) > TENSORS_LIMIT:
+            raise TooMany("body", what, len(given), TENSORS_LIMIT)
+    for holder in (request, *request.inputs, *outputs):
+        if len(holder.parameters) > PARAMETERS_LIMIT:
+            raise TooMany("parameters", "parameters", len(holder.parameters), PARAMETERS_LIMIT)
+    for one in request.inputs:
+        if len(one.shape) > RANK_LIMIT:
+            where = f"inputs.{clipped(one.name)}"
+            raise InvalidInput(where, f"it has {len(one.shape)} dimensions, at most {RANK_LIMIT}")
 
 
 def write_tensors(response: InferResponse, tensors: SetMap) -> bytes:
