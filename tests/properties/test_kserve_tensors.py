@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -131,10 +132,12 @@ def test_damaged_requests_are_refused(
     for at, value in changes:
         body[at] = value
     for data, size in ((body, JSON_SIZE), (body[:cut], JSON_SIZE), (body, json_size)):
+        refusal: DandelionError | None = None
         try:
             asyncio.run(through(bytes(data), size, ["t0", "t1"]))
         except DandelionError as error:
-            assert 400 <= error.status < 500, error
+            refusal = error
+        assert refusal is None or 400 <= refusal.status < 500
 
 
 @given(st.lists(tensors(), max_size=4), st.text(max_size=20))
@@ -161,7 +164,7 @@ def test_any_bytes_are_split_or_refused(data: bytes) -> None:
     try:
         head, raw = split_raw(data, RAW_INPUTS)
     except InvalidInput:
-        with pytest.raises(Exception, match="."):
+        with pytest.raises(DecodeError):
             service_pb2.ModelInferRequest.FromString(data)
         return
     assert len(head) + sum(map(len, raw)) <= len(data)
