@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +15,13 @@ import msgspec
 
 from dandelion.data import SetSpec
 from dandelion.documents import RegistrationDocument
+from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
-from dandelion.testing import wait_until
+from dandelion.testing import Script, ScriptedDriver, echo, wait_until
 
 from .frontend_processes import Processes
-from .served import DOCUMENT, SETTINGS, GateDriver, function
+from .served import DOCUMENT, SETTINGS, function
 
 PREFIX = "/dandelion_test_"
 KSERVE = msgspec.structs.replace(SETTINGS, protocols=("kserve",), arena_bytes=64 << 20)
@@ -36,13 +39,52 @@ FURTHER = RegistrationDocument(
 )
 
 
+class HeldCalls(ScriptedDriver):
+    """A backend that holds each call of the functions `wait` until it is cancelled or let go.
+
+    Attributes:
+        behind: what a call does then.
+    """
+
+    def __init__(self) -> None:
+        self.behind: Callable[..., InstanceSets] = echo
+        self._events: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self._lock = threading.Lock()
+        super().__init__("gate", Script(run=self._hold, cancel=self._cancel))
+
+    def _hold(self, engine: Engine, call: Call) -> InstanceSets:
+        self._event(call.id).wait()
+        return self.behind(engine, call)
+
+    def _cancel(self, call_id: int) -> bool:
+        self._event(call_id).set()
+        return True
+
+    def _event(self, call_id: int) -> threading.Event:
+        with self._lock:
+            return self._events[call_id]
+
+    def let_go(self) -> None:
+        """Let all calls go, those to come as well."""
+        with self._lock:
+            for event in self._events.values():
+                event.set()
+            self._events.default_factory = _set_event
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class KServed:
     """A served node.
 
     Attributes:
         node: the node.
-        gate: that functions named `wait` stand at.
+        held: the calls of functions named `wait`.
         port: of HTTP.
         grpc_port: of gRPC; 0 where it is not served.
         at_rest: what the arena holds when nothing runs.
@@ -50,7 +92,7 @@ class KServed:
     """
 
     node: Node
-    gate: GateDriver
+    held: HeldCalls
     port: int
     grpc_port: int
     at_rest: int
@@ -90,23 +132,23 @@ def kserved(
 ) -> Iterator[KServed]:
     """Serve; with more than one frontend also gRPC."""
     settings = msgspec.structs.replace(settings, **changes)
-    gate = GateDriver()
+    held = HeldCalls()
     with contextlib.ExitStack() as stack:
         processes = None
         grpc_port = 0
         if frontends > 1 or with_grpc:
             processes = stack.enter_context(
-                Processes(msgspec.structs.replace(settings, grpc_port=0), [gate], frontends)
+                Processes(msgspec.structs.replace(settings, grpc_port=0), [held], frontends)
             )
             node, port = processes.node, processes.port
             assert processes.supervisor.grpc_address is not None
             grpc_port = processes.supervisor.grpc_address[1]
         else:
-            node = stack.enter_context(Node(settings, [gate]))
+            node = stack.enter_context(Node(settings, [held]))
             server = stack.enter_context(BackgroundServer(node))
             port = int(server.url.rpartition(":")[2])
         for document in (DOCUMENT, FURTHER):
             node.register(document)
         assert node.wait_ready()
         at_rest = node.info().arena.used_bytes
-        yield KServed(node, gate, port, grpc_port, at_rest, processes)
+        yield KServed(node, held, port, grpc_port, at_rest, processes)

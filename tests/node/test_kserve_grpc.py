@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,7 +344,7 @@ def test_calls_end_before_the_server_does() -> None:
         client.async_stream_infer("wait", [given("a", ONE, "INT8")])
         wait_until(lambda: served.node.info().running == 1)
         served.processes.loop.call_soon_threadsafe(served.processes.left.set)
-        served.gate.gate.open()
+        served.held.let_go()
         result, error = answers.get(timeout=20)
         assert error is None
         assert result.as_numpy("b").tolist() == [1]
@@ -362,7 +364,7 @@ def test_the_number_of_calls_is_limited() -> None:
         with pytest.raises(grpc.RpcError) as caught:
             infer(channel, request_of("INT8", [1], [b"1"]))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        served.gate.gate.open(2)
+        served.held.let_go()
         assert all(one.result(timeout=20) for one in calls)
 
 
@@ -393,6 +395,9 @@ def test_tokens_of_two_tenants(tmp_path: Path) -> None:
             assert slow == ["NOT_FOUND"] * 3 + ["RESOURCE_EXHAUSTED"]
             with pytest.raises(InferenceServerException, match="token"):
                 client.get_model_repository_index()
+            too_large = np.zeros(2 * KSERVE.body_limit_bytes, np.int8)
+            with pytest.raises(InferenceServerException, match="token"):  # it is not read
+                client.infer("plan", [given("a", too_large, "INT8")])
             headers = {"authorization": f"Bearer {token('acme')}"}
             index = client.get_model_repository_index(headers=headers)
             assert "plan" not in {one.name for one in index.models}
@@ -433,3 +438,17 @@ def test_a_port_that_is_taken_or_public_is_refused(
     monkeypatch.setattr(supervisor_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"dandelion-engine\[grpc\]"):
         Processes(msgspec.structs.replace(KSERVE, grpc_port=0), [], 1)
+
+
+def test_the_program_says_where_it_listens() -> None:
+    command = [sys.executable, "-m", "dandelion", "serve", "--port", "0", "--json", "--backends"]
+    command += ["null", "--protocols", "kserve", "--grpc-port", "0", "--arena-bytes", "64MiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        assert program.stdout is not None
+        place = json.loads(program.stdout.readline())
+        with contextlib.closing(
+            triton.InferenceServerClient(f"127.0.0.1:{place['grpc_port']}")
+        ) as client:
+            assert client.is_server_ready()
+        program.terminate()
+        assert program.wait(20) == 0

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from dandelion.data import Item, ItemSet
 from dandelion.frontend.conversion.converter import Converter
-from dandelion.testing import echo, wait_until
+from dandelion.testing import wait_until
 
 from .kserve_served import KServed, kserved
 
@@ -141,12 +141,15 @@ def test_complex_numbers_are_bytes(client: triton.InferenceServerClient) -> None
     assert back.tolist() == [array.tobytes()]
 
 
-def test_items_that_are_no_tensor(client: triton.InferenceServerClient, served: KServed) -> None:
-    served.gate.behind = lambda engine, call: (RAGGED,)
-    served.gate.gate.open()
-    with pytest.raises(InferenceServerException, match=r"float32\[2\] and float32\[3\]"):
-        client.infer("wait", [given("a", np.zeros(1, np.float32), "FP32")])
-    served.gate.behind = echo
+def test_items_that_are_no_tensor() -> None:
+    with kserved(1) as own:
+        own.held.behind = lambda engine, call: (RAGGED,)
+        own.held.let_go()
+        with (
+            contextlib.closing(triton.InferenceServerClient(own.address)) as client,
+            pytest.raises(InferenceServerException, match=r"float32\[2\] and float32\[3\]"),
+        ):
+            client.infer("wait", [given("a", np.zeros(1, np.float32), "FP32")])
 
 
 def test_what_there_is(client: triton.InferenceServerClient, served: KServed) -> None:

@@ -107,9 +107,12 @@ def _check_counts(request: InferRequest) -> None:
     for what, given in (("inputs", request.inputs), ("outputs", outputs)):
         if len(given) > TENSORS_LIMIT:
             raise TooMany("body", what, len(given), TENSORS_LIMIT)
-    for holder in (request, *request.inputs, *outputs):
-        if len(holder.parameters) > PARAMETERS_LIMIT:
-            raise TooMany("parameters", "parameters", len(holder.parameters), PARAMETERS_LIMIT)
+    all_parameters = [request.parameters]
+    all_parameters += [one.parameters for one in request.inputs]
+    all_parameters += [one.parameters for one in outputs]
+    for parameters in all_parameters:
+        if len(parameters) > PARAMETERS_LIMIT:
+            raise TooMany("parameters", "parameters", len(parameters), PARAMETERS_LIMIT)
     for one in request.inputs:
         if len(one.shape) > RANK_LIMIT:
             where = f"inputs.{clipped(one.name)}"

@@ -144,7 +144,8 @@ class _Stream:
     def __init__(self, service: Service, grant: Grant) -> None:
         self._service = service
         self._grant = grant
-        self._calls: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(AHEAD)
+        # one more call is awaited by the writer, and one waits for its place
+        self._calls: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(AHEAD - 2)
         self._running: set[asyncio.Task[bytes]] = set()
 
     async def serve(self, _: Any, context: Any) -> None:
@@ -161,15 +162,13 @@ class _Stream:
                 call.cancel()
 
     async def _read(self, context: Any) -> None:
-        try:
-            while (message := await self._next(context)) is not None:
-                deadline_s = _deadline_s(context)
-                call = asyncio.create_task(self._service.infer(message, self._grant, deadline_s))
-                del message
-                self._running.add(call)
-                await self._calls.put(call)
-        finally:
-            await self._calls.put(None)
+        while (message := await self._next(context)) is not None:
+            deadline_s = _deadline_s(context)
+            call = asyncio.create_task(self._service.infer(message, self._grant, deadline_s))
+            del message
+            self._running.add(call)
+            await self._calls.put(call)
+        await self._calls.put(None)
 
     async def _next(self, context: Any) -> bytes | None:
         """Read a request; None at the end of the stream, and when the server drains."""
