@@ -93,6 +93,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     code: tuple[CodeDocument, ...] = ()
     cache: bool = False
     batching: Batching | None = None
+    secrets: dict[str, str] = {}
 
 
 class RegistrationDocument(
@@ -177,6 +178,7 @@ def python_function(
     static: Mapping[str, Mapping[str, StaticValue]] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> FunctionDocument:
     """Describe a Python compute function.
 
@@ -196,6 +198,7 @@ def python_function(
         static: items of input sets that are fixed now, by set and item name: text, bytes, arrays.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
+        secrets: names of secrets of the node, by the input set that each fills.
     """
     if callable(source):
         text = textwrap.dedent(inspect.getsource(source))
@@ -219,6 +222,7 @@ def python_function(
         code=(CodeDocument("python", text, options=options),),
         cache=cache,
         batching=batching,
+        secrets=dict(secrets or {}),
     )
 
 

@@ -72,25 +72,26 @@ class Guard:
             return None
         return self._table.find(authorization[len(_SCHEME) :].rstrip(b" \t"))
 
-    def authorize(self, request: Request, right: Right | None) -> None:
+    def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
 
         Raises:
-            MissingRight: the grant does not have the right.
+            MissingRight: the grant does not have one of the rights.
             RateLimited: the token is used too often.
         """
         try:
-            self.check(request.grant, right)
+            self.check(request.grant, right, also)
         except RequestError:
             request.close = True
             raise
 
-    def check(self, grant: Grant, right: Right | None) -> None:
+    def check(self, grant: Grant, right: Right | None, also: Right | None = None) -> None:
         """Refuse what a grant does not allow, or not now; raises as `authorize`."""
         if right is None or grant is ANONYMOUS:
             return
-        if right not in grant.rights:
-            raise MissingRight(right.value)
+        for needed in (right, also):
+            if needed is not None and needed not in grant.rights:
+                raise MissingRight(needed.value)
         wait_s = self._table.count(grant)
         if wait_s:
             raise RateLimited(math.ceil(wait_s))

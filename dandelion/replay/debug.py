@@ -1,0 +1,96 @@
+"""Runs one recorded call of a Python function in this process, under a debugger.
+
+There is no sandbox: the function has the rights of the user who debugs it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import pdb
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from dandelion.data import ItemSet, item_set
+from dandelion.documents import FunctionDocument, content, item_content, set_spec
+from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.recording.records import RecordedCall, RecordedSets, Recording, recorded_set
+
+_FORMAT = "python"
+
+
+def find_call(recording: Recording, label: str) -> RecordedCall:
+    """Find a call by its label, such as ``resize[3]``; ``resize`` is its first one.
+
+    Raises:
+        Unknown: with the nearest label.
+    """
+    wanted = label if label.endswith("]") else f"{label}[0]"
+    for call in recording.calls:
+        if call.label == wanted:
+            return call
+    close = nearest(wanted, {call.label for call in recording.calls})
+    raise Unknown("recorded call", label, None, close)
+
+
+def debug(
+    recording: Recording, call: RecordedCall, runner: Callable[..., Any] | None = None
+) -> bool:
+    """Run a call; the debugger stops at the first line of the function.
+
+    Args:
+        recording: that has the call.
+        call: of a Python function.
+        runner: calls a function with its keyword arguments; by default in `pdb`.
+
+    Returns:
+        Whether it gave what was recorded.
+
+    Raises:
+        InvalidInput: it is not a Python function, or has other arguments.
+    """
+    document = next((f for f in recording.document.functions if f.name == call.function), None)
+    code = (
+        None if document is None else next((c for c in document.code if c.format == _FORMAT), None)
+    )
+    if document is None or code is None:
+        hint = "other functions can be run again by a replay of the whole recording"
+        raise InvalidInput("--debug", f"'{call.function}' is not a Python function", hint)
+    function = _loaded(document, content(code.main).bytes(), code.options["entry"])
+    outputs = (runner or pdb.Pdb().runcall)(function, **_arguments(recording, document, call))
+    return call.outputs is not None and _recorded(document, outputs, call) == call.outputs
+
+
+def _loaded(document: FunctionDocument, source: bytes, entry: str) -> Callable[..., Any]:
+    """Execute a source; the debugger shows its lines."""
+    name = f"<function {document.name}>"
+    text = source.decode("utf-8", "replace")
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = ModuleType(document.name)
+    exec(compile(source, name, "exec"), module.__dict__)
+    function: Callable[..., Any] = module.__dict__[entry]
+    return function
+
+
+def _arguments(
+    recording: Recording, document: FunctionDocument, call: RecordedCall
+) -> dict[str, ItemSet | None]:
+    found = {}
+    for declared, given in zip(document.inputs, call.inputs, strict=True):
+        name = set_spec(declared).name
+        fixed = document.static.get(name)
+        if fixed is None:
+            found[name] = recording.restored(given)
+        else:
+            items = tuple(item_content(value).item(item) for item, value in fixed.items())
+            found[name] = ItemSet(name, items)
+    return found
+
+
+def _recorded(document: FunctionDocument, outputs: Any, call: RecordedCall) -> RecordedSets:
+    """Write the outputs of a function down as the sandbox gives them."""
+    specs = [set_spec(output) for output in document.outputs]
+    if not isinstance(outputs, dict):
+        outputs = {specs[0].name: outputs} if len(specs) == 1 else {}
+    made = (item_set(s.name, outputs.get(s.name), s, call.origin) for s in specs)
+    return tuple([recorded_set(one) for one in made])
