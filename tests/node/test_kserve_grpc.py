@@ -229,7 +229,7 @@ def test_a_batch_and_large_tensors(client: triton.InferenceServerClient) -> None
 
 def test_deadlines_and_cancelling(client: triton.InferenceServerClient, served: KServed) -> None:
     tensor = given("a", ONE, "INT8")
-    with pytest.raises(InferenceServerException, match="(?i)deadline"):
+    with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
         client.infer("wait", [tensor], client_timeout=0.05)
     wait_until(lambda: served.node.info().running == 0)
     with pytest.raises(InferenceServerException, match="deadline"):

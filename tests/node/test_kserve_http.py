@@ -7,7 +7,8 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -18,9 +19,12 @@ from tritonclient.utils import InferenceServerException
 
 from dandelion.data import Item, ItemSet
 from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.kserve.inference import InferenceCall, Inferences
+from dandelion.frontend.kserve.models import Models
+from dandelion.frontend.service import Service
 from dandelion.testing import wait_until
 
-from .kserve_served import KServed, kserved
+from .kserve_served import KSERVE, KServed, kserved
 
 Array = np.ndarray[Any, Any]
 
@@ -297,3 +301,38 @@ def test_an_invocation_ends_with_its_client(served: KServed) -> None:
         wait_until(lambda: served.node.info().running == 1)
     wait_until(lambda: served.node.info().running == 0)
     served.check_no_leak()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "deadline_s", "priority", "expected_s"),
+    [
+        ({}, None, 0, None),
+        ({"priority": 0, "timeout": 0}, 3.0, 0, 3.0),
+        ({"priority": 1, "timeout": 2_000_000}, None, 1000, 2.0),
+        ({"priority": 2, "timeout": 2_000_000}, 1.0, 999, 1.0),
+        ({"priority": 2**40, "timeout": 500_000}, 1.0, -1000, 0.5),
+    ],
+)
+def test_what_parameters_become(
+    parameters: dict[str, Any], deadline_s: float | None, priority: int, expected_s: float | None
+) -> None:
+    """What the node is asked for: a double of it, since priorities are not seen otherwise."""
+    asked: dict[str, Any] = {}
+
+    class Double:
+        generation = 1
+        settings = KSERVE
+
+        def signature(self, name: str, version: int | None, *, tenant: str) -> Any:
+            return SimpleNamespace(kind="function", version=1, inputs=(), outputs=(), static=())
+
+        async def invoke_sets_async(self, name: str, sets: Any, **options: Any) -> Any:
+            asked.update(options)
+            return SimpleNamespace(id="1", sets={})
+
+    node = cast(Service, Double())
+    inferences = Inferences(node, cast(Converter, None), Models(node))
+    call = InferenceCall("f", "", [], parameters, deadline_s=deadline_s)
+    asyncio.run(inferences.infer(call, "acme"))
+    assert (asked["priority"], asked["deadline_s"]) == (priority, expected_s)
+    assert (asked["tenant"], asked["version"]) == ("acme", None)
