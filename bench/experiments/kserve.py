@@ -4,7 +4,8 @@ The same bytes, over one kept connection each, call by call in turns: a node's r
 KServe with binary tensors on the same node, and Triton with the same request. All functions give
 back what they get. That of the null backend is free, so it shows the protocols alone. A Python
 function of a node runs in a new sandbox each time; a Python model of Triton is a process that
-stays, so the two are not the same service. Then eight callers ask each as fast as they are answered.
+stays, so the two are not the same service. Then eight callers ask each as fast as they are
+answered.
 """
 
 from __future__ import annotations
