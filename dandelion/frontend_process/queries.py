@@ -22,6 +22,7 @@ from dandelion.frontend_process.messages import (
     GetActivity,
     GetCapacity,
     GetEngines,
+    GetLogs,
     GetMetrics,
     GetRecords,
     GetRegions,
@@ -29,6 +30,7 @@ from dandelion.frontend_process.messages import (
     GetTotals,
     GetTrace,
     GetVersions,
+    Prepare,
     Query,
     RecordInvocation,
     Register,
@@ -59,6 +61,7 @@ class Queries:
             Describe: lambda query: WireRecord.of(
                 node.describe(query.name, query.version, query.tenant)
             ),
+            Prepare: lambda query: node.prepare(query.text, query.tenant),
             Remove: lambda query: _wrapped(
                 node.remove(KINDS[query.kind], query.name, query.version, query.tenant)
             ),
@@ -66,6 +69,9 @@ class Queries:
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
+            GetLogs: lambda query: node.logs(
+                query.function, query.invocation, query.after, query.limit, query.tenant
+            ),
             GetMetrics: lambda _: node.metrics(),
             GetTotals: lambda query: node.totals(query.tenant),
             RegisterRegion: lambda query: node.register_region(query.region, query.tenant),
