@@ -23,6 +23,7 @@ from dandelion.frontend.kserve.tensors import InputTensor, OutputTensor, sets_of
 from dandelion.frontend.service import Outcome, Service
 from dandelion.node.regions import SharedRegion, named_region
 from dandelion.priority import PRIORITY_LIMIT
+from dandelion.trace_context import InvocationSpan
 
 REGION = "shared_memory_region"
 REGION_OFFSET = "shared_memory_offset"
@@ -112,7 +113,11 @@ class Inferences:
         self._models = models
 
     async def infer(
-        self, call: InferenceCall, tenant: str, on_wait: Callable[[], None] | None = None
+        self,
+        call: InferenceCall,
+        tenant: str,
+        on_wait: Callable[[], None] | None = None,
+        trace_context: InvocationSpan | None = None,
     ) -> InferenceResult:
         """Run one.
 
@@ -120,6 +125,7 @@ class Inferences:
             call: the request; its inputs are freed as soon as they are sent.
             tenant: the caller.
             on_wait: called before this waits for the result.
+            trace_context: the span that the request has begun.
 
         Raises:
             Unknown, InvalidInput: the request does not fit, or names what is not there.
@@ -147,6 +153,7 @@ class Inferences:
             priority=priority,
             tenant=tenant,
             on_wait=on_wait,
+            trace_context=trace_context,
         )
         del sets  # free the memory of the inputs before the response is written
         names = [output.name for output in wanted]

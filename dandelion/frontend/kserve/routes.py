@@ -112,7 +112,9 @@ class KServeAdapter(Adapter):
                 wanted_outputs(document.outputs),
             )
             del inputs
-            result = await self._inferences.infer(call, request.grant.tenant, request.watch)
+            result = await self._inferences.infer(
+                call, request.grant.tenant, request.watch, request.begin_span()
+            )
             request.invocation = result.invocation
             return await write_response(document, result, self._converter)
         finally:
