@@ -66,6 +66,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tls_key: file of the certificate's private key in PEM.
         protocols: which protocols to serve beside the node's own, by name, see
             ``docs/protocols.md``.
+        shared_memory_prefix: with KServe, clients may register shared memory objects whose names
+            begin with this, such as ``/kserve``; none by default. ``{tenant}`` in it stands for the
+            caller's tenant, and with tokens it must be there, see ``docs/kserve.md``.
+        grpc_port: TCP port of KServe over gRPC; 0 chooses a free one, -1 is off. HTTP is then
+            parsed in a process of its own, as with `frontends` above 1.
+        grpc_max_calls: how many calls and streams of gRPC may be open at once; more are refused.
         http2: also serve HTTP/2, to clients that begin with it and, with TLS, to those that
             negotiate it; needs the extra ``http2``.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
@@ -150,6 +156,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tls_cert: str = ""
     tls_key: str = ""
     protocols: tuple[str, ...] = ()
+    shared_memory_prefix: str = ""
+    grpc_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
+    grpc_max_calls: Count = 256
     http2: bool = False
     frontends: Count = 1
     max_connections: Count = 16384

@@ -171,6 +171,15 @@ def no_op_model(instances: int = 1) -> TritonModel:
     return TritonModel("no_op", _byte("a"), (_byte("b"),), program, instances)
 
 
+def identity_model(name: str, size_bytes: int) -> TritonModel:
+    """Describe a model ``name(x) -> (y)`` whose output is its input, bytes of one size."""
+    program = _PROGRAM.format(
+        path=[], entry="x", result="y", initialize="pass", expression="value"
+    )  # fmt: skip
+    entry, result = (TritonTensor(n, "UINT8", (size_bytes,)) for n in ("x", "y"))
+    return TritonModel(name, entry, (result,), program)
+
+
 def chain_of(model: TritonModel, length: int) -> TritonModel:
     """Describe an ensemble of steps in a chain."""
     tensors = [f"s{i}" for i in range(length + 1)]

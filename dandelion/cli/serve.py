@@ -1,8 +1,8 @@
 """``dandelion serve``: a node with its HTTP frontend, until SIGINT or SIGTERM.
 
 When the node accepts connections, it prints its address on standard output: a line of text, or with
-``--json`` an object with ``url``, ``host``, ``port`` and ``pid``. Logs are JSON lines on standard
-error.
+``--json`` an object with ``url``, ``host``, ``port`` and ``pid``, and ``grpc_port`` if gRPC is on.
+Logs are JSON lines on standard error.
 """
 
 from __future__ import annotations
@@ -45,15 +45,29 @@ def run(arguments: Arguments, out: Output) -> int:
 
 
 async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
+    grpc: dict[str, int] = {}
+
+    def grpc_ready(host: str, port: int) -> None:
+        grpc["grpc_port"] = port
+
     def ready(host: str, port: int) -> None:
         url = url_of(host, port, secure=bool(settings.tls_cert))
         if out.as_json:
-            place = {"url": url, "host": host, "port": port, "pid": os.getpid()}
+            place = {"url": url, "host": host, "port": port, "pid": os.getpid(), **grpc}
             out.raw(json.dumps(place).encode() + b"\n")
         else:
+            if grpc:
+                out.raw(f"KServe v2 over gRPC is at port {grpc['grpc_port']}\n".encode())
             out.raw(
                 f"Dandelion listens on {url}; its interface is described at {url}/docs\n".encode()
             )
 
     async with Node(settings) as node:
-        await serve(node, settings.host, settings.port, ready, drain_s=drain_s)
+        await serve(
+            node,
+            settings.host,
+            settings.port,
+            ready,
+            drain_s=drain_s,
+            grpc_ready_callback=grpc_ready,
+        )

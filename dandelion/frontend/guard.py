@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from dandelion.frontend.asgi import Request
-from dandelion.frontend.problem import MissingRight, RateLimited, Unauthenticated
+from dandelion.frontend.problem import MissingRight, RateLimited, RequestError, Unauthenticated
 from dandelion.tokens import ANONYMOUS, Grant, Right, TokenRecord, TokenTable
 from dandelion.tokens.table import Buckets, new_buckets
 
@@ -64,9 +64,13 @@ class Guard:
             names = [name for name, _ in request.scope["headers"]]
             if names.count(b"authorization") != 1:
                 return None
-        if given[: len(_SCHEME)].lower() != _SCHEME:
+        return self.find(given)
+
+    def find(self, authorization: bytes) -> Grant | None:
+        """Find the grant of the token in an ``Authorization`` header; None without a valid one."""
+        if authorization[: len(_SCHEME)].lower() != _SCHEME:
             return None
-        return self._table.find(given[len(_SCHEME) :].rstrip(b" \t"))
+        return self._table.find(authorization[len(_SCHEME) :].rstrip(b" \t"))
 
     def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
@@ -75,14 +79,19 @@ class Guard:
             MissingRight: the grant does not have one of the rights.
             RateLimited: the token is used too often.
         """
-        grant = request.grant
+        try:
+            self.check(request.grant, right, also)
+        except RequestError:
+            request.close = True
+            raise
+
+    def check(self, grant: Grant, right: Right | None, also: Right | None = None) -> None:
+        """Refuse what a grant does not allow, or not now; raises as `authorize`."""
         if right is None or grant is ANONYMOUS:
             return
         for needed in (right, also):
             if needed is not None and needed not in grant.rights:
-                request.close = True
                 raise MissingRight(needed.value)
         wait_s = self._table.count(grant)
         if wait_s:
-            request.close = True
             raise RateLimited(math.ceil(wait_s))

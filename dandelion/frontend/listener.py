@@ -19,6 +19,27 @@ def bind(host: str, port: int, settings: Settings) -> socket.socket:
         InvalidInput: the address does not belong to this machine, is in use or not permitted; or
             other machines reach it and callers need no token.
     """
+    bound = _bound(host, port, settings)
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return bound
+
+
+def reserve(host: str, port: int, settings: Settings) -> socket.socket:
+    """Bind an address, for another process of this user to listen on.
+
+    It has SO_REUSEPORT, which a socket of another program that asks for the port does not see
+    before it is refused; see `dandelion.frontend_process.listeners`. Raises as `bind`.
+    """
+    bound = _bound(host, port, settings)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return bound
+
+
+def _bound(host: str, port: int, settings: Settings) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -30,7 +51,6 @@ def bind(host: str, port: int, settings: Settings) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         check_exposure(settings, str(address[0]))
         bound.bind(address)
-        bound.listen(BACKLOG)
     except InvalidInput:
         bound.close()
         raise

@@ -18,12 +18,22 @@ from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
+from dandelion.node.regions import SharedRegion
+from dandelion.node.totals import InvocationTotals
 from dandelion.settings import Settings
 from dandelion.trace_context import InvocationSpan
 
 
 class Signature(Protocol):
     """What a function or composition takes and gives; see `dandelion.node.Signature`."""
+
+    @property
+    def kind(self) -> str:
+        """``function`` or ``composition``."""
+
+    @property
+    def version(self) -> int:
+        """Its version."""
 
     @property
     def inputs(self) -> tuple[SetSpec, ...]:
@@ -170,6 +180,18 @@ class Service(Protocol):
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""
+
+    def totals(self, *, tenant: str) -> list[InvocationTotals]:
+        """Tell how many invocations of each name of a tenant ended, and how long they took."""
+
+    def register_region(self, region: SharedRegion, /, *, tenant: str) -> None:
+        """Let requests of a tenant refer to shared memory."""
+
+    def unregister_region(self, name: str | None, /, *, tenant: str) -> None:
+        """Remove a region of a tenant; None removes all."""
+
+    def regions(self, *, tenant: str) -> list[SharedRegion]:
+        """List the regions of a tenant."""
 
     def logs(
         self,

@@ -92,7 +92,9 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
             raise InvalidInput(
                 where, "the set declares no dtype for numbers", "give text, or data, or a dtype"
             )
-        return Item(name, 0, _cast(where, _array(where, value), declared_dtype(spec.dtype)))
+        return Item(
+            name, 0, cast_numbers(where, number_array(where, value), declared_dtype(spec.dtype))
+        )
     raise InvalidInput(
         where, f"{_kind(value)} is not an item", "give a string, or an object with data"
     )
@@ -144,7 +146,7 @@ def _numbers(
 ) -> Item:
     """Make an item from a number or from nested lists of numbers, row-major."""
     declared = spec.dtype if spec is not None else None
-    array = _array(where, value)
+    array = number_array(where, value)
     if dtype is not None:
         element = dtype_named(where, dtype)
         if shape is None and declared is None:
@@ -153,11 +155,16 @@ def _numbers(
         element = declared_dtype(declared)
     else:
         raise InvalidInput(where, "the set declares no dtype for numbers", "give a dtype")
-    data = _cast(where, array, element)
+    data = cast_numbers(where, array, element)
     return Item(item.name, item.key, data, *item_type(where, dtype, shape, len(data), spec))
 
 
-def _array(where: str, value: Plain) -> Array:
+def number_array(where: str, value: Plain) -> Array:
+    """Read a number or nested lists of numbers, row-major.
+
+    Raises:
+        InvalidInput: there is something else in them, or lists have different lengths.
+    """
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
@@ -169,7 +176,12 @@ def _array(where: str, value: Plain) -> Array:
     return array
 
 
-def _cast(where: str, array: Array, target: np.dtype[Any]) -> Bytes:
+def cast_numbers(where: str, array: Array, target: np.dtype[Any]) -> Bytes:
+    """Convert numbers without a dtype of their own to one, and give their bytes.
+
+    Raises:
+        InvalidInput: a number loses more than precision.
+    """
     if array.dtype != target:
         misfit = _misfits(array, target)
         if misfit.any():

@@ -18,6 +18,7 @@ from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
 from dandelion.function import FunctionSpec
 from dandelion.namespaces import DEFAULT_TENANT
+from dandelion.node.regions import SharedRegion
 from dandelion.settings import Settings
 from dandelion.tokens import TokenRecord
 from dandelion.trace_context import InvocationSpan
@@ -187,6 +188,32 @@ class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Ask for the metrics as text, bytes."""
 
 
+class GetTotals(msgspec.Struct, frozen=True, array_like=True, tag="totals"):
+    """Ask for a tenant's totals, a list of `dandelion.node.totals.InvocationTotals`."""
+
+    tenant: str
+
+
+class RegisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="register_region"):
+    """Register shared memory of a client; the answer is None."""
+
+    region: SharedRegion
+    tenant: str
+
+
+class UnregisterRegion(msgspec.Struct, frozen=True, array_like=True, tag="unregister_region"):
+    """Remove a region, or all of a tenant; the answer is None."""
+
+    name: str | None
+    tenant: str
+
+
+class GetRegions(msgspec.Struct, frozen=True, array_like=True, tag="regions"):
+    """Ask for the regions of a tenant, a list of `SharedRegion`."""
+
+    tenant: str
+
+
 Query: TypeAlias = (
     GetSignature
     | GetRecords
@@ -202,12 +229,18 @@ Query: TypeAlias = (
     | GetLogs
     | RecordInvocation
     | GetMetrics
+    | GetTotals
+    | RegisterRegion
+    | UnregisterRegion
+    | GetRegions
 )
 
 
 class WireSignature(msgspec.Struct, frozen=True):
     """See `dandelion.frontend.service.Signature`."""
 
+    kind: str
+    version: int
     inputs: tuple[SetSpec, ...]
     outputs: tuple[SetSpec, ...]
     static: tuple[str, ...]

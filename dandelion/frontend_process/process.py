@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import uvloop
 
@@ -30,8 +32,8 @@ from dandelion.memory import ArenaMap
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> int:
-    """Serve; the arguments are those of the module's text."""
+def main(make: type[Frontend] | None = None) -> int:
+    """Serve; the arguments are those of the module's text. `make` is another kind of frontend."""
     link, listener, lifeline, arena, arena_bytes, parent = map(int, sys.argv[1:7])
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
@@ -39,7 +41,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     if os.getppid() != parent:
         return 1
-    frontend = Frontend(
+    frontend = (make or Frontend)(
         socket.socket(fileno=link),
         socket.socket(fileno=listener),
         ArenaMap(arena, arena_bytes),
@@ -47,6 +49,16 @@ def main() -> int:
     )
     uvloop.run(frontend.serve())
     os._exit(0)  # threads that wait for the node do not end
+
+
+class Stoppable(Protocol):
+    """A server that `Frontend` runs."""
+
+    def stop(self) -> None:
+        """End the requests under way, and then the server."""
+
+    def reload(self) -> None:
+        """Read the certificate again."""
 
 
 class Frontend:
@@ -67,7 +79,7 @@ class Frontend:
         arena_descriptors: tuple[int, ...],
     ) -> None:
         self._peer = peer
-        self._listener = listener
+        self.listener = listener
         self._arena = arena
         self._arena_descriptors = arena_descriptors
         self._node: RemoteNode | None = None
@@ -84,13 +96,8 @@ class Frontend:
         log_to_stderr(opened.log_level)
         reserve_descriptors(opened.settings.max_connections)
         node = RemoteNode(loop, link, opened, self._arena, self._arena_descriptors)
-
-        def ready(host: str, port: int) -> None:
-            link.post(Ready())
-
         guard = Guard(opened.tokens, node.buckets)
-        server = make_server(node, opened.host, self._listener, ready, opened.drain_s, guard)
-        server.collector = Collector()
+        server = self.make(node, opened, guard, lambda: link.post(Ready()))
 
         def reload(order: Reload) -> None:
             if order.tokens is not None:
@@ -102,7 +109,28 @@ class Frontend:
         node.on_reload = reload
         self._node = node
         node.received(rest)
-        await server.serve([self._listener])
+        await self.run(server)
+
+    def make(
+        self, node: RemoteNode, opened: Open, guard: Guard, ready: Callable[[], None]
+    ) -> Stoppable:
+        """Make the server.
+
+        Args:
+            node: the node at the other end.
+            opened: what the node said first.
+            guard: knows what callers may do.
+            ready: to be called when connections are taken.
+        """
+        server = make_server(
+            node, opened.host, self.listener, lambda _host, _port: ready(), opened.drain_s, guard
+        )
+        server.collector = Collector()
+        return server
+
+    async def run(self, server: Any) -> None:
+        """Run what `make` made, until it was stopped and its requests have ended."""
+        await server.serve([self.listener])
 
     def _received(self, messages: list[FromNode]) -> None:
         if self._node is not None:

@@ -25,14 +25,18 @@ from dandelion.frontend_process.messages import (
     GetLogs,
     GetMetrics,
     GetRecords,
+    GetRegions,
     GetSignature,
+    GetTotals,
     GetTrace,
     GetVersions,
     Prepare,
     Query,
     RecordInvocation,
     Register,
+    RegisterRegion,
     Remove,
+    UnregisterRegion,
     WireRecord,
     WireSets,
     WireSignature,
@@ -69,6 +73,10 @@ class Queries:
                 query.function, query.invocation, query.after, query.limit, query.tenant
             ),
             GetMetrics: lambda _: node.metrics(),
+            GetTotals: lambda query: node.totals(query.tenant),
+            RegisterRegion: lambda query: node.register_region(query.region, query.tenant),
+            UnregisterRegion: lambda query: node.unregister_region(query.name, query.tenant),
+            GetRegions: lambda query: node.regions(query.tenant),
         }
 
     def bound(self, query: Query, view: View) -> Callable[[], tuple[Blob, Context | None]]:
@@ -103,7 +111,7 @@ class Queries:
 
     def _signature(self, query: GetSignature) -> WireSignature:
         found = self._node.signature(query.name, query.version, query.tenant)
-        return WireSignature(found.inputs, found.outputs, found.static)
+        return WireSignature(found.kind, found.version, found.inputs, found.outputs, found.static)
 
     def _register(self, document: Bytes, contents: Bytes, tenant: str) -> object:
         """Register a document whose contents are apart; see `Register`."""

@@ -26,14 +26,18 @@ from dandelion.frontend_process.messages import (
     GetLogs,
     GetMetrics,
     GetRecords,
+    GetRegions,
     GetSignature,
+    GetTotals,
     GetTrace,
     GetVersions,
     Prepare,
     Query,
     RecordInvocation,
     Register,
+    RegisterRegion,
     Remove,
+    UnregisterRegion,
     WireRecord,
     WireSet,
     WireSignature,
@@ -41,6 +45,8 @@ from dandelion.frontend_process.messages import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context
+from dandelion.node.regions import SharedRegion
+from dandelion.node.totals import InvocationTotals
 
 _T = TypeVar("_T")
 _signature = msgspec.msgpack.Decoder(WireSignature)
@@ -52,6 +58,9 @@ _activity = msgspec.msgpack.Decoder(Activity)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _page = msgspec.msgpack.Decoder(LogPage)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
+_none = msgspec.msgpack.Decoder(None)
+_totals = msgspec.msgpack.Decoder(list[InvocationTotals])
+_regions = msgspec.msgpack.Decoder(list[SharedRegion])
 _name = msgspec.msgpack.Decoder(str)
 _bytes = msgspec.msgpack.Decoder(bytes)
 _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
@@ -124,6 +133,22 @@ class RemoteQueries(abc.ABC):
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""
         return self._ask(GetTrace(invocation, tenant), _bytes_or_none)
+
+    def totals(self, *, tenant: str) -> list[InvocationTotals]:
+        """See `Service`."""
+        return self._ask(GetTotals(tenant), _totals)
+
+    def register_region(self, region: SharedRegion, /, *, tenant: str) -> None:
+        """See `Service`."""
+        self._ask(RegisterRegion(region, tenant), _none)
+
+    def unregister_region(self, name: str | None, /, *, tenant: str) -> None:
+        """See `Service`."""
+        self._ask(UnregisterRegion(name, tenant), _none)
+
+    def regions(self, *, tenant: str) -> list[SharedRegion]:
+        """See `Service`."""
+        return self._ask(GetRegions(tenant), _regions)
 
     def logs(
         self,

@@ -21,6 +21,7 @@ async def serve(
     ready_callback: OnReady | None = None,
     *,
     drain_s: int = DRAIN_S,
+    grpc_ready_callback: OnReady | None = None,
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
@@ -33,19 +34,24 @@ async def serve(
         port: TCP port; 0 takes a free one.
         ready_callback: called with the address once connections are taken.
         drain_s: how long requests under way may take after the signal, in seconds.
+        grpc_ready_callback: called before that with the address of gRPC, if it is on.
 
     Raises:
         InvalidInput: the address cannot be bound.
         InternalError: the frontend processes do not start.
     """
-    if node.settings.frontends == 1:
+    if node.settings.frontends == 1 and node.settings.grpc_port < 0:
         await server.serve(node, host, port, ready_callback, drain_s=drain_s)
     else:
         supervisor = Supervisor(node, host, port, node.settings.frontends, drain_s)
-        await _supervise(supervisor, ready_callback)
+        await _supervise(supervisor, ready_callback, grpc_ready_callback)
 
 
-async def _supervise(supervisor: Supervisor, ready_callback: OnReady | None) -> None:
+async def _supervise(
+    supervisor: Supervisor,
+    ready_callback: OnReady | None,
+    grpc_ready_callback: OnReady | None,
+) -> None:
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 
@@ -62,6 +68,8 @@ async def _supervise(supervisor: Supervisor, ready_callback: OnReady | None) -> 
     ticking = loop.create_task(_tick(supervisor, collector))
     try:
         await supervisor.start()
+        if grpc_ready_callback is not None and supervisor.grpc_address is not None:
+            grpc_ready_callback(*supervisor.grpc_address)
         if ready_callback is not None:
             ready_callback(*supervisor.address)
         await signalled.wait()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import socket
@@ -27,8 +28,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.errors import InternalError
+from dandelion.errors import BackendUnavailable, DandelionError, InternalError
 from dandelion.frontend.access_log import access_log_of
+from dandelion.frontend.listener import reserve
 from dandelion.frontend.server import reload_node, tokens_of
 from dandelion.frontend.tls import certificate_of
 from dandelion.frontend_process.listeners import bind_several
@@ -42,6 +44,8 @@ from dandelion.tokens import TokenRecord
 
 log = logging.getLogger("dandelion.frontend")
 
+HTTP = "dandelion.frontend_process"
+GRPC = "dandelion.frontend_process.grpc_frontend"
 START_LIMIT_S = 60.0
 START_TRIES = 3
 STEADY_S = 10.0
@@ -56,7 +60,8 @@ class _Place:
     """The place of one frontend, and the process that fills it.
 
     Attributes:
-        listener: its listening socket.
+        program: the module that the process runs.
+        listener: its listening socket; that of gRPC only reserves the port.
         process: None between two processes.
         link: to the process.
         begun: when the process was started, on the loop's clock.
@@ -65,6 +70,7 @@ class _Place:
         start: the timer of the next start.
     """
 
+    program: str
     listener: socket.socket
     process: subprocess.Popen[bytes] | None = None
     link: NodeLink | None = None
@@ -84,9 +90,14 @@ class Supervisor:
         count: how many processes.
         drain_s: how long requests under way may take when it drains, in seconds.
 
+    Attributes:
+        address: of HTTP.
+        grpc_address: of gRPC; None if it is off.
+
     Raises:
         InvalidInput: the address cannot be bound or is public; a file of tokens, of TLS or of the
             access log cannot be used.
+        BackendUnavailable: gRPC is not installed.
     """
 
     def __init__(self, node: Node, host: str, port: int, count: int, drain_s: int) -> None:
@@ -100,8 +111,11 @@ class Supervisor:
         if access_log is not None:
             access_log.close()
         listeners = bind_several(host, port, count, node.settings)
-        self._places = [_Place(listener) for listener in listeners]
-        self.address: tuple[str, int] = self._places[0].listener.getsockname()[:2]
+        self._places = [_Place(HTTP, listener) for listener in listeners]
+        self.address: tuple[str, int] = listeners[0].getsockname()[:2]
+        self.grpc_address: tuple[str, int] | None = None
+        if node.settings.grpc_port >= 0:
+            self._add_grpc(host, node.settings)
         self._status = StatusWriter(node)
         self._open = Open(
             _share(node.settings, count),
@@ -114,6 +128,19 @@ class Supervisor:
         self._with_memory: set[NodeLink] = set()
         self._is_ending = False
         self._changed = asyncio.Event()
+
+    def _add_grpc(self, host: str, settings: Settings) -> None:
+        try:
+            if importlib.util.find_spec("grpc") is None:
+                remedy = "pip install 'dandelion-engine[grpc]', or leave out grpc_port"
+                raise BackendUnavailable("grpc", "no module 'grpc'", remedy)
+            listener = reserve(host, settings.grpc_port, settings)
+        except DandelionError:
+            for place in self._places:
+                place.listener.close()
+            raise
+        self._places.append(_Place(GRPC, listener))
+        self.grpc_address = listener.getsockname()[:2]
 
     async def start(self) -> None:
         """Start all processes, and wait until they take connections.
@@ -220,7 +247,7 @@ class Supervisor:
     def _start(self, place: _Place) -> None:
         place.start = None
         try:
-            place.process, pidfd, ours, lifeline = self._spawned(place.listener)
+            place.process, pidfd, ours, lifeline = self._spawned(place)
         except OSError as error:
             log.error("a frontend cannot be started", extra={"why": str(error)})
             place.failures += 1
@@ -240,9 +267,7 @@ class Supervisor:
         self._loop.add_reader(lifeline, self._freed, link, lifeline)
         link.open(self._open)
 
-    def _spawned(
-        self, listener: socket.socket
-    ) -> tuple[subprocess.Popen[bytes], int, socket.socket, int]:
+    def _spawned(self, place: _Place) -> tuple[subprocess.Popen[bytes], int, socket.socket, int]:
         """Start a process.
 
         Returns:
@@ -259,13 +284,13 @@ class Supervisor:
             lifeline, their_lifeline = os.pipe()
             undo.callback(os.close, lifeline)
             passed.callback(os.close, their_lifeline)
-            files = (theirs.fileno(), listener.fileno(), their_lifeline, arena.fd)
+            files = (theirs.fileno(), place.listener.fileno(), their_lifeline, arena.fd)
             process = subprocess.Popen(
                 [
                     sys.executable,
                     "-P",
                     "-m",
-                    "dandelion.frontend_process",
+                    place.program,
                     *map(str, (*files, arena.size_bytes, os.getpid())),
                 ],
                 pass_fds=files,

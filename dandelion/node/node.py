@@ -71,6 +71,7 @@ from dandelion.node.kept_service import KeptService
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
+from dandelion.node.regions import SharedRegion, SharedRegions
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces, quota_of
 from dandelion.node.spans import span_sender
@@ -83,6 +84,7 @@ from dandelion.node.starting import (
     load_offered,
     targets,
 )
+from dandelion.node.totals import InvocationTotals
 from dandelion.node.traces import TraceStore
 from dandelion.recording.code import code_of
 from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
@@ -124,6 +126,7 @@ class Node:
         self.settings = settings = settings or Settings()
         partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
+        self._regions = SharedRegions(settings)
         self._spans = span_sender(settings)
         policy = policy_of(settings.policy)
         callbacks = CallbackRules.of(settings)
@@ -744,6 +747,20 @@ class Node:
         """Give the handle of an asynchronous invocation that was submitted before, by its id."""
         return InvocationHandle(id_, BlockingKept(self.kept, tenant))
 
+    # --- shared memory of clients -----------------------------------------------------------------
+
+    def register_region(self, region: SharedRegion, tenant: str = DEFAULT_TENANT) -> None:
+        """Let requests of a tenant refer to shared memory; raises as `SharedRegions.register`."""
+        self._regions.register(region, tenant)
+
+    def unregister_region(self, name: str | None, tenant: str = DEFAULT_TENANT) -> None:
+        """Remove a region of a tenant; None removes all. One that is not there is no error."""
+        self._regions.unregister(name, tenant)
+
+    def regions(self, tenant: str = DEFAULT_TENANT) -> list[SharedRegion]:
+        """List the regions of a tenant."""
+        return self._regions.of(tenant)
+
     # --- looking --------------------------------------------------------------------------------
 
     def acquire(self, size_bytes: int) -> Context:
@@ -844,6 +861,11 @@ class Node:
             None if self._spans is None else self._spans.counts(),
             self._lines_dropped,
         )
+
+    def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
+        """Tell how many invocations of each name of a tenant ended, and how long they took."""
+        count = partial(self._recorder.totals.of, tenant)
+        return self._loop.call(count) if self._state is NodeState.RUNNING else count()
 
     def activity(
         self, tenant: str = DEFAULT_TENANT, query: ActivityQuery | None = None

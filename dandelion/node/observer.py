@@ -18,6 +18,7 @@ from dandelion.node.activity import ActivityLog
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.invocation import Invocation
 from dandelion.node.spans import SpanSender
+from dandelion.node.totals import TotalsTable
 from dandelion.node.traces import TraceStore
 from dandelion.recording.recorder import SeenCall
 from dandelion.scheduler import CallState, InvocationState
@@ -79,6 +80,7 @@ class Recorder:
 
     Attributes:
         counts: by tenant.
+        totals: by tenant and name.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Recorder:
         self._logs = logs
         self._spans = spans
         self.counts: dict[str, InvocationCounts] = {}
+        self.totals = TotalsTable()
 
     def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """Add the call to its invocation's trace; a batch to those of its members."""
@@ -166,8 +169,10 @@ class Recorder:
         """Count it, keep its trace, and log it if it failed."""
         error, tenant = invocation.error, invocation.tenant.name
         outcome = "ok" if error is None else type(error).__name__
-        duration_s = (invocation.ended_ns - invocation.started_ns) / 1e9
-        self._counts_of(tenant).add(outcome, duration_s)
+        duration_ns = invocation.ended_ns - invocation.started_ns
+        self._counts_of(tenant).add(outcome, duration_ns / 1e9)
+        name = invocation.walk.plan.name
+        self.totals.add(tenant, name, duration_ns, succeeded=error is None)
         if isinstance(invocation, Invocation):
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
@@ -178,7 +183,6 @@ class Recorder:
             self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
-            name = invocation.walk.plan.name
             text = str(error)  # log records may be kept, and with an error the data of its call
             log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)
 

@@ -21,6 +21,7 @@ from dandelion.bench.experiments import (
     dispatcher,
     http_calls,
     http_stress,
+    kserve,
     language,
     memory,
     sandboxes,
@@ -149,6 +150,21 @@ def test_a_no_op_is_held_against_raw_asgi(brief: Bench) -> None:
     ratio = rows["dandelion null"].values["ratio"]
     assert found.budgets[0].passes == (ratio <= 1.6)
     assert found.budgets[0].measured == f"{ratio:.2f}x"
+
+
+def test_kserve_is_held_against_the_raw_route(
+    brief: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # there is no Triton
+    monkeypatch.delenv("DANDELION_TRITON", raising=False)
+    monkeypatch.setattr(kserve, "SIZES", {"64 B": 64, "1 MiB": 1024})
+    found = kserve.kserve(brief)
+    assert [skip.what for skip in found.skips] == ["Triton"]
+    rows = {(r.system, r.x): r for r in found.panels[0].rows}
+    assert rows[kserve.RAW, "1 MiB"].values["ratio"] == pytest.approx(1.0)
+    (budget,) = found.budgets
+    assert budget.passes == (rows[kserve.KSERVE, "1 MiB"].values["ratio"] <= kserve.BAR)
+    assert all(row.count and not row.errors for row in found.panels[1].rows)
 
 
 def test_an_overload_is_judged_by_its_share_of_the_peak(

@@ -38,14 +38,17 @@ from dandelion.frontend.conversion.messages import (
     Order,
     Parse,
     Part,
+    ReadTensors,
     Room,
     ToNode,
     WireItem,
+    WriteTensors,
     node_channel,
     parts,
     wire_item,
 )
 from dandelion.frontend.conversion.process import LIMIT_S, MEMORY_BYTES
+from dandelion.frontend.kserve.documents import InferRequest, InferResponse
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import read_document
 from dandelion.frontend.service import Service
@@ -125,6 +128,24 @@ class Converter:
 
         def work(job: _Job) -> Bytes:
             return _only(job.run(Encode(id_), sets)[0])
+
+        return await self._run(work)
+
+    async def tensors(self, body: Bytes) -> tuple[InferRequest, SetMap]:
+        """Read the JSON of a KServe inference; raises as `read_tensors`, and `TooCostly`."""
+
+        def work(job: _Job) -> tuple[InferRequest, SetMap]:
+            sets, document = job.run(ReadTensors(*job.placed(body)))
+            return msgspec.msgpack.decode(document, type=InferRequest), sets
+
+        return await self._run(work)
+
+    async def tensors_response(self, response: InferResponse, tensors: SetMap) -> Bytes:
+        """Write the JSON of a KServe response; raises as `write_tensors`, and `TooCostly`."""
+
+        def work(job: _Job) -> Bytes:
+            order = WriteTensors(msgspec.msgpack.encode(response))
+            return _only(job.run(order, tensors)[0])
 
         return await self._run(work)
 
@@ -260,7 +281,7 @@ class _Job:
             channel.send(order)
             return self._answer(channel)
         except (Ended, OSError):
-            what = "response" if isinstance(order, Encode) else "body"
+            what = "response" if isinstance(order, Encode | WriteTensors) else "body"
             raise TooCostly(what, LIMIT_S, MEMORY_BYTES) from None
 
     def _answer(self, channel: Channel[ToNode]) -> tuple[SetMap, bytes]:

@@ -93,6 +93,27 @@ class Encode(msgspec.Struct, frozen=True, array_like=True, tag="encode"):
     id: str
 
 
+class ReadTensors(msgspec.Struct, frozen=True, array_like=True, tag="read_tensors"):
+    """Read the JSON of a KServe inference; its tensors are returned in binary form.
+
+    Attributes:
+        offset, size: of the JSON in the arena.
+    """
+
+    offset: int
+    size: int
+
+
+class WriteTensors(msgspec.Struct, frozen=True, array_like=True, tag="write_tensors"):
+    """Write the preceding tensors as the JSON of a KServe response, one item.
+
+    Attributes:
+        response: the response without its data, in MessagePack.
+    """
+
+    response: bytes
+
+
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag="draw"):
     """Draw a composition of a text; the result is one item."""
 
@@ -125,12 +146,12 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: ErrorRecord
 
 
-Order: TypeAlias = Decode | Document | Parse | Encode | Draw
+Order: TypeAlias = Decode | Document | Parse | Encode | Draw | ReadTensors | WriteTensors
 ToChild: TypeAlias = Order | Part | Room
 ToNode: TypeAlias = Need | Part | Done | Failed
 
 _TO_CHILD: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(
-    Decode | Document | Parse | Encode | Draw | Part | Room
+    Decode | Document | Parse | Encode | Draw | ReadTensors | WriteTensors | Part | Room
 )
 _TO_NODE: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(Need | Part | Done | Failed)
 

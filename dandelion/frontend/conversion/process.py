@@ -16,6 +16,8 @@ import signal
 import socket
 import sys
 
+import msgspec
+
 from dandelion.confinement import libc
 from dandelion.confinement.lockdown import leave_namespaces, restrict_files
 from dandelion.data import Bytes, Item, ItemSet
@@ -36,15 +38,19 @@ from dandelion.frontend.conversion.messages import (
     Order,
     Parse,
     Part,
+    ReadTensors,
     Room,
     ToChild,
     WireItem,
+    WriteTensors,
     child_channel,
     parts,
     wire_item,
 )
 from dandelion.frontend.conversion.parsers import PARSERS
 from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
+from dandelion.frontend.kserve.documents import InferResponse
+from dandelion.frontend.kserve.json_tensors import read_tensors, write_tensors
 from dandelion.frontend.negotiation import Codec
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import encode_document, read_document
@@ -178,6 +184,12 @@ class Child:
         if isinstance(order, Encode):
             (chunk,) = encode_json(order.id, given)
             return _alone(chunk), b""
+        if isinstance(order, ReadTensors):
+            request, tensors = read_tensors(self._read(order.offset, order.size))
+            return tensors, msgspec.msgpack.encode(request)
+        if isinstance(order, WriteTensors):
+            response = msgspec.msgpack.decode(order.response, type=InferResponse)
+            return _alone(write_tensors(response, given)), b""
         return _alone(draw_text(order.text, order.name, order.format).encode()), b""
 
     def _read(self, offset: int, size: int) -> Bytes:
