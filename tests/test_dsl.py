@@ -321,9 +321,14 @@ def a_value(x: Any) -> Any:
     return render(pages=b'bytes')  # fmt: skip
 
 
-@fault("not-a-set", "render(x)")
-def a_positional_set(x: Any) -> Any:
-    return render(x)
+@fault("not-a-set", "render(x, x)")
+def too_many_positional_sets(x: Any) -> Any:
+    return render(x, x)
+
+
+@fault("duplicate-parameter", "render(x, pages=x)")
+def a_set_by_position_and_by_name(x: Any) -> Any:
+    return render(x, pages=x)
 
 
 @fault("not-a-set", "pages=application")

@@ -23,7 +23,7 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
@@ -46,7 +46,10 @@ from dandelion.dataflow.rules_names import FunctionSignature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
-_OWN = {__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"}
+_OWN = {
+    *(__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"),
+    *("dandelion.documents", "dandelion.decorators.python_function"),
+}
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)
 
 
@@ -104,6 +107,7 @@ class Draft:
     applications: list[DraftApplication] = field(default_factory=list)
     declarations: list[Declaration] = field(default_factory=list)
     compositions: list[Composition] = field(default_factory=list)
+    sources: list[object] = field(default_factory=list)
     renamed: dict[SetHandle, str] = field(default_factory=dict)
 
     def add_input(self, name: str) -> SetHandle:
@@ -111,8 +115,14 @@ class Draft:
         handle = self.inputs[name] = SetHandle(self, name, None)
         return handle
 
-    def use(self, module: CompositionModule) -> None:
-        """Add the declarations and compositions that an application refers to."""
+    def use(self, module: CompositionModule, sources: Iterable[object] = ()) -> None:
+        """Add the declarations and compositions that an application refers to.
+
+        Args:
+            module: the declarations and compositions.
+            sources: the functions that are applied, as they will be registered.
+        """
+        self.sources += [s for s in sources if not any(s is known for known in self.sources)]
         self.declarations += [d for d in module.declarations if d not in self.declarations]
         self.compositions += [c for c in module.compositions if c not in self.compositions]
 
@@ -172,6 +182,11 @@ def drafting(name: str, place: SourcePosition) -> Iterator[Draft]:
         yield draft
     finally:
         _current.reset(token)
+
+
+def is_drafting() -> bool:
+    """Tell whether a composition is being described."""
+    return _current.get() is not None
 
 
 def current_draft(what: str) -> Draft:

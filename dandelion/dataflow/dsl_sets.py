@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -57,13 +57,18 @@ class ApplicationHandle:
         return application.outputs[name]
 
     def repeat(
-        self, times: int, *, feed: Mapping[str, str], until: str | None = None
+        self,
+        times: int,
+        *,
+        feed: Mapping[str, str] | Sequence[str] | str,
+        until: str | None = None,
     ) -> ApplicationHandle:
         """Repeat the application, fed with its own outputs; see ``docs/language.md``.
 
         Args:
             times: largest number of iterations, from 1 to 1,000,000.
-            feed: for input sets, the output set of the last iteration that replaces them.
+            feed: for input sets, the output set of the last iteration that replaces them. An
+                input set that is only named gets the output set of its name, or the only one.
             until: output set that ends the loop once it is empty.
 
         Returns:
@@ -75,7 +80,8 @@ class ApplicationHandle:
         """
         if self._application.repeat is not None:
             refuse("bad-loop", f"'{self._application.signature.name}' is repeated already")
-        names = [*feed, *feed.values()] if isinstance(feed, Mapping) else [None]
+        feed = self._fed(feed)
+        names = [*feed, *feed.values()]
         names += [until] if until is not None else []
         is_number = isinstance(times, int) and not isinstance(times, bool)
         if not is_number or not all(isinstance(name, str) for name in names):
@@ -85,6 +91,18 @@ class ApplicationHandle:
         feeds = tuple(Feed(parameter, output, place) for parameter, output in feed.items())
         self._application.repeat = RepeatClause(times, until, feeds, place)
         return self
+
+    def _fed(self, feed: object) -> Mapping[str, str]:
+        """Return the output set for each input set."""
+        if isinstance(feed, Mapping):
+            return feed
+        outputs = self._application.signature.outputs
+        names = [feed] if isinstance(feed, str) else feed
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            rule = '.repeat(10, feed="set"), or feed={"input": "output"}'
+            refuse("bad-loop", "a loop is fed with sets by their names", expected=rule)
+        only = outputs[0] if len(outputs) == 1 else ""
+        return {name: name if name in outputs else only or name for name in names}
 
     def __dir__(self) -> list[str]:
         return list(self._application.signature.outputs)
@@ -163,6 +181,7 @@ def only_set(value: object, place: SourcePosition | None = None) -> SetHandle:
         refuse(
             "not-a-set",
             "a set of the composition is needed",
+            expected="an input or output set; fix a value with static={...} of the function",
             found=f"{type(value).__name__} {value!r:.60}",
         )
     signature = value._application.signature
