@@ -5,7 +5,7 @@ down as a short text, a **kind**, when the function is described; annotations th
 evaluated outside of the user's program. The sandbox reads the kinds and converts. A function
 without kinds is called with its sets, and this module is not used.
 
-A kind is ``[list:|iter:]NAME[/PARAMETER][?|=]``:
+A kind is ``[list:|iter:|named:]NAME[/PARAMETER][?|=]``:
 
 ================ =====================================================================
 ``set``          the `ItemSet` as it is
@@ -16,11 +16,12 @@ A kind is ``[list:|iter:]NAME[/PARAMETER][?|=]``:
 ``dict, list``   a JSON object, a JSON array; ``list`` alone is one item
 ``struct/NAME``  a class of the function's module, in JSON
 ``int float``    a number: text, JSON or an array with one element; also ``bool``
-``list:KIND``    all items of the set, in a list; ``iter:KIND`` yields them
+``list:KIND``    all items of the set, in a list; ``iter:KIND`` yields them, and ``named:KIND``
+                 is a dict by their names
 ================ =====================================================================
 
 With ``?`` an absent set is None, with ``=`` the parameter's default. Without either an absent set
-is an error, except that a list is empty.
+is an error, except that a list or a dict by names is empty.
 
 This module is loaded in every sandbox, so it imports little.
 """
@@ -44,7 +45,7 @@ FILES = "_files"
 """Static input set with the attached files of a function; it is no argument of the function."""
 
 _KIND = re.compile(
-    rf"(?P<several>list:|iter:|)(?P<name>{'|'.join(NAMES)})"
+    rf"(?P<several>list:|iter:|named:|)(?P<name>{'|'.join(NAMES)})"
     r"(/(?P<parameter>[A-Za-z_<>][A-Za-z0-9_.]{0,127}))?(?P<absent>[?=]|)\Z"
 )
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,127}\Z")
@@ -149,6 +150,8 @@ def _argument(name: str, given: ItemSet | None, kind: _Kind, module: object) -> 
     convert = _reader(name, kind, module)
     if kind.several:
         items = given.items if given is not None else ()
+        if kind.several == "named:":
+            return {item.name: convert(item) for item in items}
         values = (convert(item) for item in items)
         return values if kind.several == "iter:" else list(values)
     if given is None:

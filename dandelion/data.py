@@ -264,10 +264,21 @@ class ItemSet(msgspec.Struct, frozen=True):
         return item.numpy(dtype if dtype is not None else self.dtype, shape)
 
 
+def next_name(name: str) -> str:
+    """Name an output set that was given the name of an input set.
+
+    In the composition language a set has one name, so these are two sets with two names. Python
+    finds the output under the given name as well; so what is repeated can call a set the same
+    before and after a step.
+    """
+    return f"next_{name}"
+
+
 class Sets(Mapping[str, ItemSet | None]):
     """The named results of an invocation: ``sets.html``, ``sets["html"]``, or iterate.
 
-    An empty declared set is None.
+    An empty declared set is None. An output set that has the name of an input set is registered
+    under its `next_name`, and found under both names.
     """
 
     __slots__ = ("_sets",)
@@ -276,13 +287,16 @@ class Sets(Mapping[str, ItemSet | None]):
         self._sets = dict(sets)
 
     def __getitem__(self, name: str) -> ItemSet | None:
-        return self._sets[name]
+        sets = self._sets
+        if name not in sets and next_name(name) in sets:
+            return sets[next_name(name)]
+        return sets[name]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sets":  # not set yet while a copy is made
             raise AttributeError(name)
         try:
-            return self._sets[name]
+            return self[name]
         except KeyError:
             close = nearest(name, self._sets)
             hint = f"; did you mean '{close}'?" if close else ""
@@ -369,7 +383,7 @@ def item_set(
         items = (_item(where, name if named is None else named, key, value, spec),)
     elif isinstance(value, Mapping):
         items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
-    elif is_sequence(value) and not is_numbers(value):
+    elif is_sequence(value) and (has_many(spec) or not is_numbers(value)):
         items = tuple(
             [_item(where, _numbered(named, i), key, v, spec) for i, v in enumerate(value)]
         )
@@ -398,6 +412,11 @@ def _numbered(named: str | None, index: int) -> str:
     if len(named) > room // 4:
         named = named.encode()[:room].decode(errors="ignore")
     return named + end
+
+
+def has_many(spec: SetSpec | None) -> bool:
+    """Tell whether a set is declared to have a value in each item."""
+    return spec is not None and spec.form.endswith("[]")
 
 
 def is_json(value: Value, spec: SetSpec | None) -> bool:

@@ -20,6 +20,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 import msgspec
 
@@ -275,7 +276,16 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
             continue
         if isinstance(node, ast.stmt):
             yield node
-        ahead += reversed(list(_blocks(node)))
+        ahead += reversed(node.orelse if _is_type_checking(node) else list(_blocks(node)))
+
+
+def _is_type_checking(node: ast.AST) -> TypeGuard[ast.If]:
+    """Tell whether the body of a statement is for type checkers, and never executed."""
+    if not isinstance(node, ast.If):
+        return False
+    test = node.test
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
 
 
 def _blocks(node: ast.AST) -> Iterable[ast.AST]:

@@ -23,11 +23,11 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
@@ -211,6 +211,19 @@ def user_place() -> SourcePosition:
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(positions, (None, None, None, None))
     return SourcePosition(line or frame.f_lineno, (column or 0) + 1, frame.f_code.co_filename)
+
+
+def definition_place(function: Callable[..., Any]) -> SourcePosition:
+    """Find the ``def`` line of a function, below its decorators."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return user_place()
+    file, first = code.co_filename, code.co_firstlineno
+    for line in range(first, first + 20):
+        text = linecache.getline(file, line)
+        if text.lstrip().startswith(("def ", "async def ")):
+            return SourcePosition(line, text.index("def ") + len("def ") + 1, file)
+    return SourcePosition(first, 1, file)
 
 
 def refuse(

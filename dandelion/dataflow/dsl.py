@@ -9,17 +9,17 @@ are two views of one graph. Errors name the file and line of the user's program.
 from __future__ import annotations
 
 import inspect
-import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
-from dandelion.data import SetSpec
+from dandelion.data import SetSpec, next_name
 from dandelion.dataflow.draft import (
     Draft,
     DraftApplication,
     DraftBinding,
     SetHandle,
     current_draft,
+    definition_place,
     drafting,
     python_line,
     refuse,
@@ -354,7 +354,7 @@ def composition(
 
 
 def _describe(function: Callable[..., Any], name: str) -> CompositionHandle:
-    place = _definition(function)
+    place = definition_place(function)
     parameters = _input_names(function, name, place)
     with drafting(name, place) as draft:
         returned = function(**{p: draft.add_input(p) for p in parameters})
@@ -386,21 +386,10 @@ def _outputs(draft: Draft, returned: object) -> dict[str, SetHandle]:
         if not isinstance(name, str) or not isinstance(value, (SetHandle, ApplicationHandle)):
             found = f"{name!r:.40}: {value!r:.60}" if returned is named else f"{value!r:.60}"
             refuse("bad-return", what, draft.place, found=found)
-        outputs[name] = only_set(value, draft.place)
-        if outputs[name].draft is not draft:
+        handle = only_set(value, draft.place)
+        if handle.draft is not draft:
             message = f"output '{name}' of '{draft.name}' is a set of another composition"
             refuse("foreign-set", message, draft.place)
+        clashes = draft.inputs.get(name, handle) is not handle
+        outputs[next_name(name) if clashes and next_name(name) not in named else name] = handle
     return outputs
-
-
-def _definition(function: Callable[..., Any]) -> SourcePosition:
-    """Find the ``def`` line of a function, below its decorators."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return user_place()
-    file, first = code.co_filename, code.co_firstlineno
-    for line in range(first, first + 20):
-        text = linecache.getline(file, line)
-        if text.lstrip().startswith(("def ", "async def ")):
-            return SourcePosition(line, text.index("def ") + len("def ") + 1, file)
-    return SourcePosition(first, 1, file)

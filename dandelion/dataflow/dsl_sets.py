@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from dandelion.data import next_name
 from dandelion.dataflow.draft import (
     Draft,
     DraftApplication,
@@ -50,6 +51,7 @@ class ApplicationHandle:
     def __getitem__(self, name: str) -> SetHandle:
         application = self._application
         signature = application.signature
+        name = self._output(name)
         if name not in signature.outputs:
             raise _no_such_output(signature, name)
         if name not in application.outputs:
@@ -81,6 +83,7 @@ class ApplicationHandle:
         if self._application.repeat is not None:
             refuse("bad-loop", f"'{self._application.signature.name}' is repeated already")
         feed = self._fed(feed)
+        until = until if until is None else self._output(until)
         names = [*feed, *feed.values()]
         names += [until] if until is not None else []
         is_number = isinstance(times, int) and not isinstance(times, bool)
@@ -95,14 +98,23 @@ class ApplicationHandle:
     def _fed(self, feed: object) -> Mapping[str, str]:
         """Return the output set for each input set."""
         if isinstance(feed, Mapping):
-            return feed
+            return {name: self._output(output) for name, output in feed.items()}
         outputs = self._application.signature.outputs
         names = [feed] if isinstance(feed, str) else feed
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             rule = '.repeat(10, feed="set"), or feed={"input": "output"}'
             refuse("bad-loop", "a loop is fed with sets by their names", expected=rule)
         only = outputs[0] if len(outputs) == 1 else ""
-        return {name: name if name in outputs else only or name for name in names}
+        found = {name: self._output(name) for name in names}
+        return {
+            name: output if output in outputs else only or output for name, output in found.items()
+        }
+
+    def _output(self, name: str) -> str:
+        """Return the output set that is meant: of a composition, perhaps that after a step."""
+        signature = self._application.signature
+        is_stepped = name not in signature.outputs and name in signature.inputs
+        return next_name(name) if is_stepped and next_name(name) in signature.outputs else name
 
     def __dir__(self) -> list[str]:
         return list(self._application.signature.outputs)

@@ -141,7 +141,9 @@ class Kinds:
             return self._optional(annotation, arguments)
         if origin is np.ndarray:
             return _array_kind(arguments)
-        if origin in (dict, collections.abc.Mapping) or typing.is_typeddict(annotation):
+        if origin in (dict, collections.abc.Mapping):
+            return self._dict(arguments)
+        if typing.is_typeddict(annotation):
             return "dict"
         if origin in _LISTS or origin in _ITERATORS:
             if origin is tuple and arguments[-1:] != (Ellipsis,):
@@ -153,6 +155,17 @@ class Kinds:
         ):
             return f"struct/{self._class(annotation)}"
         raise UnknownKind(_shown(annotation))
+
+    def _dict(self, arguments: tuple[Any, ...]) -> str:
+        """Return the kind of a dict: items by name, if JSON cannot express its values."""
+        if arguments[0] is not str:
+            raise UnknownKind(f"a dict with keys of {_shown(arguments[0])}")
+        try:
+            kind = self._kind(arguments[1]) if arguments[1] is not Any else ""
+        except UnknownKind:
+            return "dict"
+        name = kind.partition("/")[0]
+        return f"named:{kind}" if name in ("bytes", "memoryview", "array", "item") else "dict"
 
     def _element(self, annotation: object, arguments: tuple[Any, ...]) -> str:
         if not arguments or arguments[0] is Any:
@@ -190,7 +203,7 @@ def _shown(annotation: object) -> str:
 
 def spec_of(spec: SetSpec, kind: str) -> SetSpec:
     """Complete the declaration of a set by the kind of its values."""
-    many = kind.startswith(("list:", "iter:"))
+    many = kind.startswith(("list:", "iter:", "named:"))
     name, _, parameter = kind.rstrip("?=").rpartition(":")[2].partition("/")
     form = _FORMS.get(name, "")
     found = msgspec.structs.replace(
