@@ -329,6 +329,9 @@ class _Collected:
             self.functions.append(thing)
         elif hasattr(type(thing), "document"):
             self.functions.append(cast(HasDocument, thing).document)
+        elif sources := getattr(thing, "sources", ()):  # a handle that was made of a document
+            for source in sources:
+                self.add_function(source)
         else:
             raise _cannot_register(thing)
 
@@ -353,7 +356,7 @@ def _cannot_register(thing: object) -> InvalidInput:
         hint = f"put @dandelion.function above '{thing.__name__}'"
     elif isinstance(thing, list | tuple | set):
         hint = "give its members one by one: register(*things)"
-    elif hasattr(type(thing), "declaration"):
+    elif hasattr(thing, "declaration"):
         hint = "it is only declared; register the function itself"
     elif type(thing).__name__ == "Blueprint":
         hint = "make a function of it: dandelion.gpu_function(name, blueprint, ...)"

@@ -231,9 +231,17 @@ def test_annotations_become_kinds() -> None:
     document = function(takes).document
     values = read_call_values(document.code[0].options["values"])
     assert values.inputs == {
-        "a": "str", "b": "array/float32", "c": "list:dict", "d": "list:array",
-        "e": "struct/Point?", "f": "named:bytes", "g": "dict", "h": "dict",
-        "k": "list:list", "l": "list:int=", "m": "set=",
+        "a": "str",
+        "b": "array/float32",
+        "c": "list:dict",
+        "d": "list:array",
+        "e": "struct/Point?",
+        "f": "named:bytes",
+        "g": "dict",
+        "h": "dict",
+        "k": "list:list",
+        "l": "list:int=",
+        "m": "set=",
     }
     assert values.outputs == ("iter:struct/Point",)
     specs = {s.name: s for s in document.inputs if isinstance(s, SetSpec)}
