@@ -16,11 +16,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib.machinery import BuiltinImporter, ModuleSpec
-from types import ModuleType
-from typing import ClassVar
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
+
+from .wire import ProgramFile
 
 _ALWAYS = """
     __future__ _strptime abc array ast base64 binascii bisect builtins calendar cmath codecs
@@ -39,8 +41,8 @@ _ALWAYS = """
     encodings.punycode encodings.unicode_escape encodings.raw_unicode_escape
     encodings.base64_codec encodings.hex_codec
     numpy numpy.dtypes numpy.exceptions numpy.lib numpy.lib.format numpy.lib.mixins
-    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version dandelion.data
-    dandelion.backends.process.examine
+    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version msgspec dandelion.data
+    dandelion.call_values dandelion.attached_files dandelion.backends.process.examine
     """
 
 ALWAYS = tuple(_ALWAYS.split())
@@ -169,12 +171,47 @@ def _provided(name: str, imports: tuple[str, ...]) -> bool:
     return _within(name, (*imports, *(part for part in late if isinstance(part, str))))
 
 
+def always_has(name: str) -> bool:
+    """Tell whether every sandbox has a module, without a declaration."""
+    return _provided(name, ())
+
+
 def _within(name: str, imports: Iterable[str]) -> bool:
     """Tell whether a module is loaded with these: it is one of them, or a parent package of one."""
     return any(
         name == one or one.startswith(f"{name}.") or f"{name.rpartition('.')[0]}.*" == one
         for one in imports
     )
+
+
+class OwnModules:
+    """The finder and loader of modules that a function brings along, as compiled code.
+
+    Args:
+        code: description and code of each module, by name.
+    """
+
+    def __init__(self, code: Mapping[str, tuple[ProgramFile, CodeType]]) -> None:
+        self._code = code
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._code:
+            return None
+        file, _ = self._code[fullname]
+        loader: Any = self  # sandboxes do not have the class that is declared for loaders
+        spec = ModuleSpec(fullname, loader, origin=file.filename, is_package=file.kind == "package")
+        spec.has_location = False
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        file, code = self._code[module.__name__]
+        module.__file__ = file.filename
+        exec(code, module.__dict__)
 
 
 class Closed:

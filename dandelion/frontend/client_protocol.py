@@ -22,7 +22,7 @@ from dandelion.documents import ContentLike, FunctionDocument, Registered, Regis
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.client_tls import Tls, tls_context
 from dandelion.frontend.codecs import decode_response, encode_request
-from dandelion.frontend.outgoing import outgoing_set
+from dandelion.frontend.outgoing import outgoing_sets
 from dandelion.frontend.problem import Unreachable, decode_problem
 from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
 
@@ -215,12 +215,21 @@ def record(
 def _invocation(
     path: str, sets: Mapping[str, Value], deadline_s: float | None, more: Mapping[str, str]
 ) -> ClientRequest:
-    chunks = encode_request({key: outgoing_set(key, value) for key, value in sets.items()})
+    chunks = _request_body(sets)
     headers, timeout_s = {**_MSGPACK, **more}, None
     if deadline_s is not None:
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
         timeout_s = max(deadline_s, 0.0) + _GRACE_S
     return ClientRequest("POST", path, headers, chunks, timeout_s)
+
+
+def _request_body(sets: Mapping[str, Value]) -> list[Bytes]:
+    items, values = outgoing_sets(sets)
+    try:
+        return encode_request(items, values)
+    except OverflowError as error:
+        hint = "give larger ones as text"
+        raise InvalidInput("sets", f"an integer has more than 64 bits: {error}", hint) from None
 
 
 def register(

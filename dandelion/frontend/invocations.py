@@ -77,6 +77,7 @@ class _Plan:
         raw_set: the input set of a raw body.
         deadline_s, priority: of the query.
         limit_bytes: of the body.
+        forms: of the output sets that declare one, by name.
     """
 
     name: str
@@ -89,6 +90,7 @@ class _Plan:
     deadline_s: float | None
     priority: int
     limit_bytes: int
+    forms: dict[str, str]
 
 
 class Invocations:
@@ -129,14 +131,11 @@ class Invocations:
             )
             del sets  # free the memory of the inputs before the response is written
             request.invocation = outcome.id
-            codec = _writer(plan.response_codecs, outcome.sets)
-            if (
-                costs_json_response(outcome.sets)
-                if codec is Codec.JSON
-                else many_items(outcome.sets)
-            ):
-                return await self._long_response(request, outcome.id, outcome.sets, codec)
-            return _response(request, outcome.id, outcome.sets, codec)
+            outputs = _with_forms(outcome.sets, plan.forms) if plan.forms else outcome.sets
+            codec = _writer(plan.response_codecs, outputs)
+            if costs_json_response(outputs) if codec is Codec.JSON else many_items(outputs):
+                return await self._long_response(request, outcome.id, outputs, codec)
+            return _response(request, outcome.id, outputs, codec)
         finally:
             request.stop_watching()
 
@@ -198,6 +197,7 @@ class Invocations:
             None if deadline is None else _deadline_s("query.deadline_s", deadline),
             read_priority("query.priority", priority),
             min(limit, JSON_LIMIT_BYTES) if codec is Codec.JSON else limit,
+            {s.name: s.form for s in signature.outputs if s.form},
         )
 
     async def _read(self, request: Request, plan: _Plan) -> SetMap:
@@ -228,6 +228,10 @@ class Invocations:
             return await self._converter.elsewhere(partial(_response, request, id_, sets, codec))
         chunk = await self._converter.json_response(id_, sets)
         return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(request, id_))
+
+
+def _with_forms(sets: Sets, forms: Mapping[str, str]) -> Sets:
+    return Sets({n: s and s.with_form(forms.get(n, "")) for n, s in sets.items()})
 
 
 def _head(request: Request) -> _Head:

@@ -88,7 +88,7 @@ class NodeInfo:
 def output_specs(
     plan: CompositionPlan, known: dict[int, tuple[SetSpec, ...]] | None = None
 ) -> tuple[SetSpec, ...]:
-    """Give the outputs of a plan with the dtype and shape that their producers declare.
+    """Give the outputs of a plan with the dtype, shape and form that their producers declare.
 
     Args:
         plan: whose outputs.
@@ -107,7 +107,11 @@ def output_specs(
         made = zip(application.produced, declared, strict=True)
         found.update({set_id: spec for set_id, spec in made if set_id is not None})
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
-    return tuple(SetSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
+    forms = plan.output_forms or ("",) * len(plan.outputs)
+    return tuple(
+        SetSpec(name, spec.dtype, spec.shape, form=form)
+        for (name, spec), form in zip(pairs, forms, strict=True)
+    )
 
 
 def engine_info(executor: Executor) -> EngineInfo:
