@@ -108,6 +108,23 @@ class RegistrationDocument(
     compositions: tuple[str, ...] = ()
 
 
+class PlannedChange(msgspec.Struct, frozen=True):
+    """What a registration would do to one name.
+
+    Attributes:
+        kind, name: function, composition or library.
+        version: that it would have.
+        change: ``new``, ``changed`` or ``same``.
+        breaking: what callers would have to change; empty if nothing.
+    """
+
+    kind: str
+    name: str
+    version: int
+    change: str
+    breaking: tuple[str, ...] = ()
+
+
 class Registered(msgspec.Struct, frozen=True):
     """One registered record: its kind (function, composition, library), name and version."""
 

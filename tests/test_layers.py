@@ -31,6 +31,7 @@ LAYERS = [
     ["recording"],
     ["capture"],
     ["decorators"],
+    ["planned_changes"],
     ["registration"],
     ["dispatcher"],
     ["fusion"],

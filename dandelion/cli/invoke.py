@@ -32,6 +32,12 @@ def run(arguments: Arguments, out: Output) -> int:
             deadline_s=arguments.deadline,
             priority=arguments.priority,
         )
+    show_result(id_, result, arguments, out)
+    return 0
+
+
+def show_result(id_: str, result: Sets, arguments: Arguments, out: Output) -> None:
+    """Print or write the sets, as the options say."""
     if arguments.set_ is not None:
         result = _only_set(result, arguments.set_)
     if arguments.output is not None:
@@ -43,7 +49,6 @@ def run(arguments: Arguments, out: Output) -> int:
             out.json(bytes(chunk))
     else:
         _show(id_, result, out)
-    return 0
 
 
 def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
@@ -121,7 +126,8 @@ def _show(id_: str, result: Sets, out: Output) -> None:
             size = size_text(item.size_bytes)
             rows.append((name, item.name, str(item.key), size, _preview(items, item)))
     out.table(("set", "item", "key", "size", "data"), rows)
-    out.line(f"invocation {id_}")
+    if id_:
+        out.line(f"invocation {id_}")
 
 
 def _preview(declared: ItemSet, item: Item) -> str:

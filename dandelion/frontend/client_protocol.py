@@ -16,17 +16,32 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
-from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
+from dandelion.documents import (
+    ContentLike,
+    FunctionDocument,
+    PlannedChange,
+    Registered,
+    Registrable,
+    collect,
+)
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.client_tls import Tls, tls_context
 from dandelion.frontend.codecs import decode_response, encode_request
 from dandelion.frontend.outgoing import outgoing_sets
 from dandelion.frontend.problem import Unreachable, decode_problem
-from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
+from dandelion.frontend.records import (
+    ComparisonResponse,
+    Description,
+    EngineEntry,
+    Entry,
+    RegisterResponse,
+)
 
 T = TypeVar("T")
+Changes: TypeAlias = list[PlannedChange]
 Entries: TypeAlias = list[Entry]
 Engines: TypeAlias = list[EngineEntry]
 
@@ -243,6 +258,13 @@ def register(
     return list(_decoded(response, RegisterResponse).registered)
 
 
+def compare(things: Iterable[Registrable]) -> Steps[Changes]:
+    """Compare everything with what is registered."""
+    body = msgspec.msgpack.encode(collect(things))
+    response = yield ClientRequest("POST", "/v1/compare", _MSGPACK, [body])
+    return list(_decoded(response, ComparisonResponse).changes)
+
+
 def list_all() -> Steps[Entries]:
     """List the newest versions of all names."""
     entries: Entries = []
@@ -266,6 +288,13 @@ def graph(name: str, format_: str, version: int | None) -> Steps[str]:
     """Draw a composition."""
     path = _path("/v1/compositions", name, version, "/graph", format=format_)
     return str(_checked((yield ClientRequest("GET", path))).body, "utf-8")
+
+
+def activity(query: ActivityQuery) -> Steps[Activity]:
+    """Ask what the tenant did lately."""
+    given = {name: value for name, value in msgspec.structs.asdict(query).items() if value}
+    text = urllib.parse.urlencode({n: str(v).lower() if v is True else v for n, v in given.items()})
+    return _decoded((yield ClientRequest("GET", f"/v1/activity?{text}")), Activity)
 
 
 def trace(invocation: str) -> Steps[bytes]:

@@ -16,6 +16,7 @@ from dandelion.frontend.invocations import Invocations
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import (
     capacity_operation,
+    compare_operation,
     describe_operation,
     graph_operation,
     invoke_operation,
@@ -55,6 +56,7 @@ class NativeAdapter(Adapter):
                 record_operation(),
                 also=Right.INVOKE,
             ),
+            Route("POST", "/v1/compare", catalogue.compare, Right.REGISTER, compare_operation()),
             Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
         ]
         for kind in KINDS:

@@ -17,7 +17,13 @@ from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
-from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
+from dandelion.frontend.records import (
+    TEXT_TYPE,
+    ComparisonResponse,
+    Description,
+    Entry,
+    RegisterResponse,
+)
 from dandelion.frontend.routing import Json, Route
 from dandelion.priority import PRIORITY_LIMIT
 
@@ -26,6 +32,7 @@ _RECORDS = (
     Activity,
     RegistrationDocument,
     RegisterResponse,
+    ComparisonResponse,
     Entry,
     Description,
     NodeCapacity,
@@ -229,6 +236,13 @@ def register_operation() -> Json:
         "Register, all or nothing", json_content(reference("RegisterResponse"))
     )
     return {**operation, "requestBody": {"required": True, "content": content}}
+
+
+def compare_operation() -> Json:
+    """Describe ``POST /v1/compare``."""
+    text = "What registering a document would change; nothing is registered"
+    operation = operation_of(text, json_content(reference("ComparisonResponse")))
+    return {**operation, "requestBody": register_operation()["requestBody"]}
 
 
 def operation_of(summary: str, content: Json, parameters: list[Json] | None = None) -> Json:

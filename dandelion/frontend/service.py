@@ -13,7 +13,7 @@ from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
-from dandelion.documents import Registered, RegistrationDocument
+from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
@@ -102,6 +102,9 @@ class Service(Protocol):
 
     def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing."""
+
+    def compare(self, document: RegistrationDocument, /, *, tenant: str) -> list[PlannedChange]:
+        """Tell what registering a document would change."""
 
     def remove(
         self, kind: type[Record], name: str, version: int | None = None, *, tenant: str

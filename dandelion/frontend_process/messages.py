@@ -108,11 +108,13 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     Attributes:
         document: the document in MessagePack; each content is replaced by its length.
         contents: all contents, one after the other.
+        only_compare: register nothing; the answer is a list of `PlannedChange`.
     """
 
     document: Blob
     contents: Blob
     tenant: str = DEFAULT_TENANT
+    only_compare: bool = False
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
