@@ -220,7 +220,16 @@ class _Capture:
             file = source_file(cell)
             if file is not None and (found := file.bindings(name)):
                 return file, found[-1]
-        return None
+        return self.elsewhere(self.namespace[name])
+
+    def elsewhere(self, value: object) -> tuple[SourceFile, ast.stmt] | None:
+        """Find a function that was put into this module by executing another file in it."""
+        plain = inspect.unwrap(value) if callable(value) else None
+        if not isinstance(plain, FunctionType) or plain.__globals__ is not self.namespace:
+            return None
+        file = source_file(plain.__code__.co_filename)
+        found = file.definition(plain.__code__) if file is not None else None
+        return None if file is None or found is None else (file, found)
 
     def keep_module(
         self,
