@@ -82,6 +82,7 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     code: tuple[CodeDocument, ...] = ()
     cache: bool = False
     batching: Batching | None = None
+    secrets: dict[str, str] = {}
 
     def __call__(self, /, *given: Any, **sets: Any) -> ApplicationHandle:
         """Apply it in a composition; see `dandelion.dataflow.dsl.FunctionHandle`."""
@@ -151,6 +152,7 @@ def python_function(
     static: Mapping[str, Value] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> FunctionDocument:
     """Describe a Python compute function.
 
@@ -170,6 +172,7 @@ def python_function(
         static: input sets that are fixed now: a value, or values by item name.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
+        secrets: names of secrets of the node, by the input set that each fills.
     """
     inputs = None if inputs is None else tuple(inputs)
     if callable(source):
@@ -194,6 +197,7 @@ def python_function(
         code=(CodeDocument("python", text, options=options),),
         cache=cache,
         batching=batching,
+        secrets=dict(secrets or {}),
     )
 
 

@@ -424,6 +424,33 @@ class RequestFailed(FunctionError):
         return f"function '{self.function}', item '{self.item}': {self.message}"
 
 
+@dataclass(eq=False)
+class NotRecorded(FunctionError):
+    """A replay made an I/O call that the recorded invocation did not make."""
+
+    items: str
+    hint: str = "record the invocation again with the code that makes this call"
+
+    def __str__(self) -> str:
+        given = f" with {self.items}" if self.items else ""
+        return f"function '{self.function}'{given}: the recording has no answer; {self.hint}"
+
+
+@dataclass(eq=False)
+class SecretMissing(DandelionError):
+    """A function needs a secret that its tenant does not have."""
+
+    function: str
+    name: str
+    nearest: str | None = None
+    status = 503
+    blame = Blame.PLATFORM
+
+    def __str__(self) -> str:
+        needs = f"function '{self.function}' needs the secret '{self.name}'{_hint(self.nearest)}"
+        return f"{needs}; the operator adds it to the file that the setting 'secrets' names"
+
+
 # --- the invocation -------------------------------------------------------------------------
 
 

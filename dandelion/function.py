@@ -112,6 +112,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             priority; callers may not give it.
         code: alternatives, best first.
         limits: what one instance may use.
+        secrets: names of secrets of the node, by the input set that each fills. Callers may not
+            give these sets either.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
         cache: keep results by the content of the inputs; for compute functions only.
         batching: how waiting calls are joined; None if each is run by itself.
@@ -124,6 +126,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     static: dict[str, tuple[StaticItem, ...]] = {}
     code: tuple[CodeObject, ...] = ()
     limits: Limits = Limits()
+    secrets: dict[str, str] = {}
     kind: str = "compute"
     cache: bool = False
     batching: Batching | None = None
@@ -138,6 +141,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     def output_names(self) -> tuple[str, ...]:
         """Names of the output sets, in order."""
         return tuple(s.name for s in self.outputs)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Names of the input sets that callers may not give."""
+        return (*self.static, *self.secrets)
 
     def blobs(self) -> set[Digest]:
         """Digests of all blobs that this function needs."""

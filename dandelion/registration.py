@@ -60,6 +60,8 @@ _LARGEST = 2**53
 _DIMENSIONS = 32
 _BATCH_LIMIT = 1024
 _BATCH_WAIT_S = 10.0
+_NO_SECRETS = frozenset({"blueprint"})
+"""Formats whose static sets may stay on a device that tenants share."""
 _NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, _LARGEST))
 TEXT_LIMIT_BYTES = 128 * 1024
 """Limit of one composition text: some thousands of applications, a second or two of parsing."""
@@ -160,6 +162,7 @@ class Registrar:
         targets: returns the available devices that run a format and have architectures.
         caps: the operator's largest limits. Higher limits are refused; limits at their default are
             lowered to the cap.
+        secrets: lists the names of the tenant's secrets.
     """
 
     catalog: Catalog
@@ -167,6 +170,7 @@ class Registrar:
     checkers: Mapping[str, Checker]
     targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
     caps: Limits = _NO_CAPS
+    secrets: Callable[[], Sequence[str]] = lambda: ()
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
     _codes: list[tuple[Checker, Function]] = field(default_factory=list)
@@ -235,6 +239,7 @@ class Registrar:
             *_declaration_problems(where, document),
             *_limit_problems(f"{where}: limits", document.limits, self.caps),
             *_batching_problems(f"{where}: batching", document),
+            *self._secret_problems(f"{where}: secrets", document),
         ]
         if problems:
             raise InvalidFunction(tuple(problems))
@@ -252,11 +257,36 @@ class Registrar:
             document.limits.within(self.caps),
             cache=document.cache,
             batching=document.batching,
+            secrets=document.secrets,
         )
         codes = tuple(
             self._code(f"{where}: code[{i}]", spec, c) for i, c in enumerate(document.code)
         )
         return msgspec.structs.replace(spec, code=codes)
+
+    def _secret_problems(self, where: str, document: FunctionDocument) -> Iterator[Problem]:
+        if not document.secrets:
+            return
+        inputs = [s.name for s in map(_lenient, document.inputs) if s is not None]
+        known = self.secrets()
+        for set_name, name in document.secrets.items():
+            if set_name not in inputs:
+                yield Problem("unknown-set", f"'{set_name}' is not an input set", where,
+                              nearest=nearest(set_name, inputs) or "")  # fmt: skip
+            elif set_name in document.static:
+                yield Problem("static-secret", f"set '{set_name}' is also static", where)
+            elif name not in known:
+                message = f"this tenant has no secret '{name}'"
+                listed = ", ".join(known) or "the operator names a file by 'secrets'"
+                yield Problem("unknown-secret", message, where, expected=listed,
+                              nearest=nearest(name, known) or "")  # fmt: skip
+        if document.cache:
+            message = "results that depend on a secret are not kept"
+            yield Problem("cached-secret", message, where, expected="cache = false")
+        for code in document.code:
+            if code.format in _NO_SECRETS:
+                message = f"functions of the format '{code.format}' get no secrets"
+                yield Problem("shared-secret", message, where)
 
     def _static(self, name: str, value: ItemContentLike) -> StaticItem:
         item = item_content(value).item(name)
@@ -366,7 +396,7 @@ class Registrar:
         for composition in module.compositions:
             for application in composition.applications:
                 callee = functions.get(application.function) or self._find(application.function)
-                static = callee.static if isinstance(callee, FunctionSpec) else {}
+                static = callee.fixed if isinstance(callee, FunctionSpec) else ()
                 for binding in application.bindings:
                     if binding.parameter in static:
                         yield Problem(

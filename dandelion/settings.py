@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tokens: file of bearer tokens, see ``dandelion token``. Without one, every caller is the
             tenant ``default`` and may do everything.
         allow_anonymous: without tokens, also listen on addresses that other machines reach.
+        secrets: file of secrets for functions, see ``docs/secrets.md``.
         tls_cert: file of the certificate chain in PEM; the server then speaks TLS.
         tls_key: file of the certificate's private key in PEM.
         protocols: which protocols to serve beside the node's own, by name, see
@@ -102,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             one half of it.
         tenants: quotas and weights, by name of the tenant.
         keep_traces: how many traces of finished invocations are kept.
+        keep_invocations: of how many ended invocations of each tenant a short record is kept.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -115,6 +117,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cors_origins: tuple[str, ...] = ()
     tokens: str = ""
     allow_anonymous: bool = False
+    secrets: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     protocols: tuple[str, ...] = ()
@@ -148,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256
+    keep_invocations: CountOrNone = 10_000
     spin_us: int = -1
     engine_spin_us: int = -1
 

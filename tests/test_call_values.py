@@ -315,7 +315,7 @@ def test_outputs_of_annotations() -> None:
         function(star)
     with pytest.raises(InvalidFunction, match="must not be async"):
         function(asynchronous)
-    with pytest.raises(InvalidFunction, match="static set 'y' is not a parameter"):
+    with pytest.raises(InvalidFunction, match="fixed set 'y' is not a parameter"):
         function(static={"y": b""})(nothing)
 
 

@@ -99,6 +99,20 @@ def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> No
         dd.files["b.txt"]
 
 
+def test_secrets_are_parameters_that_nobody_binds() -> None:
+    @dd.function(secrets={"table": "key"})
+    def secret(values: str, table: str) -> str:
+        return values + table
+
+    @dd.composition
+    def uses(x: Any) -> Any:
+        return secret(x)
+
+    assert secret.document.secrets == {"table": "key"}
+    assert [b.parameter for b in uses.composition.applications[0].bindings] == ["values"]
+    assert secret("a", table="b") == "ab"
+
+
 def test_a_composition_is_enough_to_register() -> None:
     document = gpu()
 

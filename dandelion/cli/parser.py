@@ -59,6 +59,9 @@ class Arguments(argparse.Namespace):
     outputs: str | None
     device: str
     no_check: bool
+    calls: bool
+    call: str | None
+    changes: list[Path]
 
 
 def make_parser() -> MainParser:
@@ -84,6 +87,9 @@ def make_parser() -> MainParser:
         help="*.dandelion, *.json, *.msgpack, a *.py with document(), or a folder",
     )
     _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
+
+    _record(verbs.add_parser("record", parents=[remote], help="invoke, and save a recording"))
+    _replay(verbs.add_parser("replay", parents=[local], help="run a recording again, offline"))
 
     listing = verbs.add_parser(
         "ls", parents=[remote], help="list registered names, backends or engines"
@@ -181,6 +187,45 @@ def _invoke(parser: VerbParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
     )
     _version(parser)
+
+
+def _record(parser: VerbParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a function or composition")
+    parser.add_argument(
+        "sets", nargs="*", default=[], metavar="SET=VALUE", help="as for 'dandelion invoke'"
+    )
+    parser.add_argument(
+        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: ID.recording")
+    _version(parser)
+
+
+def _replay(parser: VerbParser) -> None:
+    parser.add_argument("paths", nargs=1, type=Path, metavar="FILE", help="a recording")
+    parser.add_argument("--calls", action="store_true", help="only list the recorded calls")
+    parser.add_argument(
+        "--debug-call",
+        dest="call",
+        metavar="CALL",
+        help="run one call of a Python function in the debugger, such as 'resize[3]'; "
+        "without a sandbox, with your rights",
+    )
+    parser.add_argument(
+        "--with",
+        dest="changes",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="other code, as for 'dandelion register'",
+    )
+    parser.add_argument(
+        "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
+    )
+    parser.add_argument(
+        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
+    )
 
 
 def _export(parser: VerbParser) -> None:

@@ -185,7 +185,7 @@ def _draw_application(box: Box) -> str:
         parts.append(_text(shorten(line), x + width / 2, below, 10, "middle"))
     if box.loops:
         parts.append(_loop(box))
-    return f"<g>{''.join(parts)}</g>"
+    return f'<g data-application="{escape(box.title)}">{"".join(parts)}</g>'
 
 
 def _loop(box: Box) -> str:

@@ -171,7 +171,7 @@ def compile_composition(
 
 def direct_plan(function: FunctionSpec) -> CompositionPlan:
     """Make the plan for a call of a function by name: all its sets, no sharding, one instance."""
-    given = [s for s in function.inputs if s.name not in function.static]
+    given = [s for s in function.inputs if s.name not in function.fixed]
     ids = {s.name: at for at, s in enumerate(given)}
     sources = tuple(ids.get(s.name) for s in function.inputs)
     outputs = tuple(range(len(given), len(given) + len(function.outputs)))

@@ -24,6 +24,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
+from dandelion.secrets import redact
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None for an absent set."""
@@ -108,7 +109,8 @@ class Engine(abc.ABC):
                 call.inputs = check_inputs(call.function, call.inputs)
             outputs = self._run(call)
             return check_outputs(call.function.spec, outputs)
-        except DandelionError:
+        except DandelionError as error:
+            redact(error, call.function)
             raise
         except Exception as error:
             raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
@@ -154,7 +156,8 @@ class AsyncEngine(abc.ABC):
                 call.inputs = check_inputs(call.function, call.inputs)
             outputs = await self._run(call)
             return check_outputs(call.function.spec, outputs)
-        except DandelionError:
+        except DandelionError as error:
+            redact(error, call.function)
             raise
         except Exception as error:
             raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.guard import Guard
 from dandelion.frontend.native import NativeAdapter
 from dandelion.frontend.openapi import DOCS_PAGE, json_content, openapi_document, operation_of
+from dandelion.frontend.page import PageAdapter
 from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
 from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
 from dandelion.frontend.service import Service
@@ -58,7 +59,7 @@ class App:
         self._guard = guard or Guard()
         self.converter = Converter(node)
         context = AdapterContext(node, self.converter)
-        self._adapters: list[Adapter] = [NativeAdapter(context)]
+        self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
         self._adapters += [load_adapter(name, context) for name in node.settings.protocols]
         served = [route for adapter in self._adapters for route in adapter.routes()]
         self.routes = RouteTable([*served, *self._own_routes()])
@@ -146,7 +147,7 @@ class App:
     def _authorize(self, request: Request, route: Route) -> None:
         """Refuse a request whose caller may not use the route now."""
         try:
-            self._guard.authorize(request, route.right)
+            self._guard.authorize(request, route.right, route.also)
         except DandelionError as error:
             if route.right is Right.REGISTER:
                 action = "remove" if request.method == "DELETE" else "register"

@@ -136,6 +136,25 @@ class AsyncClient:
         """Draw a composition as ``svg``, ``mermaid``, ``json`` or ``text``."""
         return await self._run(client_protocol.graph(name, format, version))
 
+    async def record(
+        self,
+        name: str,
+        sets: Mapping[str, Value],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+    ) -> bytes:
+        """Invoke, and return a recording of the invocation for ``dandelion replay``.
+
+        It has the code of all functions that the invocation can use, its inputs, all its calls and
+        what came of it, also if that is an error.
+
+        Raises:
+            MissingRight: the token needs the rights ``read`` and ``invoke``.
+            DandelionError: the invocation could not begin.
+        """
+        return await self._run(client_protocol.record(name, sets, version, deadline_s))
+
     async def trace(self, invocation: str) -> bytes:
         """Return the trace of a recent invocation, as `Client.trace`."""
         return await self._run(client_protocol.trace(invocation))

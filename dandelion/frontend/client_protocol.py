@@ -198,15 +198,9 @@ def invoke(
     priority: int,
 ) -> Steps[tuple[str, Sets]]:
     """Invoke; returns the invocation's id and its sets."""
-    chunks = _request_body(sets)
-    headers, timeout_s = _MSGPACK, None
-    if deadline_s is not None:
-        headers = {**_MSGPACK, "Dandelion-Deadline": repr(float(deadline_s))}
-        timeout_s = max(deadline_s, 0.0) + _GRACE_S
-    if priority:
-        headers = {**headers, "Dandelion-Priority": str(priority)}
     path = _path("/v1/invoke", name, version)
-    response = _checked((yield ClientRequest("POST", path, headers, chunks, timeout_s)))
+    more = {"Dandelion-Priority": str(priority)} if priority else {}
+    response = _checked((yield _invocation(path, sets, deadline_s, more)))
     return decode_response(response.body)
 
 
@@ -217,6 +211,25 @@ def _request_body(sets: Mapping[str, Value]) -> list[Bytes]:
     except OverflowError as error:
         hint = "give larger ones as text"
         raise InvalidInput("sets", f"an integer has more than 64 bits: {error}", hint) from None
+
+
+def record(
+    name: str, sets: Mapping[str, Value], version: int | None, deadline_s: float | None
+) -> Steps[bytes]:
+    """Invoke and record; returns the recording."""
+    path = _path("/v1/record", name, version)
+    return bytes(_checked((yield _invocation(path, sets, deadline_s, {}))).body)
+
+
+def _invocation(
+    path: str, sets: Mapping[str, Value], deadline_s: float | None, more: Mapping[str, str]
+) -> ClientRequest:
+    chunks = _request_body(sets)
+    headers, timeout_s = {**_MSGPACK, **more}, None
+    if deadline_s is not None:
+        headers["Dandelion-Deadline"] = repr(float(deadline_s))
+        timeout_s = max(deadline_s, 0.0) + _GRACE_S
+    return ClientRequest("POST", path, headers, chunks, timeout_s)
 
 
 def register(

@@ -68,19 +68,20 @@ class Guard:
             return None
         return self._table.find(given[len(_SCHEME) :].rstrip(b" \t"))
 
-    def authorize(self, request: Request, right: Right | None) -> None:
+    def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
 
         Raises:
-            MissingRight: the grant does not have the right.
+            MissingRight: the grant does not have one of the rights.
             RateLimited: the token is used too often.
         """
         grant = request.grant
         if right is None or grant is ANONYMOUS:
             return
-        if right not in grant.rights:
-            request.close = True
-            raise MissingRight(right.value)
+        for needed in (right, also):
+            if needed is not None and needed not in grant.rights:
+                request.close = True
+                raise MissingRight(needed.value)
         wait_s = self._table.count(grant)
         if wait_s:
             request.close = True

@@ -52,6 +52,9 @@ JSON_LIMIT_BYTES = 64 * 1024 * 1024
 """JSON takes ten times its size when it is parsed. Send large data as MessagePack."""
 
 PLAN_LIMIT = 4096
+RECORDING_TYPE = b"application/vnd.dandelion.recording"
+RECORDINGS_AT_ONCE = 2
+"""A recording uses a thread while its invocation runs; more of them wait."""
 QUERY = ("version", "deadline_s", "priority", "set")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
@@ -103,14 +106,12 @@ class Invocations:
         self._converter = converter
         self._plans: dict[_Head, _Plan] = {}
         self._generation = node.generation
+        self._recordings = asyncio.Semaphore(RECORDINGS_AT_ONCE)
 
     async def __call__(self, request: Request) -> Response:
         """Read the input sets, invoke, and write the output sets."""
         plan = self._kept_plan(request) or await self._made_plan(request)
-        deadline_s = plan.deadline_s
-        if b"dandelion-deadline" in request.headers:
-            given = request.header(b"dandelion-deadline")
-            deadline_s = _deadline_s("header.dandelion-deadline", given)
+        deadline_s = _given_deadline_s(request, plan)
         priority = plan.priority
         if b"dandelion-priority" in request.headers:
             given = request.header(b"dandelion-priority")
@@ -137,6 +138,24 @@ class Invocations:
             return _response(request, outcome.id, outputs, codec)
         finally:
             request.stop_watching()
+
+    async def record(self, request: Request) -> Response:
+        """``POST /v1/record/{name}``: read the input sets, invoke, and write the recording."""
+        plan = self._kept_plan(request) or await self._made_plan(request)
+        sets = await self._read(request, plan)
+        if sets.keys() != plan.specs.keys():
+            check_names(sets, plan.specs, plan.static)
+        record = partial(
+            self._node.record,
+            plan.name,
+            sets,
+            version=plan.version,
+            deadline_s=_given_deadline_s(request, plan),
+            tenant=request.grant.tenant,
+        )
+        async with self._recordings:
+            recording = await asyncio.to_thread(record)
+        return Response([recording], RECORDING_TYPE)
 
     def _kept_plan(self, request: Request) -> _Plan | None:
         generation = self._node.generation
@@ -220,6 +239,12 @@ def _head(request: Request) -> _Head:
     content_type = headers.get(b"content-type", b"")
     accept = headers.get(b"accept", b"")
     return request.grant.tenant, request.path, request.raw_query, content_type, accept
+
+
+def _given_deadline_s(request: Request, plan: _Plan) -> float | None:
+    if b"dandelion-deadline" not in request.headers:
+        return plan.deadline_s
+    return _deadline_s("header.dandelion-deadline", request.header(b"dandelion-deadline"))
 
 
 def _deadline_s(where: str, text: str) -> float:

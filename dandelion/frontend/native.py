@@ -22,6 +22,7 @@ from dandelion.frontend.openapi import (
     json_content,
     list_operation,
     operation_of,
+    record_operation,
     register_operation,
     remove_operation,
     trace_operation,
@@ -46,6 +47,14 @@ class NativeAdapter(Adapter):
         engines = operation_of("List the node's engines", json_content({}))
         found = [
             Route("POST", "/v1/invoke/{name}", self._invocations, Right.INVOKE, invoke_operation()),
+            Route(
+                "POST",
+                "/v1/record/{name}",
+                self._invocations.record,
+                Right.READ,  # the recording has the code
+                record_operation(),
+                also=Right.INVOKE,
+            ),
             Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
         ]
         for kind in KINDS:

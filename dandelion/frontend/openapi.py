@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from dandelion import __version__
+from dandelion.activity import Activity
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
@@ -22,6 +23,7 @@ from dandelion.priority import PRIORITY_LIMIT
 
 _REF = "#/components/schemas/{name}"
 _RECORDS = (
+    Activity,
     RegistrationDocument,
     RegisterResponse,
     Entry,
@@ -220,6 +222,15 @@ def invoke_operation() -> Json:
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}
+
+
+def record_operation() -> Json:
+    """Describe ``POST /v1/record/{name}``."""
+    bytes_ = {"schema": {"type": "string", "format": "binary"}}
+    text = "Invoke, and record the invocation with its code; also needs the right 'invoke'"
+    content = {"application/vnd.dandelion.recording": bytes_}
+    operation = operation_of(text, content, [NAME, VERSION])
+    return {**operation, "requestBody": invoke_operation()["requestBody"]}
 
 
 def register_operation() -> Json:

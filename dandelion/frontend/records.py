@@ -97,7 +97,7 @@ def entry_of(record: Record) -> Entry:
     if isinstance(record, FunctionSpec):
         formats = tuple(code.format for code in record.code)
         sets = record.input_names, record.output_names
-        return Entry(kind, record.name, record.version, *sets, formats, tuple(record.static))
+        return Entry(kind, record.name, record.version, *sets, formats, record.fixed)
     if isinstance(record, CompositionRecord):
         sets = record.inputs, record.outputs
         return Entry(kind, record.name, record.version, *sets, uses=record.uses)

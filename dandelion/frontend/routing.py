@@ -42,6 +42,7 @@ class Route:
             callers and contains nothing of a tenant.
         operation: its OpenAPI operation; None leaves the route out of the document.
         problem: makes the responses for errors.
+        also: a second right that the caller needs.
     """
 
     method: str
@@ -50,6 +51,7 @@ class Route:
     right: Right | None
     operation: Json | None = None
     problem: ProblemWriter = problem_response
+    also: Right | None = None
 
     @property
     def documented_path(self) -> str:

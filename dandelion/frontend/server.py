@@ -20,6 +20,7 @@ from types import TracebackType
 import uvicorn
 import uvloop
 
+from dandelion.errors import InvalidInput
 from dandelion.frontend.acceptor import Acceptor, Newcomer
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
@@ -122,6 +123,14 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def reload_node(node: Service) -> None:
+    """Have a node read its files again; an error is logged, and the old contents stay in use."""
+    try:
+        node.reload()
+    except InvalidInput as error:
+        log.error("the old secrets stay in use", extra={"why": str(error)})
+
+
 async def serve(
     node: Service,
     host: str,
@@ -132,8 +141,8 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal stops it at once. SIGHUP reads the certificate and the tokens again. Call it in
-    the main thread.
+    A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
+    again. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -159,8 +168,13 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
-    if tokens is not None or server.certificate is not None:
-        loop.add_signal_handler(signal.SIGHUP, server.reload)
+
+    def reload() -> None:
+        server.reload()
+        reload_node(node)
+
+    if tokens is not None or server.certificate is not None or node.settings.secrets:
+        loop.add_signal_handler(signal.SIGHUP, reload)
     server.collector = Collector()
     try:
         await server.serve([bound])

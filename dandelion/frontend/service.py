@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
-from dandelion.data import ItemSet, Sets, SetSpec
+from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
@@ -76,6 +77,9 @@ class Service(Protocol):
     def ready(self) -> bool:
         """Whether every engine is up, or known not to work here."""
 
+    def reload(self) -> None:
+        """Read again what the operator may change while the node runs, such as secrets."""
+
     def acquire(self, size_bytes: int) -> Context:
         """Give a context in the arena; not on the event loop."""
 
@@ -111,6 +115,20 @@ class Service(Protocol):
         self, tenant: str | None, function: str | None = None, version: int | None = None
     ) -> NodeCapacity:
         """Tell what the node has and what is free, as far as a tenant may see it."""
+
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str,
+    ) -> Bytes:
+        """Invoke with sets, and record the invocation; see `dandelion.node.Node.record`."""
+
+    def activity(self, tenant: str, query: ActivityQuery) -> Activity:
+        """Tell what a tenant did lately."""
 
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.activity import ActivityQuery
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record
 from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
@@ -135,10 +136,31 @@ class GetCapacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
     version: int | None
 
 
+class GetActivity(msgspec.Struct, frozen=True, array_like=True, tag="activity"):
+    """Ask for an `Activity`."""
+
+    tenant: str
+    query: ActivityQuery
+
+
 class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Ask for the trace of an invocation, bytes or None."""
 
     invocation: str
+    tenant: str = DEFAULT_TENANT
+
+
+class RecordInvocation(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Invoke and record; the answer is the recording, bytes.
+
+    Attributes:
+        sets: all sets with their data, `WireSets` in MessagePack.
+    """
+
+    name: str
+    version: int | None
+    deadline_s: float | None
+    sets: Blob
     tenant: str = DEFAULT_TENANT
 
 
@@ -155,7 +177,9 @@ Query: TypeAlias = (
     | Remove
     | GetEngines
     | GetCapacity
+    | GetActivity
     | GetTrace
+    | RecordInvocation
     | GetMetrics
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dandelion.catalog import KINDS, Record
-from dandelion.data import Bytes
+from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content
 from dandelion.errors import DandelionError, InternalError
 from dandelion.frontend.conversion.contents import with_contents
@@ -19,6 +19,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetActivity,
     GetCapacity,
     GetEngines,
     GetMetrics,
@@ -27,14 +28,17 @@ from dandelion.frontend_process.messages import (
     GetTrace,
     GetVersions,
     Query,
+    RecordInvocation,
     Register,
     Remove,
     WireRecord,
+    WireSets,
     WireSignature,
 )
 from dandelion.memory import Context
 from dandelion.node import Node
 
+_sets = msgspec.msgpack.Decoder(WireSets)
 View = Callable[[int, int, int], memoryview]
 """Views a part of a lease: number, offset and size in bytes."""
 
@@ -56,6 +60,7 @@ class Queries:
             ),
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
+            GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
             GetMetrics: lambda _: node.metrics(),
         }
@@ -72,6 +77,9 @@ class Queries:
             return partial(
                 self._answered, partial(self._register, document, contents, query.tenant)
             )
+        if isinstance(query, RecordInvocation):
+            sets = _bytes_of(query.sets, view)
+            return partial(self._answered, partial(self._record, query, sets))
         return partial(self._answered, partial(self._answers[type(query)], query))
 
     def _answered(self, work: Callable[[], object]) -> tuple[Blob, Context | None]:
@@ -102,6 +110,26 @@ class Queries:
 
         bare = read_document(document, "application/msgpack")
         return self._node.register(with_contents(bare, fill), tenant=tenant)
+
+    def _record(self, query: RecordInvocation, sets: Bytes) -> bytes:
+        given = {
+            one.name: ItemSet(
+                one.name,
+                tuple([Item(i.name, i.key, i.data or b"", i.dtype, i.shape) for i in one.items]),
+                one.dtype,
+                one.shape,
+            )
+            if one.items
+            else None
+            for one in _sets.decode(sets)
+        }
+        return self._node.record(
+            query.name,
+            given,
+            version=query.version,
+            deadline_s=query.deadline_s,
+            tenant=query.tenant,
+        )
 
     def _copied(self, data: Bytes, start: int, end: int) -> bytes:
         """Copy a part of data; of the arena by the system, so that other threads run meanwhile."""

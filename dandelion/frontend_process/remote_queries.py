@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
-from dandelion.data import Bytes
+from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, Registered, RegistrationDocument
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
@@ -17,6 +19,7 @@ from dandelion.frontend_process.messages import (
     BLOB_BYTES,
     Blob,
     Describe,
+    GetActivity,
     GetCapacity,
     GetEngines,
     GetMetrics,
@@ -25,10 +28,13 @@ from dandelion.frontend_process.messages import (
     GetTrace,
     GetVersions,
     Query,
+    RecordInvocation,
     Register,
     Remove,
     WireRecord,
+    WireSet,
     WireSignature,
+    inline_item,
 )
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context
@@ -39,6 +45,7 @@ _records = msgspec.msgpack.Decoder(list[WireRecord])
 _record = msgspec.msgpack.Decoder(WireRecord)
 _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
+_activity = msgspec.msgpack.Decoder(Activity)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
 _bytes = msgspec.msgpack.Decoder(bytes)
@@ -47,6 +54,9 @@ _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(
 
 class RemoteQueries(abc.ABC):
     """The methods of `dandelion.frontend.service.Service` that wait for the node."""
+
+    def reload(self) -> None:
+        """See `Service`. The node's process does it, which gets the signal."""
 
     def signature(self, name: str, version: int | None = None, *, tenant: str) -> WireSignature:
         """See `Service`."""
@@ -98,9 +108,39 @@ class RemoteQueries(abc.ABC):
         """See `Service`."""
         return self._ask(GetCapacity(tenant, function, version), _capacity)
 
+    def activity(self, tenant: str, query: ActivityQuery) -> Activity:
+        """See `Service`."""
+        return self._ask(GetActivity(tenant, query), _activity)
+
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""
         return self._ask(GetTrace(invocation, tenant), _bytes_or_none)
+
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str,
+    ) -> Bytes:
+        """See `Service`."""
+        given = [
+            WireSet(set_name)
+            if one is None
+            else WireSet(
+                set_name,
+                tuple([inline_item(item, item.bytes()) for item in one.items]),
+                one.dtype,
+                one.shape,
+            )
+            for set_name, one in sets.items()
+        ]
+        kept: list[Context] = []
+        placed = self._blob([msgspec.msgpack.encode(given)], kept)
+        query = RecordInvocation(name, version, deadline_s, placed, tenant)
+        return self._ask(query, _bytes)
 
     def metrics(self) -> bytes:
         """See `Service`."""

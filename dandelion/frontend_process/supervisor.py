@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.errors import InternalError
-from dandelion.frontend.server import tokens_of
+from dandelion.frontend.server import reload_node, tokens_of
 from dandelion.frontend.tls import certificate_of
 from dandelion.frontend_process.listeners import bind_several
 from dandelion.frontend_process.messages import Open, Reload
@@ -130,10 +130,12 @@ class Supervisor:
     @property
     def can_reload(self) -> bool:
         """Whether there are files that can be read again."""
-        return self._tokens is not None or bool(self._node.settings.tls_cert)
+        settings = self._node.settings
+        return self._tokens is not None or bool(settings.tls_cert or settings.secrets)
 
     def reload(self) -> None:
-        """Have the certificate and the tokens read again."""
+        """Have the certificate, the tokens and the secrets read again."""
+        reload_node(self._node)
         if self._tokens is not None:
             self._tokens.hurry()
         self._send(Reload(self._open.tokens, certificate=True))

@@ -7,6 +7,8 @@ there. Other code lies on the heap.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 
 from dandelion.catalog import Catalog
@@ -16,6 +18,7 @@ from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Fused
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
+from dandelion.secrets import SecretStore
 
 
 class FunctionStore:
@@ -26,6 +29,7 @@ class FunctionStore:
         arena: where static sets and the code for engine processes go.
         transfers: brings them there.
         in_arena: formats of code objects that engine processes run.
+        secrets: of the node.
     """
 
     def __init__(
@@ -34,12 +38,15 @@ class FunctionStore:
         arena: SharedDomain,
         transfers: Transfers,
         in_arena: frozenset[str],
+        secrets: SecretStore,
     ) -> None:
         self._catalog = catalog
         self._arena = arena
         self._transfers = transfers
         self._code_transfers = Transfers()  # code is not data that was copied for a call
         self._in_arena = in_arena
+        self._secrets = secrets
+        self._key = os.urandom(32)
 
     def sizes(self, flow: Flow) -> tuple[int, int]:
         """Give what a function takes in memory, and its constants' part of that, in bytes."""
@@ -53,17 +60,20 @@ class FunctionStore:
             Transfers.aligned(len(own[digest]) if digest in own else catalog.blob_bytes(digest))
             for digest in code
         )
-        return _pages(static_bytes) + _pages(code_bytes), static_bytes  # a context each
+        secret_bytes = PAGE_BYTES * len(spec.secrets)
+        total_bytes = _pages(static_bytes) + _pages(code_bytes) + secret_bytes
+        return total_bytes, static_bytes  # a context each
 
     def load(self, flow: Flow) -> dict[str, Function]:
         """Load a function in all its formats.
 
         Raises:
             CatalogCorrupt, Unknown: a blob is damaged or missing.
+            SecretMissing: the tenant does not have one of its secrets.
             ContextFull: it does not fit into the arena.
         """
         spec, catalog = flow.spec, self._catalog(flow.tenant.name)
-        static = self._static(spec, catalog)
+        static = self._static(spec, catalog) | self._secret_sets(flow.tenant.name, spec)
         return {
             code.format: self._function(spec, code, catalog, static, flow.scope)
             for code in _best(spec)
@@ -84,6 +94,19 @@ class FunctionStore:
         placed = self._transfers.place(sets, self._arena)
         return {d.name: s for d, s in zip(names, placed, strict=True) if s is not None}
 
+    def _secret_sets(self, tenant: str, spec: FunctionSpec) -> dict[str, ItemSet]:
+        """Give the sets with secrets; in the arena only if an engine process reads them there."""
+        found = []
+        for declared in spec.inputs:
+            name = spec.secrets.get(declared.name)
+            if name is not None:
+                item = Item(name, 0, self._secrets.value(tenant, spec.name, name))
+                found.append(ItemSet(declared.name, (item,)))
+        if self._in_arena.isdisjoint(code.format for code in spec.code):
+            return {one.name: one for one in found}
+        placed = self._transfers.place(tuple(found), self._arena)
+        return {one.name: one for one in placed if one is not None}
+
     def _function(
         self,
         spec: FunctionSpec,
@@ -103,7 +126,19 @@ class FunctionStore:
         main = blobs[code.main] if code.main else b""
         files = {name: blobs[digest] for name, digest in code.files.items()}
         plain = spec.plain() if isinstance(spec, FusedFunction) else spec
-        return Function(plain, code, main, files, static, scope=scope)
+        function = Function(plain, code, main, files, static, scope=scope)
+        if spec.secrets:  # an engine that has it with old values must not take it for the same
+            function.identity = self._identity_with_secrets(function)
+        return function
+
+    def _identity_with_secrets(self, function: Function) -> Digest:
+        """Name a function and the values of its secrets; the values cannot be derived from it."""
+        hashed = hashlib.blake2b(function.identity.encode(), key=self._key, digest_size=32)
+        for name in function.spec.secrets:
+            for item in function.static[name]:
+                hashed.update(b"%d:" % item.size_bytes)
+                hashed.update(item.data)
+        return Digest(hashed.hexdigest())
 
     def _placed(self, blobs: dict[Digest, Bytes]) -> dict[Digest, Bytes]:
         items = tuple(Item(digest, 0, data) for digest, data in blobs.items())

@@ -9,6 +9,7 @@ import msgspec
 from dandelion.data import Sets
 from dandelion.errors import InternalError
 from dandelion.node.traces import Trace
+from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState
 
 
@@ -36,10 +37,17 @@ class Invocation(InvocationState, eq=False, kw_only=True):
     Attributes:
         trace: what happened in it.
         on_end: called on the loop when `ended` is set; once.
+        recorder: collects its calls, if it is recorded.
+        queued_ns, run_ns: sums over its calls that ended: waiting for engines, and on engines.
+        calls_ended: how many these are.
     """
 
     trace: Trace
     on_end: Callable[[], None] = _nothing
+    recorder: InvocationRecorder | None = None
+    queued_ns: int = 0
+    run_ns: int = 0
+    calls_ended: int = 0
 
     def notify(self) -> None:
         """Call `on_end`, and keep it no longer: it may refer to this, with inputs and outputs."""

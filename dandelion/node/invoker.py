@@ -25,6 +25,7 @@ from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 from dandelion.node.traces import Trace
 from dandelion.priority import check_priority
+from dandelion.recording.recorder import InvocationRecorder
 
 SLICE = 1024
 """How many sets a walk settles before others have their turn."""
@@ -83,13 +84,15 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        recorder: InvocationRecorder | None = None,
     ) -> InvocationResult:
         """Invoke, and block until the result is there; raises as `Node.invoke`."""
         if self._loop.is_current:
-            return self._call_here(plan, inputs, deadline_s, tenant, priority)
+            return self._call_here(plan, inputs, deadline_s, tenant, priority, recorder)
         inputs, staged_bytes = self._stager.stage(plan, inputs)
         try:
             invocation = self.made(plan, inputs, deadline_s, tenant, priority)
+            invocation.recorder = recorder
             del inputs
             lock = threading.Lock()
             lock.acquire()
@@ -112,6 +115,7 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        recorder: InvocationRecorder | None,
     ) -> InvocationResult:
         """Invoke on the loop's own thread, which works until the result is there.
 
@@ -119,6 +123,7 @@ class Invoker:
         the deadline.
         """
         invocation = self.made(plan, inputs, deadline_s, tenant, priority)
+        invocation.recorder = recorder
         self._runtime.submit(invocation)
         if not invocation.ended:
             self._runtime.wait(lambda: invocation.ended, invocation.deadline_s)

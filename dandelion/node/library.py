@@ -84,6 +84,10 @@ class Library:
                     self._plans[name, version] = plan
         return plan
 
+    def separate_plan(self, name: str, version: int | None = None) -> CompositionPlan:
+        """Compile a plan in which each function is called by itself, and none are joined."""
+        return Library(self.catalog, self.platform, self._caps, fuse=False).plan(name, version)
+
     def known(self, name: str, version: int | None = None) -> CompositionPlan | None:
         """Give a plan if that takes microseconds: it is compiled, or that of a function."""
         if self._generation == self.catalog.generation:

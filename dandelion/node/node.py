@@ -16,6 +16,7 @@ import atexit
 import enum
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
@@ -37,12 +39,19 @@ from dandelion.documents import (
     Registrable,
     collect,
 )
-from dandelion.driver import Driver, Hosting
-from dandelion.errors import BackendUnavailable, Cancelled, DandelionError, InvalidInput
+from dandelion.driver import Driver, Hosting, InstanceSets
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    CapacityError,
+    DandelionError,
+    InvalidInput,
+)
 from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
+from dandelion.node.activity import ActivityLog, activity_of
 from dandelion.node.cache import ResultCache
 from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
@@ -65,11 +74,14 @@ from dandelion.node.starting import (
     targets,
 )
 from dandelion.node.traces import TraceStore
+from dandelion.recording.code import code_of
+from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
+from dandelion.secrets import SecretStore
 from dandelion.settings import Settings, TenantSettings
 
 _JOB_THREADS = 8
@@ -118,9 +130,15 @@ class Node:
         self._pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
         self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self._traces = TraceStore(settings.keep_traces)
-        self._recorder = Recorder(self._traces)
+        self._activity = ActivityLog(settings.keep_invocations)
+        self._recorder = Recorder(self._traces, self._activity)
+        self._secrets = SecretStore(settings.secrets)
         store = FunctionStore(
-            lambda tenant: self._spaces.of(tenant).catalog, self._arena, self._transfers, in_arena
+            lambda tenant: self._spaces.of(tenant).catalog,
+            self._arena,
+            self._transfers,
+            in_arena,
+            self._secrets,
         )
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
         scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
@@ -134,7 +152,13 @@ class Node:
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
         self._starter = EngineStarter(settings, self._around, self._runtime)
         self._spaces = Spaces(
-            self._all, platform, self._checkers, self._targets, caps, settings.fuse
+            self._all,
+            platform,
+            self._checkers,
+            self._targets,
+            caps,
+            settings.fuse,
+            self._secrets,
         )
         self._invoker = Invoker(
             self._spaces,
@@ -286,6 +310,18 @@ class Node:
         tenant.share_constants = settings.share_constants
         self._runtime.tenant_changed(tenant)
 
+    def reload(self) -> None:
+        """Read the file of secrets again; functions that use changed ones are loaded again.
+
+        Calls that run, or wait for an engine, still get the old values.
+
+        Raises:
+            InvalidInput: the file cannot be used; the old secrets stay.
+        """
+        changed = self._secrets.reload()
+        if changed and self._state is NodeState.RUNNING:
+            self._loop.call(partial(self._runtime.reload_functions, changed))
+
     # --- the catalogue --------------------------------------------------------------------------
 
     def register(
@@ -365,7 +401,7 @@ class Node:
         library = self._spaces.of(tenant).library
         found = library.find(name, version)
         plan = library.plan(name, version)
-        static = tuple(found.static) if isinstance(found, FunctionSpec) else ()
+        static = found.fixed if isinstance(found, FunctionSpec) else ()
         return Signature(
             name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
         )
@@ -482,6 +518,49 @@ class Node:
         inputs = positional(plan, sets)
         return await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority, on_wait)
 
+    def record(
+        self,
+        name: str,
+        sets: Mapping[str, ItemSet | None],
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        limit_bytes: int = RECORDING_LIMIT_BYTES,
+    ) -> bytes:
+        """Invoke with sets, and record the invocation: code, inputs, calls, and what came of it.
+
+        Functions are called one by one, also those that `fuse` would join. A failure of the
+        invocation is part of the recording.
+
+        Args:
+            name, sets, version, deadline_s, tenant: as of `invoke_sets`.
+            limit_bytes: of data in the recording, see `InvocationRecorder`.
+
+        Returns:
+            The recording, see `dandelion.recording.records.decode_recording`.
+
+        Raises:
+            Unknown, InvalidInput, CapacityError, Cancelled: it was not run, or not to its end.
+            TooLarge: what a replay needs exceeds the limit.
+        """
+        space = self._spaces.of(tenant)
+        plan = space.library.separate_plan(name, version)
+        code = code_of(name, version, space.library.find, space.catalog)
+        inputs = positional(plan, sets)
+        recorder = InvocationRecorder(limit_bytes)
+        started_ns = time.monotonic_ns()
+        answer: InstanceSets | DandelionError
+        try:
+            result = self._invoker.call(plan, inputs, deadline_s, tenant, 0, recorder)
+            id_, answer = result.id, tuple(result.sets.values())
+        except DandelionError as error:
+            if not error.invocation or isinstance(error, CapacityError | Cancelled):
+                raise
+            id_, answer = error.invocation, error
+        names = tuple(spec.name for spec in plan.inputs)
+        return recorder.recording(name, id_, started_ns, code, names, inputs, answer).encode()
+
     def submit(
         self,
         name: str,
@@ -586,6 +665,19 @@ class Node:
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
         )
+
+    def activity(
+        self, tenant: str = DEFAULT_TENANT, query: ActivityQuery | None = None
+    ) -> Activity:
+        """Tell what a tenant did lately: invocations, and calls by function."""
+        scheduler = self._runtime.scheduler
+        asked = query or ActivityQuery()
+
+        def ask() -> Activity:
+            invocations, flows = scheduler.invocations.values(), scheduler.calls.flows.values()
+            return activity_of(self._activity, tenant, asked, invocations, flows)
+
+        return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
 
     def capacity(
         self, tenant: str | None = None, function: str | None = None, version: int | None = None

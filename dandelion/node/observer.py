@@ -11,9 +11,12 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.node.activity import ActivityLog
 from dandelion.node.invocation import Invocation
 from dandelion.node.traces import CallRecord, Span, TraceStore
+from dandelion.recording.recorder import SeenCall
 from dandelion.scheduler import CallState, InvocationState
 
 BUCKETS_S: tuple[float, ...] = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
@@ -29,7 +32,10 @@ class Observer(Protocol):
     def call_ended(self, call: CallState) -> None:
         """A call is off its engine, with outputs or an error."""
 
-    def found(self, call: CallState, now_ns: int) -> None:
+    def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
+        """A call of its own, or a member of a batch, gave outputs or an error."""
+
+    def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """The result of a call was kept from an earlier one."""
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
@@ -63,13 +69,15 @@ class Recorder:
 
     Args:
         traces: keeps what happened in the last invocations.
+        activity: keeps a short record of more of them.
 
     Attributes:
         counts: by tenant.
     """
 
-    def __init__(self, traces: TraceStore) -> None:
+    def __init__(self, traces: TraceStore, activity: ActivityLog) -> None:
         self._traces = traces
+        self._activity = activity
         self.counts: dict[str, InvocationCounts] = {}
 
     def call_ended(self, call: CallState) -> None:
@@ -83,6 +91,10 @@ class Recorder:
             invocation, run = one.invocation, one.run
             if isinstance(invocation, Invocation):
                 queued_ns = one.queued_ns if call.sent_ns > one.queued_ns else 0
+                invocation.calls_ended += 1
+                invocation.run_ns += ended_ns - started_ns
+                if queued_ns:
+                    invocation.queued_ns += started_ns - queued_ns
                 invocation.trace.add(
                     CallRecord(
                         run.application.id,
@@ -95,11 +107,18 @@ class Recorder:
                     )
                 )
 
-    def found(self, call: CallState, now_ns: int) -> None:
-        """Note in the trace that a result was kept."""
+    def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
+        """Add the call to the recording of its invocation, if there is one."""
+        invocation = call.invocation
+        if isinstance(invocation, Invocation) and invocation.recorder is not None:
+            invocation.recorder.add(_seen(call, answer))
+
+    def found(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
+        """Note in trace and recording that a result was kept."""
         run, invocation = call.run, call.invocation
         if isinstance(invocation, Invocation):
             invocation.trace.add(Span(run.application.id, "cache", now_ns, now_ns, run.number))
+            self.answered(call, outputs)
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
         """Count it; a refusal has no duration."""
@@ -122,8 +141,26 @@ class Recorder:
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
             self._traces.add(invocation.trace)
+            self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO
             name = invocation.walk.plan.name
             text = str(error)  # log records may be kept, and with an error the data of its call
             log.log(level, "%s %s/%s failed: %s", invocation.id, tenant, name, text)
+
+
+def _seen(call: CallState, answer: InstanceSets | DandelionError) -> SeenCall:
+    ran = call.batch or call  # a member of a batch ran as a part of it
+    return SeenCall(
+        call.run.function,
+        call.run.instance,
+        call.run.application.id,
+        call.run.number,
+        call.run.inputs,
+        None if isinstance(answer, DandelionError) else answer,
+        answer if isinstance(answer, DandelionError) else None,
+        "" if ran.engine is None else ran.engine.name,
+        ran.started_ns or ran.sent_ns,
+        ran.ended_ns,
+        call.run.origin,
+    )

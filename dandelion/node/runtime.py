@@ -19,7 +19,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 
 from dandelion.driver import InstanceSets
@@ -410,6 +410,14 @@ class Runtime:
         self.scheduler.calls.removed(tenant, name, version)
         self.work()
 
+    def reload_functions(self, changed: Set[tuple[str, str]]) -> None:
+        """Load functions again that use changed secrets, given as tenants and names."""
+        for flow in list(self.scheduler.calls.flows.values()):
+            spec, tenant = flow.spec, flow.tenant
+            if any((tenant.name, name) in changed for name in spec.secrets.values()):
+                self.scheduler.calls.removed(tenant, spec.name, spec.version)
+        self.work()
+
     def add(self, executor: Executor) -> None:
         """Add an engine; it is started."""
         self.executors[executor.engine.id] = executor
@@ -475,6 +483,7 @@ class Runtime:
             self._batch_done(call, outputs)
             return
         self._observer.call_ended(call)
+        self._observer.answered(call, outputs)
         if call.content:
             self._jobs.keep(call, outputs)
         self.scheduler.calls.done(call, outputs, call.ended_ns)
@@ -487,6 +496,7 @@ class Runtime:
             return
         self._observer.call_ended(batch)
         for call, part in zip(batch.members, parts, strict=True):
+            self._observer.answered(call, part)
             if call.content:
                 self._jobs.keep(call, part)
         self.scheduler.calls.batch_done(batch, parts, batch.ended_ns)
@@ -497,6 +507,8 @@ class Runtime:
     def _failed(self, call: CallState, error: DandelionError, begun: bool) -> None:
         if call.engine is not None:
             self._observer.call_ended(call)
+        if not call.members:
+            self._observer.answered(call, error)
         self.scheduler.calls.failed(call, error, time.monotonic_ns(), begun)
 
     def planned(self, call: CallState) -> None:
@@ -559,7 +571,7 @@ class Runtime:
         if outputs is None:
             self.scheduler.calls.missed(call, now_ns)
         else:
-            self._observer.found(call, now_ns)
+            self._observer.found(call, outputs, now_ns)
             self.scheduler.calls.found(call, outputs, now_ns)
 
     def _start_engine(self, action: Start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dandelion.catalog import Catalog
 from dandelion.driver import Checker
@@ -12,6 +13,7 @@ from dandelion.namespaces import Namespace
 from dandelion.node.library import Library
 from dandelion.registration import Registrar, Target
 from dandelion.scheduler import Quota, Tenant
+from dandelion.secrets import SecretStore
 from dandelion.settings import TenantSettings
 
 
@@ -35,6 +37,7 @@ class Spaces:
         targets: gives the devices that run a format.
         caps: the operator's largest limits.
         fuse: run GPU functions that follow each other as one.
+        secrets: of the node.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Spaces:
         targets: Callable[[str], Sequence[Target]],
         caps: Limits,
         fuse: bool,
+        secrets: SecretStore,
     ) -> None:
         self._catalog = catalog
         self._platform = platform
@@ -52,6 +56,7 @@ class Spaces:
         self._targets = targets
         self._caps = caps
         self._fuse = fuse
+        self._secrets = secrets
         self._spaces: dict[str, Space] = {}
 
     def of(self, tenant: str) -> Space:
@@ -70,7 +75,14 @@ class Spaces:
     def _made(self, tenant: str) -> Space:
         catalog = Namespace(self._catalog, tenant)
         library = Library(catalog, self._platform, self._caps, self._fuse)
-        registrar = Registrar(catalog, self._platform, self._checkers, self._targets, self._caps)
+        registrar = Registrar(
+            catalog,
+            self._platform,
+            self._checkers,
+            self._targets,
+            self._caps,
+            partial(self._secrets.names, tenant),
+        )
         return Space(Tenant(tenant), catalog, library, registrar)
 
 

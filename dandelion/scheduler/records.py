@@ -145,8 +145,7 @@ class Flow:
 
     def measured(self, duration_ns: int) -> None:
         """Count a call that ended."""
-        self.counts.calls += 1
-        self.counts.busy_ns += duration_ns
+        self.counts.measured(duration_ns)
         if self.mean_ns:
             self.mean_ns += _MEAN_WEIGHT * (duration_ns - self.mean_ns)
         else:

@@ -25,11 +25,11 @@ def may_run_again(call: CallState, engine: EngineState, error: DandelionError, b
     """
     if call.run.function.kind != "compute":
         return False
-    if call.run.application.parts is not None:
-        return not begun  # its parts are run instead
     shared = isinstance(error, Faulted) and engine.shared_fault_domain
     if not shared and not isinstance(error, EngineDied):
         return False
+    if call.run.application.parts is not None:
+        return not begun  # its parts are run instead
     return not begun or call.attempt < ATTEMPTS
 
 

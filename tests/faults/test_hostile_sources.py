@@ -157,19 +157,34 @@ def test_registering_while_the_node_closes_leaves_nothing() -> None:
     assert ended
 
 
+class PlacesInTurns:
+    """Places that two threads take in turns, if nothing keeps them from it."""
+
+    def __init__(self, places: threading.BoundedSemaphore) -> None:
+        self._places = places
+        self._both = threading.Barrier(2)
+        self._begun = threading.local()
+
+    def acquire(self) -> None:
+        self._places.acquire()
+        if not hasattr(self._begun, "yes"):
+            self._begun.yes = True
+            with suppress(threading.BrokenBarrierError):
+                self._both.wait(timeout=0.3)  # for the other thread to take one too
+
+    def release(self, count: int) -> None:
+        self._places.release(count)
+
+
 def test_two_that_close_do_not_wait_for_each_other() -> None:
     one = ProcessDriver().checker().examiner()  # type: ignore[attr-defined]  # of this backend
-    for _ in range(20):  # each closing takes every place, which the examinations hold here
-        for _ in range(one._at_once):
-            one._places.acquire()
-        threads = [threading.Thread(target=one.close, daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(one._at_once):
-            one._places.release()
-        for thread in threads:
-            thread.join(timeout=10)
-        assert not any(thread.is_alive() for thread in threads)
+    one._places = PlacesInTurns(one._places)
+    threads = [threading.Thread(target=one.close, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_the_next_source_is_examined_after_the_zygote_died() -> None:

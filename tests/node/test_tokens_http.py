@@ -80,16 +80,25 @@ def test_every_route_of_the_interface_is_documented_with_its_right(served: Guard
         else:
             expected = [] if route.right is None else [{"token": [route.right.value]}]
             assert operation["security"] == expected
-    assert left_out == {"/openapi.json", "/docs"}
+    assert left_out == {"/openapi.json", "/docs", "/", "/page/{file}"}
     public = {route.path for route in routes() if route.right is None}
-    assert public == {"/healthz", "/readyz", "/openapi.json", "/docs"}
+    assert public == {"/healthz", "/readyz", "/openapi.json", "/docs", "/", "/page/{file}"}
 
 
 def requests() -> list[tuple[str, str, Right | None]]:
-    """One request for each route, to names that do not exist."""
+    """One request for each route that needs one right, to names that do not exist.
+
+    Where a stream would begin, the query is wrong.
+    """
+    wrong = {"/v1/activity/events": "?after=x"}
     return [
-        (route.method, re.sub(r"\{\w+\}", "none", route.documented_path), route.right)
+        (
+            route.method,
+            re.sub(r"\{\w+\}", "none", route.documented_path) + wrong.get(route.path, ""),
+            route.right,
+        )
         for route in routes()
+        if route.also is None
     ]
 
 
@@ -106,7 +115,16 @@ def test_each_right_opens_its_routes_and_no_other(
         else:
             assert (answer.status, answer.kind) == (403, "MissingRight")
             assert f"'{right.value}'" in json.loads(answer.body)["detail"]
-    assert served.ask(method, path, None, body, headers).status == (401 if right else 200)
+    status = served.ask(method, path, None, body, headers).status
+    assert (status == 401) == (right is not None)
+
+
+def test_a_recording_needs_two_rights(served: Guarded) -> None:
+    path = "/v1/record/none"
+    for right in Right:
+        answer = served.ask("POST", path, f"only-{right.value}", BODY, JSON)
+        assert (answer.status, answer.kind) == (403, "MissingRight")
+    assert served.ask("POST", path, "acme", BODY, JSON).status == 404
 
 
 def test_health_needs_no_token(served: Guarded) -> None:

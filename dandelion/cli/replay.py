@@ -1,0 +1,61 @@
+"""``dandelion replay FILE``: run a recording again and compare, or debug one of its calls."""
+
+from __future__ import annotations
+
+from dandelion.cli.output import Output
+from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import read_sources
+from dandelion.recording.compare import Change, Difference, differences
+from dandelion.recording.records import Recording, decode_recording
+from dandelion.replay.debug import debug, find_call
+from dandelion.replay.run import BACKENDS, replay
+
+_GPU = BACKENDS[-1]
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Replay. The exit code is 1 if results differ."""
+    (path,) = arguments.paths
+    recording = decode_recording(path.read_bytes())
+    if arguments.calls:
+        _list(recording, out)
+        return 0
+    if arguments.call is not None:
+        same = debug(recording, find_call(recording, arguments.call))
+        out.line("the result is the recorded one" if same else "the result is not the recorded one")
+        return 0 if same else 1
+    changes = [read_sources(arguments.changes)] if arguments.changes else []
+    backends = [*BACKENDS[:-1], arguments.backend or _GPU]
+    again = replay(recording, changes, backends, arguments.deadline)
+    found = differences(recording, again)
+    _show(found, recording, again, out)
+    return 1 if any(one.change is not Change.CODE for one in found) else 0
+
+
+def _show(found: list[Difference], recording: Recording, again: Recording, out: Output) -> None:
+    if out.as_json:
+        rows = [{"change": d.change.value, "where": d.where, "detail": d.detail} for d in found]
+        out.document({"calls": len(again.calls), "differences": rows})
+        return
+    if found:
+        out.table(
+            ("differs", "where", "detail"), [(d.change.value, d.where, d.detail) for d in found]
+        )
+    else:
+        out.line(f"{recording.name}: {len(again.calls)} calls, the same results bit by bit")
+    if recording.omitted_calls:
+        out.line(f"{recording.omitted_calls} calls are not in the recording and not compared")
+
+
+def _list(recording: Recording, out: Output) -> None:
+    rows = [
+        (
+            call.label,
+            call.function,
+            call.engine or "(kept)",
+            f"{call.duration_us / 1000:.3f}",
+            "ok" if call.error is None else call.error.message,
+        )
+        for call in recording.calls
+    ]
+    out.table(("call", "function", "engine", "ms", "outcome"), rows)

@@ -1,0 +1,140 @@
+"""Runs one recorded call of a Python function in this process, under a debugger.
+
+There is no sandbox: the function has the rights of the user who debugs it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import linecache
+import pdb
+import sys
+from collections.abc import Callable
+from types import CodeType, GeneratorType, ModuleType
+from typing import Any
+
+from dandelion.attached_files import attached
+from dandelion.call_values import FILES, arguments, read_call_values, results
+from dandelion.data import ItemSet, item_set
+from dandelion.documents import CodeDocument, FunctionDocument, content, item_content, set_spec
+from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.own_modules import OwnModule, OwnModules
+from dandelion.recording.records import RecordedCall, RecordedSets, Recording, recorded_set
+
+_FORMAT = "python"
+
+
+def find_call(recording: Recording, label: str) -> RecordedCall:
+    """Find a call by its label, such as ``resize[3]``; ``resize`` is its first one.
+
+    Raises:
+        Unknown: with the nearest label.
+    """
+    wanted = label if label.endswith("]") else f"{label}[0]"
+    for call in recording.calls:
+        if call.label == wanted:
+            return call
+    close = nearest(wanted, {call.label for call in recording.calls})
+    raise Unknown("recorded call", label, None, close)
+
+
+def debug(
+    recording: Recording, call: RecordedCall, runner: Callable[..., Any] | None = None
+) -> bool:
+    """Run a call; the debugger stops at the first line of the function.
+
+    Args:
+        recording: that has the call.
+        call: of a Python function.
+        runner: calls a function with its keyword arguments; by default in `pdb`.
+
+    Returns:
+        Whether it gave what was recorded.
+
+    Raises:
+        InvalidInput: it is not a Python function, or has other arguments.
+    """
+    document = next((f for f in recording.document.functions if f.name == call.function), None)
+    code = (
+        None if document is None else next((c for c in document.code if c.format == _FORMAT), None)
+    )
+    if document is None or code is None:
+        hint = "other functions can be run again by a replay of the whole recording"
+        raise InvalidInput("--debug", f"'{call.function}' is not a Python function", hint)
+    finders = sys.meta_path.copy()
+    try:
+        outputs = _outputs(recording, document, code, call, runner or pdb.Pdb().runcall)
+    finally:
+        sys.meta_path[:] = finders
+    return call.outputs is not None and _recorded(document, outputs, call) == call.outputs
+
+
+def _outputs(
+    recording: Recording,
+    document: FunctionDocument,
+    code: CodeDocument,
+    call: RecordedCall,
+    runner: Callable[..., Any],
+) -> Any:
+    """Call the function as a sandbox does, with the values that its annotations say."""
+    values = read_call_values(code.options.get("values", "{}"))
+    inputs = _arguments(recording, document, call)
+    files = inputs.pop(FILES, None)
+    with attached({item.name: item.data for item in files or ()}):
+        module = _loaded(document, code)
+        function: Callable[..., Any] = getattr(module, code.options["entry"])
+        outputs = runner(function, **arguments(values.inputs, inputs, module))
+        if values.outputs:
+            outputs = results(values.outputs, [set_spec(s).name for s in document.outputs], outputs)
+        return list(outputs) if isinstance(outputs, GeneratorType) else outputs
+
+
+def _loaded(document: FunctionDocument, code: CodeDocument) -> ModuleType:
+    """Execute the sources of a function; the debugger shows their lines."""
+    name = f"function {document.name}"  # that of no other module
+    module = sys.modules[name] = ModuleType(name)
+    own: dict[str, OwnModule] = {}
+    for file, source in sorted(code.files.items()):
+        kind, _, label = file.partition(":")
+        compiled = _compiled(f"<function {document.name}: {label}>", content(source).bytes(), code)
+        if kind == "part":
+            exec(compiled, module.__dict__)
+        else:
+            own[label] = OwnModule(compiled, compiled.co_filename, kind == "package")
+    if own:
+        sys.meta_path.insert(0, OwnModules(own))
+    shown = f"<function {document.name}>"
+    exec(_compiled(shown, content(code.main).bytes(), code), module.__dict__)
+    return module
+
+
+def _compiled(name: str, source: bytes, code: CodeDocument) -> CodeType:
+    text = source.decode("utf-8", "replace")
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    flags = __future__.annotations.compiler_flag if "values" in code.options else 0
+    compiled: CodeType = compile(source, name, "exec", flags, dont_inherit=True)
+    return compiled
+
+
+def _arguments(
+    recording: Recording, document: FunctionDocument, call: RecordedCall
+) -> dict[str, ItemSet | None]:
+    found = {}
+    for declared, given in zip(document.inputs, call.inputs, strict=True):
+        name = set_spec(declared).name
+        fixed = document.static.get(name)
+        if fixed is None:
+            found[name] = recording.restored(given)
+        else:
+            items = tuple(item_content(value).item(item) for item, value in fixed.items())
+            found[name] = ItemSet(name, items)
+    return found
+
+
+def _recorded(document: FunctionDocument, outputs: Any, call: RecordedCall) -> RecordedSets:
+    """Write the outputs of a function down as the sandbox gives them."""
+    specs = [set_spec(output) for output in document.outputs]
+    if not isinstance(outputs, dict):
+        outputs = {specs[0].name: outputs} if len(specs) == 1 else {}
+    made = (item_set(s.name, outputs.get(s.name), s, call.origin) for s in specs)
+    return tuple([recorded_set(one) for one in made])

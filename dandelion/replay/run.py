@@ -1,0 +1,48 @@
+"""Runs a whole recording on a node in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dandelion.documents import RegistrationDocument
+from dandelion.node import Node
+from dandelion.recording.records import Recording, decode_recording
+from dandelion.replay.answers import RecordedDriver
+from dandelion.settings import Settings
+
+BACKENDS = ("null", "process", "native", "wasm", "cuda|hip|opencl")
+"""Backends of compute functions."""
+_READY_S = 120.0
+
+
+def replay(
+    recording: Recording,
+    changes: Sequence[RegistrationDocument] = (),
+    backends: Sequence[str] = BACKENDS,
+    deadline_s: float | None = None,
+) -> Recording:
+    """Run a recording again, without any I/O.
+
+    Args:
+        recording: what is run.
+        changes: other code: its functions and compositions replace those of the same name.
+        backends: where compute functions run.
+        deadline_s: of the invocation.
+
+    Returns:
+        The recording of the new run; see `dandelion.recording.compare`.
+
+    Raises:
+        DandelionError: the code cannot be registered here, or no backend runs it.
+    """
+    settings = Settings(backends=tuple(backends), keep_traces=0)
+    with Node(settings, [RecordedDriver(recording)]) as node:
+        node.wait_ready(_READY_S)
+        node.register(recording.document)
+        for document in changes:
+            node.register(document)
+        restored = [recording.restored(one) for one in recording.inputs]
+        inputs = dict(zip(recording.input_names, restored, strict=True))
+        signature = node.signature(recording.name)
+        sets = {spec.name: inputs.get(spec.name) for spec in signature.inputs}
+        return decode_recording(node.record(recording.name, sets, deadline_s=deadline_s))

@@ -1,0 +1,163 @@
+"""The format of recordings, their limits, and the differences of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dandelion.data import Item, ItemSet, Origin
+from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.driver import InstanceSets
+from dandelion.errors import DandelionError, InvalidInput, Raised, TooLarge
+from dandelion.function import FunctionSpec
+from dandelion.recording.compare import Change, differences
+from dandelion.recording.recorder import InvocationRecorder, SeenCall
+from dandelion.recording.records import MAGIC, Recording, decode_recording
+
+DOCUMENT = RegistrationDocument(
+    (FunctionDocument("f", ("x",), ("y",), code=(CodeDocument("null"),)),)
+)
+
+
+def sets(*data: bytes, name: str = "y") -> InstanceSets:
+    return (ItemSet(name, tuple(Item(f"i{at}", at, one) for at, one in enumerate(data))),)
+
+
+def seen(
+    instance: int,
+    inputs: bytes,
+    answer: InstanceSets | DandelionError,
+    kind: str = "compute",
+    function: str = "f",
+) -> SeenCall:
+    failed = isinstance(answer, DandelionError)
+    return SeenCall(
+        FunctionSpec(function, kind=kind),
+        instance,
+        "f",
+        instance,
+        sets(inputs, name="x"),
+        None if failed else answer,  # type: ignore[arg-type]  # it is not an error
+        answer if isinstance(answer, DandelionError) else None,
+        "null:0",
+        2_000,
+        9_000,
+        Origin("i0", 0),
+    )
+
+
+def recording(
+    *calls: SeenCall,
+    limit_bytes: int = 1 << 20,
+    answer: InstanceSets | DandelionError | None = None,
+    document: RegistrationDocument = DOCUMENT,
+) -> Recording:
+    recorder = InvocationRecorder(limit_bytes)
+    for call in calls:
+        recorder.add(call)
+    given = sets(b"input", name="x")
+    code = (document, (FunctionSpec("HTTP", kind="io"),))
+    return recorder.recording(
+        "f", "id-1", 1_000, code, ("x",), given, sets(b"out") if answer is None else answer
+    )
+
+
+@given(st.lists(st.binary(max_size=64), max_size=5), st.binary(max_size=64))
+def test_a_recording_is_read_as_it_was_written(data: list[bytes], result: bytes) -> None:
+    made = recording(
+        *(seen(at, one, sets(one, b"more")) for at, one in enumerate(data)),
+        seen(9, b"bad", Raised("f", "no")),
+        answer=sets(result),
+    )
+    read = decode_recording(made.encode())
+    assert read == made
+    assert read.outputs is not None
+    (restored,) = [read.restored(one) for one in read.outputs]
+    assert restored is not None
+    assert [item.data for item in restored] == [result]
+    assert differences(made, read) == []
+
+
+@pytest.mark.parametrize("at", [0, 5, len(MAGIC), len(MAGIC) + 40])
+def test_a_damaged_file_is_refused(at: int) -> None:
+    data = bytearray(recording(seen(0, b"a", sets(b"b"))).encode())
+    with pytest.raises(InvalidInput) as caught:
+        decode_recording(bytes(data[:at]))
+    assert caught.value.where == "recording"
+    data[at] ^= 0xFF
+    with pytest.raises(InvalidInput):
+        decode_recording(bytes(data))
+
+
+def test_data_that_is_not_that_of_its_digest_is_refused() -> None:
+    made = recording(seen(0, b"a", sets(b"b")))
+    changed = dict.fromkeys(made.blobs, b"other")
+    with pytest.raises(InvalidInput, match="differs"):
+        decode_recording(msgspec.structs.replace(made, blobs=changed).encode())
+    read = decode_recording(msgspec.structs.replace(made, blobs={}).encode())
+    with pytest.raises(InvalidInput, match="'i0' is missing"):
+        read.restored(read.inputs[0])
+
+
+def test_equal_data_is_stored_once() -> None:
+    many = recording(*(seen(at, b"same" * 1000, sets(b"same" * 1000)) for at in range(50)))
+    assert len(many.encode()) < 4000 + 50 * 300
+
+
+def test_compute_calls_beyond_the_limit_are_counted() -> None:
+    calls = [seen(at, b"x", sets(bytes(100))) for at in range(10)]
+    made = recording(*calls, limit_bytes=350)
+    assert (len(made.calls), made.omitted_calls) == (3, 7)
+
+
+def test_answers_of_io_have_to_fit() -> None:
+    calls = [seen(at, b"x", sets(bytes(100)), "io") for at in range(10)]
+    assert len(recording(*calls, limit_bytes=1005).calls) == 10
+    with pytest.raises(TooLarge) as caught:
+        recording(*calls, limit_bytes=1004)
+    assert caught.value.size_bytes == 1005
+    mixed = [seen(0, b"x", sets(bytes(300))), *calls]
+    with pytest.raises(TooLarge):
+        recording(*mixed, limit_bytes=1004)
+
+
+def test_only_the_last_run_of_a_compute_call_counts() -> None:
+    again = [seen(4, b"x", Raised("f", "first")), seen(4, b"x", sets(b"second"))]
+    made = recording(*again)
+    assert [call.error for call in made.calls] == [None]
+    tried = [seen(4, b"x", Raised("f", "first"), "io"), seen(4, b"x", sets(b"second"), "io")]
+    assert len(recording(*tried).calls) == 2
+
+
+CHANGED = RegistrationDocument(
+    (FunctionDocument("f", ("x",), ("y",), code=(CodeDocument("null", "other"),)),)
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ({"document": CHANGED}, [(Change.CODE, "f", "changed")]),
+        ({"document": RegistrationDocument()}, [(Change.CODE, "f", "removed")]),
+        ({"calls": [(0, b"a", b"B")]}, [(Change.CALL, "f[0]", "set 'y': item 'i0': 1 of 1 bytes")]),
+        ({"calls": []}, [(Change.MISSING, "f[0]", "f")]),
+        ({"calls": [(0, b"a", b"b"), (1, b"c", b"d")]}, [(Change.ADDED, "f[1]", "f")]),
+        ({"answer": sets(b"other")}, [(Change.RESULT, "f", "set 'y': item 'i0': 3 bytes, now 5")]),
+        ({"answer": sets(b"out", b"b")}, [(Change.RESULT, "f", "set 'y': 1 items, now 2")]),
+        ({"answer": (None,)}, [(Change.RESULT, "f", "set 'y': 1 items, now 0")]),
+        (
+            {"answer": Raised("f", "no")},
+            [(Change.RESULT, "f", f"a result, now {Raised('f', 'no')}")],
+        ),
+    ],
+)
+def test_differences(after: dict[str, Any], expected: list[tuple[Change, str, str]]) -> None:
+    before = recording(seen(0, b"a", sets(b"b")))
+    calls = after.pop("calls", [(0, b"a", b"b")])
+    made = recording(*(seen(at, given, sets(out)) for at, given, out in calls), **after)
+    found = [(one.change, one.where, one.detail) for one in differences(before, made)]
+    assert found == expected
