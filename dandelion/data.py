@@ -38,6 +38,9 @@ Value: TypeAlias = Any
 
 _SINGLE = (bytes, str, np.ndarray)
 
+FORMS = ("", "text", "json", "text[]", "json[]")
+"""Forms of sets, see `SetSpec`."""
+
 KEY_LIMIT = 2**32
 NAME_LIMIT_BYTES = 255
 

@@ -358,9 +358,15 @@ class _Collected:
 
     def document(self) -> RegistrationDocument:
         names = {function.name for function in self.functions}
+        applied: dict[str, object] = {}
         for thing in self.applied:
-            if getattr(thing, "name", "") not in names and not isinstance(thing, FunctionSpec):
-                self.add_function(thing)
+            name = getattr(thing, "name", "")
+            if name in names or isinstance(thing, FunctionSpec):
+                continue
+            if applied.setdefault(name, thing) is not thing:
+                message = f"two functions that are applied have the name '{name}'"
+                raise InvalidInput("register", message, "give one of them another name=")
+            self.add_function(thing)
         return RegistrationDocument(
             tuple(self.functions), dict(self.code), tuple(self.compositions)
         )

@@ -34,7 +34,7 @@ from dandelion.frontend.codecs import (
     encode_msgpack,
     encode_request,
 )
-from dandelion.frontend.outgoing import outgoing_sets
+from dandelion.frontend.outgoing import Plain, outgoing_sets
 from dandelion.json_values import text_key
 
 
@@ -315,7 +315,7 @@ def test_outputs_of_annotations() -> None:
         function(star)
     with pytest.raises(InvalidFunction, match="must not be async"):
         function(asynchronous)
-    with pytest.raises(InvalidFunction, match="static set 'y' is not a parameter"):
+    with pytest.raises(InvalidFunction, match="fixed set 'y' is not a parameter"):
         function(static={"y": b""})(nothing)
 
 
@@ -435,6 +435,25 @@ def test_hostile_values_are_refused_or_read(body: bytes) -> None:
     except InvalidInput:
         return
     assert found["x"] is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "is_value"),
+    [
+        ({"a": [1]}, True),
+        ({}, True),
+        ([1, 2], True),
+        (["a"], True),
+        ([{"a": 1}], True),
+        (3, True),
+        (None, False),
+        ({"text": "a"}, False),
+        ([{"name": "n", "data": ""}, "b"], False),
+    ],
+)
+def test_json_of_the_command_line_is_a_value_or_a_set(value: Any, is_value: bool) -> None:
+    items, values = outgoing_sets({"x": Plain(value)})
+    assert (values, items) == (({"x": value}, {}) if is_value else ({}, {"x": value}))
 
 
 def test_too_many_values_are_refused() -> None:

@@ -15,10 +15,13 @@ import pytest
 
 import dandelion as dd
 from dandelion.capture import capture
+from dandelion.data import item_set
 from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument
 from dandelion.errors import InvalidFunction, InvalidInput, Raised
 from dandelion.node import Node, Settings
+from dandelion.recording.records import decode_recording
+from dandelion.replay.debug import debug
 
 from .captured import program
 from .captured.project import tools
@@ -245,6 +248,18 @@ def test_functions_of_notebooks_use_other_cells(node: Node, notebook: dict[str, 
     cell(5, "SUFFIX = '!'", notebook)
     assert node.register(notebook["from_cells"])[0].version == 2
     assert node.invoke("from_cells", x="a").result.text() == '"a"!.'
+
+
+def test_a_recorded_call_runs_in_a_debugger(node: Node) -> None:
+    node.register(program.project)
+    given = item_set("x", "x")
+    recording = decode_recording(node.record("project", {"x": given}))
+    seen: list[Any] = []
+    finders = sys.meta_path.copy()
+    same = debug(recording, recording.calls[0], lambda f, **given: seen.append(given) or f(**given))
+    assert same
+    assert seen == [{"x": "x"}]
+    assert sys.meta_path == finders
 
 
 def test_the_same_code_gives_the_same_document(node: Node) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import dandelion as dd
 from dandelion.blueprint import Blueprint
+from dandelion.cli.sources import read_sources
 from dandelion.data import SetSpec
 from dandelion.dataflow.dsl import handle_of
 from dandelion.documents import (
@@ -78,6 +79,10 @@ def test_options_are_those_of_the_document() -> None:
     assert batched.document.code[0].options["imports"] == "email"
 
 
+def louder(text: str) -> str:
+    return f"{text}!"
+
+
 def inner(values: np.ndarray) -> np.ndarray:
     return values
 
@@ -92,6 +97,20 @@ def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> No
         node.invoke("scale", values=np.ones(3), _files=b"mine")
     with pytest.raises(KeyError, match=r"no file 'b.txt'.*a.txt|no file 'b.txt'"):
         dd.files["b.txt"]
+
+
+def test_secrets_are_parameters_that_nobody_binds() -> None:
+    @dd.function(secrets={"table": "key"})
+    def secret(values: str, table: str) -> str:
+        return values + table
+
+    @dd.composition
+    def uses(x: Any) -> Any:
+        return secret(x)
+
+    assert secret.document.secrets == {"table": "key"}
+    assert [b.parameter for b in uses.composition.applications[0].bindings] == ["values"]
+    assert secret("a", table="b") == "ab"
 
 
 def test_a_composition_is_enough_to_register() -> None:
@@ -123,6 +142,39 @@ def test_what_is_given_explicitly_is_taken_instead() -> None:
     assert collect([loud], [other]).functions == (other,)
     assert collect([loud, other]).functions == (other,)
     assert [f.name for f in collect([loud, loud, upper]).functions] == ["Upper"]
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    other = dd.function(louder, name="Upper")
+
+    @dd.composition
+    def both(x: Any) -> Any:
+        return upper(other(x))
+
+    with pytest.raises(InvalidInput, match="have the name 'Upper'"):
+        collect([both])
+    assert len(collect([both], [other]).functions) == 1
+
+
+def test_a_file_with_decorated_functions_can_be_registered(tmp_path: Path) -> None:
+    path = tmp_path / "decorated_file.py"
+    path.write_text(
+        "import dandelion as dd\n"
+        "@dd.function\ndef f(x: str) -> str:\n    return x\n"
+        "@dd.composition\ndef c(x):\n    return f(x)\n"
+    )
+    found = read_sources([path])
+    assert [f.name for f in found.functions] == ["f"]
+    assert len(found.compositions) == 1
+    path.write_text("x = 1\n")
+    with pytest.raises(InvalidInput, match="no function document"):
+        read_sources([path])
+
+
+def test_forms_of_sets_are_checked(node: Node) -> None:
+    document = python_function(LAZY, name="f", inputs=[SetSpec("x", form="yaml")], outputs=["y"])
+    with pytest.raises(InvalidFunction, match="'yaml' is not a form"):
+        node.register(document)
 
 
 def test_handles_register_their_documents() -> None:

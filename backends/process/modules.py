@@ -16,13 +16,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from importlib.machinery import BuiltinImporter, ModuleSpec
-from types import CodeType, ModuleType
-from typing import Any, ClassVar
-
-from .wire import ProgramFile
+from types import ModuleType
+from typing import ClassVar
 
 _ALWAYS = """
     __future__ _strptime abc array ast base64 binascii bisect builtins calendar cmath codecs
@@ -182,36 +180,6 @@ def _within(name: str, imports: Iterable[str]) -> bool:
         name == one or one.startswith(f"{name}.") or f"{name.rpartition('.')[0]}.*" == one
         for one in imports
     )
-
-
-class OwnModules:
-    """The finder and loader of modules that a function brings along, as compiled code.
-
-    Args:
-        code: description and code of each module, by name.
-    """
-
-    def __init__(self, code: Mapping[str, tuple[ProgramFile, CodeType]]) -> None:
-        self._code = code
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._code:
-            return None
-        file, _ = self._code[fullname]
-        loader: Any = self  # sandboxes do not have the class that is declared for loaders
-        spec = ModuleSpec(fullname, loader, origin=file.filename, is_package=file.kind == "package")
-        spec.has_location = False
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        file, code = self._code[module.__name__]
-        module.__file__ = file.filename
-        exec(code, module.__dict__)
 
 
 class Closed:

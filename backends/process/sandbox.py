@@ -40,6 +40,7 @@ from dandelion.call_values import FILES, CallValues, OutputMismatch, arguments, 
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.data import Bytes, Item, ItemSet, Origin, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
+from dandelion.own_modules import OwnModule, OwnModules
 
 from . import modules, wire
 from .policy import CHANNEL_FD
@@ -273,8 +274,12 @@ def _execute(program: wire.PythonProgram, code: Any, module: ModuleType) -> None
         return
     main, *others = code
     found = list(zip(program.files, others, strict=True))
-    own = {file.name: (file, part) for file, part in found if file.kind != "part"}
-    sys.meta_path.insert(0, modules.OwnModules(own))
+    own = {
+        file.name: OwnModule(part, file.filename, file.kind == "package")
+        for file, part in found
+        if file.kind != "part"
+    }
+    sys.meta_path.insert(0, OwnModules(own))
     for file, part in found:
         if file.kind == "part":
             exec(part, module.__dict__)

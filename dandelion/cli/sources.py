@@ -4,7 +4,7 @@
 ``*.dandelion``     a text in the composition language
 ``*.json``          a registration document
 ``*.msgpack``       the same in MessagePack, which is smaller if it has binary data
-``*.py``            a module: its ``document()``, else all that is decorated in it
+``*.py``            a module with ``document()``, or with decorated functions and compositions
 folder              with a ``bundle.py``: its ``document()``; else all texts and documents in it
 =================== ==========================================================================
 """
@@ -12,19 +12,20 @@ folder              with a ``bundle.py``: its ``document()``; else all texts and
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 from dandelion.cli.output import WrongUsage
-from dandelion.dataflow.dsl import CompositionHandle, FunctionHandle
+from dandelion.dataflow.dsl import CompositionHandle
+from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument, RegistrationDocument, collect
 from dandelion.errors import InvalidInput
 from dandelion.frontend.records import read_document
 
 _MEDIA_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+_DECORATED = PythonFunction | CompositionHandle | FunctionDocument
 _DOCUMENTS = (".dandelion", *_MEDIA_TYPES)
 
 
@@ -73,30 +74,17 @@ def _text(path: Path) -> str:
 
 def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
     make = getattr(module, "document", None)
-    if not inspect.isfunction(make):
-        return _decorated(module, path)
+    if not callable(make):
+        decorated = [v for v in vars(module).values() if isinstance(v, _DECORATED)]
+        if decorated:
+            return collect(decorated)
+        hint = "or put @dandelion.function above its functions"
+        raise InvalidInput(str(path), "it has no function document()", hint)
     document = make()
     if not isinstance(document, RegistrationDocument):
         kind = type(document).__name__
         raise InvalidInput(str(path), f"document() returned a {kind}, not a RegistrationDocument")
     return document
-
-
-def _decorated(module: ModuleType, path: Path) -> RegistrationDocument:
-    """Collect the functions and compositions of a module; not those that it imports."""
-    found = [value for value in vars(module).values() if _is_registrable(value)]
-    if not found:
-        hint = (
-            "decorate functions by @dandelion.function and compositions by @dandelion.composition"
-        )
-        raise InvalidInput(str(path), "it describes nothing that can be registered", hint)
-    return collect(found)
-
-
-def _is_registrable(value: object) -> bool:
-    if isinstance(value, FunctionDocument | RegistrationDocument | CompositionHandle):
-        return True
-    return isinstance(value, FunctionHandle) and hasattr(type(value), "document")
 
 
 def _package_module(folder: Path) -> ModuleType:
@@ -122,6 +110,5 @@ def load_module(name: str, path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:
-        del sys.modules[name]
         raise InvalidInput(str(path), f"it cannot be loaded: {error}") from error
     return module

@@ -308,7 +308,7 @@ def handle_of(function: Described) -> FunctionHandle:
         tuple(_set_name(s) for s in sets) for sets in (function.inputs, function.outputs)
     )
     source = function if hasattr(type(function), "code") else None
-    fixed: Iterable[str] = getattr(function, "static", {})
+    fixed = [*getattr(function, "static", ()), *getattr(function, "secrets", ())]
     declaration = Declaration(function.name, inputs, outputs, user_place())
     return FunctionHandle(declaration, source, fixed)
 

@@ -60,7 +60,7 @@ class PythonFunction(FunctionHandle):
         inputs = (*names, *([FILES] if options.files else []))
         name = options.name or function.__name__
         declared = Declaration(name, tuple(inputs), tuple(s.name for s in outputs), user_place())
-        super().__init__(declared, self, (*options.static, FILES))
+        super().__init__(declared, self, (*options.static, *options.secrets, FILES))
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, /, *given: Any, **sets: Any) -> Any:
@@ -97,6 +97,7 @@ class PythonFunction(FunctionHandle):
             (_code(captured, options.imports, msgspec.json.encode(values).decode()),),
             options.cache,
             options.batching,
+            dict(options.secrets),
         )
 
     @property
@@ -156,9 +157,9 @@ class PythonFunction(FunctionHandle):
 
     def _check_static(self) -> None:
         names = [p.name for p in self._parameters]
-        for name in self._options.static:
+        for name in (*self._options.static, *self._options.secrets):
             if name not in names:
-                message = f"static set '{name}' is not a parameter of '{self.function.__name__}'"
+                message = f"fixed set '{name}' is not a parameter of '{self.function.__name__}'"
                 raise _problem(self.function, "unknown-set", message, ", ".join(names))
 
     def __repr__(self) -> str:
@@ -178,6 +179,7 @@ class FunctionOptions:
     limits: Limits
     cache: bool
     batching: Batching | None
+    secrets: dict[str, str]
 
 
 def _code(captured: Captured, imports: tuple[str, ...], values: str) -> CodeDocument:
@@ -263,6 +265,7 @@ def function(
     limits: Limits | Mapping[str, float] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], PythonFunction]: ...
 
 
@@ -279,6 +282,7 @@ def function(
     limits: Limits | Mapping[str, float] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> PythonFunction | Callable[[Callable[..., Any]], PythonFunction]:
     """Make a function of a program a compute function; see ``docs/python-functions.md``.
 
@@ -294,6 +298,8 @@ def function(
         limits: what one instance may use; a `Limits` or its fields.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
+        secrets: names of secrets of the node, by the parameter that each fills; in a test, give the
+            parameter.
 
     Raises:
         InvalidFunction, InvalidInput: it is no function that can be one; with its line.
@@ -309,6 +315,7 @@ def function(
         limits if isinstance(limits, Limits) else msgspec.convert(dict(limits or {}), Limits),
         cache,
         batching,
+        dict(secrets or {}),
     )
     if given is None:
         return lambda below: PythonFunction(below, options)

@@ -47,6 +47,7 @@ _ITEM: Json = {
         "data": {"type": "string", "contentEncoding": "base64"},
         "text": {"type": "string"},
         "numbers": {"description": "a number or nested arrays, row-major"},
+        "value": {"description": "any JSON value"},
         "dtype": {
             "type": "string",
             "description": "element type of an array; plain bytes have none",
@@ -54,7 +55,12 @@ _ITEM: Json = {
         },
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     },
-    "oneOf": [{"required": ["data"]}, {"required": ["text"]}, {"required": ["numbers"]}],
+    "oneOf": [
+        {"required": ["data"]},
+        {"required": ["text"]},
+        {"required": ["numbers"]},
+        {"required": ["value"]},
+    ],
 }
 _ENTRIES: Json = {"type": "array", "items": {"$ref": _REF.format(name="Entry")}}
 _TOKEN: Json = {
@@ -74,9 +80,13 @@ _SET: Json = {
 }
 _SETS: Json = {
     "type": "object",
-    "required": ["sets"],
+    "anyOf": [{"required": ["sets"]}, {"required": ["values"]}],
     "properties": {
-        "sets": {"type": "object", "additionalProperties": {"$ref": _REF.format(name="Set")}}
+        "sets": {"type": "object", "additionalProperties": {"$ref": _REF.format(name="Set")}},
+        "values": {
+            "type": "object",
+            "description": "sets as plain JSON values; the declaration of each says what it means",
+        },
     },
 }
 _RESULT: Json = {
@@ -103,6 +113,11 @@ _RESULT: Json = {
                     "shape": {"type": ["array", "null"], "items": {"type": "integer"}},
                 },
             },
+        },
+        "forms": {
+            "type": "object",
+            "description": "of the sets that are declared as text or JSON",
+            "additionalProperties": {"enum": ["text", "json", "text[]", "json[]"]},
         },
     },
 }

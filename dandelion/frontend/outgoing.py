@@ -18,6 +18,7 @@ import numpy as np
 from dandelion.data import Item, ItemSet, Value, is_numbers, is_sequence, item_set
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
+from dandelion.frontend.values import FIELDS
 
 Outgoing: TypeAlias = Any
 """What `dandelion.frontend.codecs.encode_request` takes for a set."""
@@ -28,7 +29,7 @@ _NO_JSON = Item | ItemSet | bytes | bytearray | memoryview | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A set in its JSON form, with shorthands; see `dandelion.frontend.values`."""
+    """A set in its JSON form, see `dandelion.frontend.values`, or a plain JSON value."""
 
     value: Any
 
@@ -45,13 +46,23 @@ def outgoing_sets(sets: Mapping[str, Value]) -> tuple[dict[str, Outgoing], dict[
     items: dict[str, Outgoing] = {}
     values: dict[str, Any] = {}
     for name, value in sets.items():
-        if isinstance(value, str | _NO_JSON | Plain) or value is None:
+        if isinstance(value, Plain) and not _is_set(value.value):
+            values[name] = value.value
+        elif isinstance(value, str | _NO_JSON | Plain) or value is None:
             items[name] = outgoing_set(name, value)
         elif _is_plain(value):
             values[name] = _built_in(name, value)
         else:
             items[name] = outgoing_set(name, value)
     return items, values
+
+
+def _is_set(value: Any) -> bool:
+    """Tell whether a JSON value has the form of a set, and not of a value."""
+    if isinstance(value, dict):
+        return bool(value) and value.keys() <= set(FIELDS)
+    is_long = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+    return value is None or (is_long and all(isinstance(p, str) or _is_set(p) for p in value))
 
 
 def _is_plain(value: Value) -> bool:

@@ -51,7 +51,7 @@ _KINDS: dict[type, str] = {
 Plain: TypeAlias = Any
 Array: TypeAlias = npt.NDArray[Any]
 
-_FIELDS = ("name", "key", "data", "text", "numbers", "value", "dtype", "shape")
+FIELDS = ("name", "key", "data", "text", "numbers", "value", "dtype", "shape")
 _CONTENTS = ("data", "text", "numbers", "value")
 
 
@@ -101,7 +101,7 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
 
 
 def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec | None) -> Item:
-    check_fields(where, value, _FIELDS)
+    check_fields(where, value, FIELDS)
     given = [c for c in _CONTENTS if value.get(c) is not None or (c == "value" and c in value)]
     if len(given) != 1:
         found = " and ".join(given) or "none"
