@@ -415,10 +415,15 @@ class BadOutput(FunctionError):
 
 @dataclass(eq=False)
 class RequestFailed(FunctionError):
-    """The request of an item failed in an I/O function: refused, unreachable, malformed."""
+    """The request of an item failed in an I/O function: refused, unreachable, malformed.
+
+    With `may_repeat`, the connection was the problem and all requests of the call are idempotent,
+    so the call may be run again.
+    """
 
     item: str
     message: str
+    may_repeat: bool = False
 
     def __str__(self) -> str:
         return f"function '{self.function}', item '{self.item}': {self.message}"

@@ -186,6 +186,7 @@ class Function:
         static: static input sets by name, in memory.
         identity: digest of code and files; equal identity means equal behaviour, and one scope.
         scope: the tenant that shares its constants on devices with no other; empty if it does.
+        binary: what the backend's checker made of the code for confined engines; never of a user.
         given: positions of the input sets that come with a call, in order.
         typed: positions of the input sets that declare a dtype.
     """
@@ -197,6 +198,7 @@ class Function:
     static: Mapping[str, ItemSet] = field(default_factory=dict)
     identity: Digest = Digest("")
     scope: str = ""
+    binary: Bytes = b""
     given: tuple[int, ...] = field(init=False)
     typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)

@@ -15,6 +15,7 @@ LAYERS = [
     ["arrays", "json_values"],
     ["data"],
     ["attached_files", "call_values", "own_modules"],
+    ["failures"],
     ["function"],
     ["blobs"],
     ["secrets"],

@@ -16,6 +16,7 @@ The environment is ignored: no proxy, no credentials, no cookies.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import socket
 import time
@@ -111,17 +112,26 @@ class HttpEngine(AsyncEngine):
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(self._one(call, item, room)) for item in requests]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            error: BaseException = failed.exceptions[0]
+            if isinstance(error, RequestFailed) and error.may_repeat:
+                error = dataclasses.replace(error, may_repeat=_are_idempotent(requests))
+            raise error from None
         return [each.result() for each in running]
 
     async def _one(self, call: Call, item: Item, room: _Room) -> tuple[Item, Item]:
+        request = None
         try:
             request = read_request(item.data)
             async with self._places:
                 head, body = await self._follow(request, item.name, room, call.domain)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
             message = _describe(error, self._settings)
-            raise RequestFailed(call.function.spec.name, item.name, message) from None
+            lost = isinstance(error, (*_LOST, aiohttp.ClientPayloadError)) and not isinstance(
+                error, aiohttp.ClientSSLError
+            )
+            may_repeat = lost and request is not None and request.method in IDEMPOTENT
+            name = call.function.spec.name
+            raise RequestFailed(name, item.name, message, may_repeat) from None
         return Item(item.name, item.key, head), Item(item.name, item.key, body)
 
     async def _follow(
@@ -172,6 +182,14 @@ class HttpEngine(AsyncEngine):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _are_idempotent(requests: ItemSet) -> bool:
+    """Tell whether a call may be run again, although some of its requests were performed."""
+    try:
+        return all(read_request(item.data).method in IDEMPOTENT for item in requests)
+    except Refused:
+        return False
 
 
 class _CheckedResolver(AbstractResolver):

@@ -67,6 +67,7 @@ class NodeInfo:
         tenants: what each uses.
         constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
+        paused: instances that wait before they are run again.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -83,6 +84,10 @@ class NodeInfo:
     tenants: tuple[TenantCapacity, ...] = ()
     constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
+    paused: int = 0
+
+
+_ERRORS = SetSpec("errors")
 
 
 def output_specs(
@@ -106,6 +111,8 @@ def output_specs(
             declared = inner[id(target)]
         made = zip(application.produced, declared, strict=True)
         found.update({set_id: spec for set_id, spec in made if set_id is not None})
+        if application.failures is not None and application.failures.errors is not None:
+            found[application.failures.errors] = _ERRORS
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
     forms = plan.output_forms or ("",) * len(plan.outputs)
     return tuple(

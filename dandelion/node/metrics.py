@@ -36,6 +36,9 @@ class _Snapshot(Collector):
             "dandelion_calls_waiting", "Instances that wait for an engine.", info.waiting
         )
         yield GaugeMetricFamily(
+            "dandelion_calls_paused", "Instances that wait before another attempt.", info.paused
+        )
+        yield GaugeMetricFamily(
             "dandelion_loop_step_seconds",
             "The longest time that the scheduler kept the node's event loop.",
             info.longest_turn_s,
@@ -63,6 +66,16 @@ class _Snapshot(Collector):
             "calls": CounterMetricFamily("dandelion_calls", "Calls that ended.", labels=labels),
             "failures": CounterMetricFamily(
                 "dandelion_call_failures", "Calls that failed.", labels=labels
+            ),
+            "caught": CounterMetricFamily(
+                "dandelion_call_failures_caught",
+                "Failed calls that compositions caught.",
+                labels=labels,
+            ),
+            "retried": CounterMetricFamily(
+                "dandelion_call_failures_retried",
+                "Failed calls that compositions tried again.",
+                labels=labels,
             ),
             "busy_ns": CounterMetricFamily(
                 "dandelion_call_run_seconds", "Time of calls on engines.", labels=labels

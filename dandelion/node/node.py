@@ -6,7 +6,7 @@
 
 The node has one event loop, its own or the caller's. The scheduler runs there and nowhere else
 (`runtime`); blocking callers wait in their threads until it has their result. No user code runs in
-this process and no device is opened in it, unless a backend's hosting says otherwise.
+this process and no device is opened in it.
 """
 
 from __future__ import annotations
@@ -682,6 +682,7 @@ class Node:
             tenant_capacities(scheduler, tenants, tenants),
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
+            len(scheduler.pauses),
         )
 
     def activity(

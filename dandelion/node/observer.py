@@ -29,7 +29,7 @@ log = logging.getLogger("dandelion.invocations")
 class Observer(Protocol):
     """Sees what happens; must not raise and must not take long."""
 
-    def call_ended(self, call: CallState) -> None:
+    def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """A call is off its engine, with outputs or an error."""
 
     def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
@@ -80,13 +80,14 @@ class Recorder:
         self._activity = activity
         self.counts: dict[str, InvocationCounts] = {}
 
-    def call_ended(self, call: CallState) -> None:
+    def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """Add the call to its invocation's trace; a batch to those of its members."""
         engine = call.engine
         if engine is None:
             return
         started_ns = call.started_ns or call.sent_ns
         ended_ns = max(call.ended_ns, started_ns)
+        failed = "" if error is None else type(root_of(error)).__name__
         for one in call.members or (call,):
             invocation, run = one.invocation, one.run
             if isinstance(invocation, Invocation):
@@ -104,6 +105,8 @@ class Recorder:
                         started_ns,
                         ended_ns,
                         call.stages,
+                        run.attempt,
+                        failed,
                     )
                 )
 
@@ -140,6 +143,8 @@ class Recorder:
         if isinstance(invocation, Invocation):
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
+            invocation.trace.caught = invocation.walk.caught
+            invocation.trace.retried = invocation.walk.retried
             self._traces.add(invocation.trace)
             self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):

@@ -19,6 +19,7 @@ from dandelion.driver import (
     Driver,
     Engine,
     Hosting,
+    Resource,
     Sharing,
     backend_names,
     load_driver,
@@ -26,6 +27,7 @@ from dandelion.driver import (
 )
 from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.executors import (
+    ConfinedExecutor,
     Demands,
     Executor,
     InlineExecutor,
@@ -192,6 +194,10 @@ class EngineStarter:
         if not resources:
             raise BackendUnavailable(driver.name, "it finds nothing to run on")
         wanted = self._settings.engines.get(driver.name, len(resources))
+        if driver.hosting is Hosting.CONFINED:
+            for index in range(wanted):
+                self._add_confined(backend, resources[index % len(resources)])
+            return
         for index in range(wanted):
             resource = resources[index % len(resources)]
             info = StartedEngine("", driver.name, resource.name, resource.description)
@@ -292,6 +298,28 @@ class EngineStarter:
                 info.description = f"{executor.answer.description}, {sharing.description}"
 
             self._add(backend, state, info, ready, sharing.environment, "worker")
+
+    def _add_confined(self, backend: Backend, resource: Resource) -> None:
+        """Add an engine that starts when a call needs it."""
+        driver = backend.driver
+        info = StartedEngine("", driver.name, resource.name, resource.description)
+        state = self._state(driver, info, 0)
+        state.joins = state.on_demand = True
+        state.short_call_ns, state.ahead = SHORT_THREAD_CALL_NS, THREAD_AHEAD
+        options = {driver.name: self._settings.options.get(driver.name, {})}
+        spin_us = self._settings.spins_us[1]
+        processes = Processes((driver.name,), resource.name, options, {}, None, spin_us)
+        self._runtime.add(
+            ConfinedExecutor(
+                state,
+                info,
+                self._around,
+                processes,
+                self._runtime,
+                self._demands,
+                driver.checker().binary,
+            )
+        )
 
     def _add(
         self,

@@ -21,6 +21,8 @@ class Span(NamedTuple):
         track: where it happened: ``invocation``, ``queue``, or an engine's name.
         start_ns, end_ns: on `time.monotonic_ns`.
         number: which instance of its application.
+        attempt: how often the instance had been run, this time included.
+        error: class name of the error that it ended with; empty if it gave outputs.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Span(NamedTuple):
     start_ns: int
     end_ns: int
     number: int
+    attempt: int = 1
+    error: str = ""
 
 
 class CallRecord(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +43,7 @@ class CallRecord(msgspec.Struct, frozen=True, gc=False):
         queued_ns: since when it waited for an engine; 0 if it did not.
         started_ns, ended_ns: on `time.monotonic_ns`.
         stages: durations in nanoseconds, one after the other.
+        attempt, error: as of `Span`.
     """
 
     application: str
@@ -48,13 +53,15 @@ class CallRecord(msgspec.Struct, frozen=True, gc=False):
     started_ns: int
     ended_ns: int
     stages: dict[str, int]
+    attempt: int = 1
+    error: str = ""
 
     def spans(self) -> Iterator[Span]:
         """Give the time in the queue, on the engine, and there in each stage."""
         name, number, start_ns = self.application, self.number, self.started_ns
         if self.queued_ns:
-            yield Span(name, "queue", self.queued_ns, start_ns, number)
-        yield Span(name, self.engine, start_ns, self.ended_ns, number)
+            yield Span(name, "queue", self.queued_ns, start_ns, number, self.attempt)
+        yield Span(name, self.engine, start_ns, self.ended_ns, number, self.attempt, self.error)
         for stage, duration_ns in self.stages.items():
             yield Span(stage, f"{self.engine} stages", start_ns, start_ns + duration_ns, number)
             start_ns += duration_ns
@@ -69,6 +76,7 @@ class Trace(msgspec.Struct, eq=False):
         start_ns, end_ns: on `time.monotonic_ns`; the end is 0 while it runs.
         tenant: whose invocation it is.
         outcome: ``ok``, or the name of the error's class.
+        caught, retried: numbers of failures that the composition caught, and tried again.
     """
 
     id: str
@@ -78,6 +86,8 @@ class Trace(msgspec.Struct, eq=False):
     end_ns: int = 0
     outcome: str = ""
     left_out: int = 0
+    caught: int = 0
+    retried: int = 0
     _kept: list[Span | CallRecord] = []
 
     def add(self, event: Span | CallRecord) -> None:
@@ -117,7 +127,7 @@ class Trace(msgspec.Struct, eq=False):
                 "tid": tracks[span.track],
                 "ts": (span.start_ns - self.start_ns) / 1e3,
                 "dur": (span.end_ns - span.start_ns) / 1e3,
-                "args": {"instance": span.number},
+                "args": _arguments(span),
             }
             for span in spans
         ]
@@ -126,8 +136,20 @@ class Trace(msgspec.Struct, eq=False):
             "tenant": self.tenant,
             "outcome": self.outcome,
             "left_out": self.left_out,
+            "caught": self.caught,
+            "retried": self.retried,
         }
         return msgspec.json.encode({"traceEvents": events, "otherData": other})
+
+
+def _arguments(span: Span) -> dict[str, Any]:
+    """Give what a viewer shows of a span; attempts and errors only where there are some."""
+    shown: dict[str, Any] = {"instance": span.number}
+    if span.attempt > 1:
+        shown["attempt"] = span.attempt
+    if span.error:
+        shown["error"] = span.error
+    return shown
 
 
 class TraceStore:

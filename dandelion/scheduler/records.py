@@ -49,6 +49,7 @@ class Tenant:
         invocations: admitted and not ended.
         calls: on engines now.
         waiting: calls that wait for an engine.
+        paused: instances that wait before they are run again.
         arena_bytes: charged for its invocations; at least what is in the arena for them now.
         results: charged since the results of its invocations were counted, see `Scheduler.recount`.
         counted: items of the last count.
@@ -68,6 +69,7 @@ class Tenant:
     parked: list[CallQueue] = field(default_factory=list)
     prioritized: int = 0
     share_constants: bool = True
+    paused: int = 0
 
     @property
     def label(self) -> str:
@@ -320,6 +322,7 @@ class EngineState:
         ahead: how many it takes then at most.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
+        on_demand: it is not started before a call needs it.
         elastic: how many such workers of the device are started and active is chosen by the node.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
@@ -361,6 +364,7 @@ class EngineState:
     calls: int = 0
     failures: int = 0
     busy_ns: int = 0
+    on_demand: bool = False
     elastic: bool = False
     pool: WorkerPool | None = None
     cycle_ns: int = 0

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.documents import Content, RegistrationDocument
-from dandelion.engine_process.messages import Channel, Ended
+from dandelion.engine_process.channel import Channel, Ended
 from dandelion.errors import InternalError, from_record
 from dandelion.frontend.codecs import SetMap, Specs
 from dandelion.frontend.conversion.contents import with_contents

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
-from dandelion.engine_process.messages import Channel
+from dandelion.engine_process.channel import Channel
 from dandelion.errors import ErrorRecord
 
 INLINE_BYTES = 1024

@@ -20,7 +20,7 @@ from dandelion.confinement import libc
 from dandelion.confinement.lockdown import leave_namespaces, restrict_files
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content, RegistrationDocument
-from dandelion.engine_process.messages import Channel
+from dandelion.engine_process.channel import Channel
 from dandelion.errors import DandelionError, InternalError, TooLarge
 from dandelion.frontend.codecs import SetMap, decode_json, decode_msgpack, encode_json
 from dandelion.frontend.conversion.contents import with_contents
