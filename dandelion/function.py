@@ -115,6 +115,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         secrets: names of secrets of the node, by the input set that each fills. Callers may not
             give these sets either.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
+        idempotent: of an io function: to run a call again leaves the world as one run does.
         cache: keep results by the content of the inputs; for compute functions only.
         batching: how waiting calls are joined; None if each is run by itself.
         version: given by the catalogue, from 1 upwards.
@@ -131,6 +132,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     cache: bool = False
     batching: Batching | None = None
     version: int = 0
+    idempotent: bool = False
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ def attempts(clause: str, function: str = "F") -> str:
         ("attempts 3 on (FunctionError)", "F", RAISED, 3),
         ("attempts 3 on (Raised)", "F", DIED, 1),
         ("attempts 3", "Net", RequestFailed("Net", "i", "lost"), 1),
-        ("attempts 3", "Net", RequestFailed("Net", "i", "lost", True), 3),
+        ("attempts 3", "Net", RequestFailed("Net", "i", "lost", may_repeat=True), 3),
         ("attempts 3 on (RequestFailed)", "Net", RequestFailed("Net", "i", "lost"), 3),
         ("attempts 3", "Net", Overloaded(1, 1), 3),
         ("attempts 3", "Net", DIED, 1),

@@ -237,6 +237,7 @@ class WasmEngine(Engine):
             raise Faulted(spec.name, _fault(trap))
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, limit)
+        call.printed = reader.printed(data)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)

@@ -12,6 +12,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts
+from dandelion.node.spans import SpanCounts
 from dandelion.scheduler.counts import ConstantsCounts, FlowCounts
 
 
@@ -68,6 +69,8 @@ class NodeInfo:
         constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
         paused: instances that wait before they are run again.
+        spans: what became of those to be exported; None if there are none.
+        lines_dropped: of the access log.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -85,6 +88,8 @@ class NodeInfo:
     constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
     paused: int = 0
+    spans: SpanCounts | None = None
+    lines_dropped: int = 0
 
 
 _ERRORS = SetSpec("errors")

@@ -48,6 +48,7 @@ class _Snapshot(Collector):
         yield from self._arena()
         yield from self._constants()
         yield from self._cache()
+        yield from self._records()
         yield from self._engines()
 
     def _durations(self) -> Metric:
@@ -158,6 +159,22 @@ class _Snapshot(Collector):
         yield CounterMetricFamily("dandelion_cache_misses", "Results not there.", cache.misses)
         yield CounterMetricFamily("dandelion_cache_evictions", "Results dropped.", cache.evictions)
         yield GaugeMetricFamily("dandelion_cache_bytes", "Bytes of kept results.", cache.bytes)
+
+    def _records(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "dandelion_access_log_dropped",
+            "Lines of the access log that were lost.",
+            self._info.lines_dropped,
+        )
+        spans = self._info.spans
+        if spans is None:
+            return
+        yield CounterMetricFamily(
+            "dandelion_trace_spans_exported", "Spans that the collector took.", spans.exported
+        )
+        yield CounterMetricFamily(
+            "dandelion_trace_spans_dropped", "Spans that were lost.", spans.dropped
+        )
 
     def _engines(self) -> Iterator[Metric]:
         labels = ["engine", "backend"]

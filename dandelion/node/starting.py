@@ -40,6 +40,7 @@ from dandelion.executors import (
     to_dandelion_error,
 )
 from dandelion.executors.coroutines import PLACES
+from dandelion.function import FunctionSpec
 from dandelion.node.runtime import Runtime
 from dandelion.registration import Target
 from dandelion.scheduler import EngineState
@@ -104,6 +105,8 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
 def check_names(settings: Settings, embedded: Iterable[str]) -> None:
     """Refuse options and numbers of engines that nothing would read.
 
+    Options of a protocol that is served are checked by its adapter.
+
     Backends that are installed and not started may have both, so one file of settings can serve
     several nodes.
 
@@ -115,7 +118,7 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
         InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
     """
     started = {name for entry in settings.backends for name in entry.split("|")}
-    for name in settings.options.keys() - started - set(embedded):
+    for name in settings.options.keys() - started - {*embedded, *settings.protocols}:
         if name not in backend_names():
             raise unknown_backend(f"options.{name}", name)
         with contextlib.suppress(BackendUnavailable):
@@ -142,6 +145,16 @@ def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
     for backend in backends:
         checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
     return checkers
+
+
+def load_offered(platform: Mapping[str, FunctionSpec]) -> dict[str, str]:
+    """Give the functions of backends that are installed and not started, and their backends."""
+    offered: dict[str, str] = {}
+    for name in backend_names():
+        with contextlib.suppress(BackendUnavailable):
+            functions = load_driver(name).platform_functions
+            offered.update({f.name: name for f in functions if f.name not in platform})
+    return offered
 
 
 def targets(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
@@ -24,6 +25,7 @@ from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.quota import NO_QUOTA as NO_QUOTA
 from dandelion.scheduler.quota import Quota as Quota
 from dandelion.scheduler.quota import quota_of_function as quota_of_function
+from dandelion.trace_context import InvocationSpan
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
@@ -229,6 +231,8 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
+        printed: written by the executor: what the function wrote.
+        span_id: written by the executor: of its span, if other services are told it.
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
@@ -259,6 +263,8 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = {}
+    printed: tuple[PrintedLine, ...] = ()
+    span_id: str = ""
     placed: object = None
     content: bytes = b""
     members: tuple[CallState, ...] = ()
@@ -279,6 +285,7 @@ class InvocationState(msgspec.Struct, eq=False):
         calls: by the walk's instance number.
         outputs, error: one of them is set when `ended` is.
         resuming: its walk stopped after a slice and has its next turn in the queue.
+        span: its span, if it has one; the scheduler does not use it.
     """
 
     id: str
@@ -297,6 +304,7 @@ class InvocationState(msgspec.Struct, eq=False):
     error: DandelionError | None = None
     ended: bool = False
     resuming: bool = False
+    span: InvocationSpan | None = None
 
 
 class EnginePhase(enum.Enum):

@@ -258,7 +258,7 @@ def test_a_url_that_fails_does_not_fail_the_others(node: Node, site: Site) -> No
     (item,) = found.errors
     assert (item.name, item.key) == ("/bad", 1)
     (error,) = read(found.errors)
-    assert (error.kind, error.application) == ("RequestFailed", "HTTP")
+    assert (error.kind, error.application) == ("RequestInterrupted", "HTTP")
     assert metric(node, "call_failures_caught", "HTTP") >= 1
 
 
