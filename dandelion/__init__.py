@@ -10,10 +10,13 @@ children.
 """
 
 import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dandelion.attached_files import files as files
     from dandelion.blueprint import Blueprint as Blueprint
     from dandelion.blueprint import sizeof as sizeof
     from dandelion.data import Item as Item
@@ -28,12 +31,16 @@ if TYPE_CHECKING:
     from dandelion.dataflow.dsl import join as join
     from dandelion.dataflow.dsl import keyed as keyed
     from dandelion.dataflow.dsl import optional as optional
+    from dandelion.decorators import function as function
     from dandelion.documents import gpu_function as gpu_function
     from dandelion.documents import python_function as python_function
     from dandelion.export import torch_function as torch_function
     from dandelion.export import triton_function as triton_function
     from dandelion.frontend.async_client import AsyncClient as AsyncClient
     from dandelion.frontend.client import Client as Client
+    from dandelion.function import Batching as Batching
+    from dandelion.function import Limits as Limits
+    from dandelion.json_values import text_key as text_key
     from dandelion.node import Node as Node
     from dandelion.settings import Settings as Settings
 
@@ -44,6 +51,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "dandelion.blueprint": ("Blueprint", "sizeof"),
+    "dandelion.attached_files": ("files",),
     "dandelion.data": ("Item", "ItemSet"),
     "dandelion.dataflow.dsl": (
         "all_",
@@ -57,14 +65,37 @@ _HOMES = {
         "keyed",
         "optional",
     ),
+    "dandelion.decorators": ("function",),
     "dandelion.documents": ("gpu_function", "python_function"),
     "dandelion.export": ("torch_function", "triton_function"),
     "dandelion.frontend.async_client": ("AsyncClient",),
     "dandelion.frontend.client": ("Client",),
+    "dandelion.function": ("Batching", "Limits"),
+    "dandelion.json_values": ("text_key",),
     "dandelion.node": ("Node",),
     "dandelion.settings": ("Settings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+class _Package(ModuleType):
+    """This package; `function` is the decorator, also once the module of that name is loaded.
+
+    Loading a module makes it an attribute of its package. The module with the records of functions
+    is always imported by ``from dandelion.function import ...``, which does not read the attribute.
+    """
+
+    @property
+    def function(self) -> Any:
+        """The decorator of functions."""
+        return importlib.import_module("dandelion.decorators").function
+
+    @function.setter
+    def function(self, module: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

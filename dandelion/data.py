@@ -18,6 +18,7 @@ language.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, TypeAlias
@@ -29,12 +30,16 @@ import numpy.typing as npt
 from dandelion import arrays
 from dandelion.arrays import Shape
 from dandelion.errors import InvalidInput, nearest
+from dandelion.json_values import json_bytes, text_key
 
 Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
 """A value that a caller may give for a set, see `item_set`."""
 
 _SINGLE = (bytes, str, np.ndarray)
+
+FORMS = ("", "text", "json", "text[]", "json[]")
+"""Forms of sets, see `SetSpec`."""
 
 KEY_LIMIT = 2**32
 NAME_LIMIT_BYTES = 255
@@ -49,12 +54,18 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         shape: shape of every item in elements, row-major; -1 leaves a dimension open.
         min_bytes: of an input set: smallest amount for one instance, in bytes, where the platform
             chooses how ``anyEach`` and ``anyKeyed`` distribute the set.
+        form: what items without a dtype contain: ``text``, ``json``, or unknown (empty). ``json``
+            is one JSON value, ``json[]`` one in each item, and so for ``text[]``. It decides how
+            Python values become items, and what `ItemSet.value` returns; it is not checked.
+        optional: of an input set: a call may leave it out, and it is then absent.
     """
 
     name: str
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     min_bytes: int = 0
+    form: str = ""
+    optional: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage collection
@@ -75,18 +86,28 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
     shape: Shape | None = None
 
     @classmethod
-    def of(cls, name: str, array: npt.ArrayLike, key: int = 0) -> Item:
-        """Make an item from a numpy array; a contiguous array is viewed, another is copied.
+    def of(cls, name: str, value: Value, key: int | str = 0) -> Item:
+        """Make an item from text, bytes, an array, numbers or a JSON value.
+
+        Args:
+            name: of the item.
+            value: str (UTF-8), bytes, a dict or None (JSON); all else becomes a numpy array. A
+                contiguous array is viewed, another is copied.
+            key: a number, or a text, see `text_key`.
 
         Raises:
             InvalidInput: the elements are neither numbers nor booleans.
         """
-        made = np.asarray(array)
+        number = text_key(key) if isinstance(key, str) else key
+        if isinstance(value, str | bytes | Mapping | None):
+            data = value.encode() if isinstance(value, str) else value
+            return cls(name, number, data if isinstance(data, bytes) else json_bytes(data))
+        made = np.asarray(value)
         dtype = arrays.name_of(made.dtype)
         if dtype is None:
             message = f"arrays of {made.dtype} are not supported"
             raise InvalidInput(f"item '{name}'", message, "give Item(name, key, array.tobytes())")
-        return cls(name, key, arrays.bytes_of(made), dtype, made.shape)
+        return cls(name, number, arrays.bytes_of(made), dtype, made.shape)
 
     @property
     def size_bytes(self) -> int:
@@ -101,6 +122,31 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
     def text(self) -> str:
         """Decode the data as UTF-8."""
         return bytes(self.data).decode()
+
+    def json(self) -> Any:
+        """Read the data as JSON; an array gives its numbers, in nested lists.
+
+        Raises:
+            ValueError: it is not valid JSON.
+        """
+        if self.dtype is not None:
+            return self.numpy().tolist()
+        try:
+            return msgspec.json.decode(self.data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"item '{self.name}' is not valid JSON: {error}") from None
+
+    def value(self, form: str = "") -> Any:
+        """Return an array, a number for an array without dimensions, or what `form` says.
+
+        Args:
+            form: of the item's set, see `SetSpec`; items without a dtype and form are bytes.
+        """
+        if self.dtype is not None:
+            array = self.numpy()
+            return array[()] if array.ndim == 0 else array
+        kind = form.removesuffix("[]")
+        return self.json() if kind == "json" else self.text() if kind == "text" else self.bytes()
 
     def numpy(
         self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
@@ -139,12 +185,14 @@ class ItemSet(msgspec.Struct, frozen=True):
     """A named collection of at least one item.
 
     `dtype` and `shape` are those of the declaration, if any; the items were checked against it.
+    `form` is that of the declaration, in results of an invocation only; see `SetSpec`.
     """
 
     name: str
     items: tuple[Item, ...]
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    form: str = ""
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.items)
@@ -154,6 +202,12 @@ class ItemSet(msgspec.Struct, frozen=True):
 
     def __getitem__(self, index: int) -> Item:
         return self.items[index]
+
+    def with_form(self, form: str) -> ItemSet:
+        """Return the same set with this form."""
+        if form == self.form:
+            return self
+        return ItemSet(self.name, self.items, self.dtype, self.shape, form)
 
     @property
     def size_bytes(self) -> int:
@@ -172,6 +226,21 @@ class ItemSet(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Decode the only item as UTF-8."""
         return self.only().text()
+
+    def json(self) -> Any:
+        """Read the only item as JSON; see `Item.json`."""
+        return self.only().json()
+
+    def value(self) -> Any:
+        """Return the set as a Python value, as the function that made it returned it.
+
+        Arrays are numpy arrays, or numbers if they have no dimensions. Other items are what the
+        declaration of the set says: JSON values, text, else bytes. A set that was declared as
+        several values, or that has several items, is a list.
+        """
+        if len(self.items) == 1 and not self.form.endswith("[]"):
+            return self.items[0].value(self.form)
+        return [item.value(self.form) for item in self.items]
 
     def only(self) -> Item:
         """Return the only item of the set.
@@ -198,10 +267,21 @@ class ItemSet(msgspec.Struct, frozen=True):
         return item.numpy(dtype if dtype is not None else self.dtype, shape)
 
 
+def next_name(name: str) -> str:
+    """Name an output set that was given the name of an input set.
+
+    In the composition language a set has one name, so these are two sets with two names. Python
+    finds the output under the given name as well; so what is repeated can call a set the same
+    before and after a step.
+    """
+    return f"next_{name}"
+
+
 class Sets(Mapping[str, ItemSet | None]):
     """The named results of an invocation: ``sets.html``, ``sets["html"]``, or iterate.
 
-    An empty declared set is None.
+    An empty declared set is None. An output set that has the name of an input set is registered
+    under its `next_name`, and found under both names.
     """
 
     __slots__ = ("_sets",)
@@ -210,13 +290,16 @@ class Sets(Mapping[str, ItemSet | None]):
         self._sets = dict(sets)
 
     def __getitem__(self, name: str) -> ItemSet | None:
-        return self._sets[name]
+        sets = self._sets
+        if name not in sets and next_name(name) in sets:
+            return sets[next_name(name)]
+        return sets[name]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sets":  # not set yet while a copy is made
             raise AttributeError(name)
         try:
-            return self._sets[name]
+            return self[name]
         except KeyError:
             close = nearest(name, self._sets)
             hint = f"; did you mean '{close}'?" if close else ""
@@ -273,9 +356,11 @@ def item_set(
     Args:
         name: name of the set.
         value: None (absent); an `ItemSet`; bytes-like, str (UTF-8) or a numpy array or scalar (one
-            item, named as the set, key 0); a list of numbers or of such lists (one item, if the set
-            declares a dtype); a sequence of any of these or of `Item` (item names "0", "1", ...); a
-            mapping from item name to any of these.
+            item, named as the set, key 0); a number, or a list of numbers or of such lists (one
+            item: an array if the set declares a dtype, else JSON); a sequence of any of these or of
+            `Item` (item names "0", "1", ...); a mapping from item name to any of these. Within
+            sequences and mappings, lists, dicts and None are JSON. If the form of the set is
+            ``json``, a list or dict is one item. dataclasses and msgspec's structs are JSON.
         spec: the declaration. An array of another type is refused; Python's numbers, which have no
             type, become an array of the declared one if that loses nothing but digits of floats.
         origin: its key is the key of all items without one. Its name is the name of a single item
@@ -297,17 +382,28 @@ def item_set(
         items = tuple([_sound(where, item) for item in value.items])
         if value.dtype is not None:
             items = tuple([_declared(where, item, value.dtype, value.shape) for item in items])
-    elif isinstance(value, _SINGLE):  # the most frequent case; the other tests are slower
+    elif isinstance(value, _SINGLE) or is_json(value, spec):  # most frequent; the rest is slower
         items = (_item(where, name if named is None else named, key, value, spec),)
     elif isinstance(value, Mapping):
         items = tuple([_item(where, str(k), key, v, spec) for k, v in value.items()])
-    elif is_sequence(value) and not is_numbers(value):
+    elif is_sequence(value) and (has_many(spec) or not is_numbers(value)):
         items = tuple(
             [_item(where, _numbered(named, i), key, v, spec) for i, v in enumerate(value)]
         )
+        _check_text_keys(where, value)
     else:
         items = (_item(where, name if named is None else named, key, value, spec),)
     return checked(name, items, spec)
+
+
+def _check_text_keys(where: str, value: Value) -> None:
+    """Refuse items whose keys are different texts with the same number."""
+    texts: dict[int, str] = {}
+    for item in value if isinstance(value, list | tuple) else ():
+        key: object = item.key if type(item) is Item else None
+        if isinstance(key, str) and texts.setdefault(text_key(key), key) != key:
+            message = f"keys {texts[text_key(key)]!r} and {key!r} have the same number"
+            raise InvalidInput(where, message, "give integer keys, see text_key")
 
 
 def _numbered(named: str | None, index: int) -> str:
@@ -319,6 +415,19 @@ def _numbered(named: str | None, index: int) -> str:
     if len(named) > room // 4:
         named = named.encode()[:room].decode(errors="ignore")
     return named + end
+
+
+def has_many(spec: SetSpec | None) -> bool:
+    """Tell whether a set is declared to have a value in each item."""
+    return spec is not None and spec.form.endswith("[]")
+
+
+def is_json(value: Value, spec: SetSpec | None) -> bool:
+    """Tell whether a list or dict is one JSON value, by the declaration of its set."""
+    if spec is None or spec.form != "json" or not isinstance(value, list | tuple | Mapping):
+        return False
+    parts = value.values() if isinstance(value, Mapping) else value
+    return not any(isinstance(part, Item | bytes | np.ndarray) for part in parts)
 
 
 def is_sequence(value: Value) -> bool:
@@ -392,6 +501,12 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
         return _array(where, name, key, np.asarray(value), spec)
     if isinstance(value, bytearray | memoryview):
         return Item(name, key, _flat(value))
+    declared = spec is not None and spec.dtype is not None
+    if not declared and _may_be_json(value):
+        try:
+            return Item(name, key, json_bytes(value))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise InvalidInput(where, f"item '{name}' cannot be written as JSON: {error}") from None
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
             array = arrays.converted(where, np.asarray(value), arrays.declared_dtype(spec.dtype))
@@ -402,7 +517,15 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
     raise InvalidInput(
         where,
         f"item '{name}' is a {type(value).__name__}",
-        "give bytes, str, a numpy array, an Item, or a list or dict of these",
+        "give bytes, str, a numpy array, an Item, a JSON value, or a list or dict of these",
+    )
+
+
+def _may_be_json(value: Value) -> bool:
+    if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+        return True
+    return isinstance(value, msgspec.Struct) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
     )
 
 
@@ -428,11 +551,13 @@ def _sound(where: str, item: Item) -> Item:
     if not isinstance(data, bytes | bytearray | memoryview):
         kind = type(data).__name__
         message = f"item '{item.name}' has data of type {kind}"
-        raise InvalidInput(where, message, "give bytes, or make it with Item.of(name, array)")
+        raise InvalidInput(where, message, "give bytes, or make it with Item.of(name, value)")
+    given: object = item.key
     try:
-        key = operator.index(item.key)
-    except TypeError:
-        raise InvalidInput(where, f"item '{item.name}' has key {item.key!r}") from None
+        key = text_key(given) if isinstance(given, str) else operator.index(item.key)
+    except (TypeError, UnicodeEncodeError):
+        hint = "give an integer or a text"
+        raise InvalidInput(where, f"item '{item.name}' has key {item.key!r}", hint) from None
     flat = data if isinstance(data, bytes) else _flat(data)
     dtype, shape = item.dtype, item.shape
     if dtype is not None or shape is not None:

@@ -7,58 +7,34 @@ The same records are the Python API, and the JSON and MessagePack of ``POST /v1/
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from dandelion.arrays import Array, Shape, checked_type
-from dandelion.data import Bytes, Item, SetSpec
+from dandelion.contents import Content as Content
+from dandelion.contents import ContentLike as ContentLike
+from dandelion.contents import ItemContent as ItemContent
+from dandelion.contents import ItemContentLike as ItemContentLike
+from dandelion.contents import StaticValue as StaticValue
+from dandelion.contents import content as content
+from dandelion.contents import item_content as item_content
+from dandelion.data import Item, SetSpec, Value, is_json, item_set
 from dandelion.errors import InvalidInput
-from dandelion.function import Batching, Limits
+from dandelion.function import Batching, FunctionSpec, Limits
 
-_Binary: TypeAlias = bytes  # in the class below, ``bytes`` is the method
+if TYPE_CHECKING:
+    from dandelion.blueprint import Blueprint
+    from dandelion.dataflow.dsl_sets import ApplicationHandle
 
-
-class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Bytes in a document: exactly one of `text` (UTF-8) and `data` (binary, base64 in JSON)."""
-
-    text: str | None = None
-    data: _Binary | None = None
-
-    def __post_init__(self) -> None:
-        if (self.text is None) == (self.data is None):
-            raise ValueError("give exactly one of 'text' and 'data'")
-
-    def bytes(self) -> bytes:
-        """Return the content as bytes."""
-        return self.data if self.data is not None else (self.text or "").encode()
-
-
-class ItemContent(Content, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The content of an item; of an array with `dtype` and `shape`, see `dandelion.data.Item`."""
-
-    dtype: str | None = None
-    shape: Shape | None = None
-
-    def item(self, name: str) -> Item:
-        """Make the item.
-
-        Raises:
-            InvalidInput: the content is not of that type.
-        """
-        data = self.bytes()
-        kind = checked_type(f"item '{name}'", self.dtype, self.shape, len(data))
-        return Item(name, 0, data, *kind)
-
-
-ContentLike: TypeAlias = Content | str
-ItemContentLike: TypeAlias = ItemContent | str
-StaticValue: TypeAlias = ContentLike | bytes | Array
 SetLike: TypeAlias = SetSpec | str
 
 
@@ -70,7 +46,17 @@ class HasText(Protocol):
         """Write it in the composition language."""
 
 
-Registrable: TypeAlias = "HasText | RegistrationDocument | FunctionDocument | str"
+@runtime_checkable
+class HasDocument(Protocol):
+    """A decorated function."""
+
+    @property
+    def document(self) -> FunctionDocument:
+        """Describe it for registration."""
+
+
+Registrable: TypeAlias = "HasText | HasDocument | RegistrationDocument | FunctionDocument | str"
+FunctionLike: TypeAlias = "FunctionDocument | HasDocument"
 
 
 class CodeDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -83,7 +69,10 @@ class CodeDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A function to be registered; the fields are those of `dandelion.function.FunctionSpec`."""
+    """A function to be registered; the fields are those of `dandelion.function.FunctionSpec`.
+
+    In a function under ``@composition`` it is applied by calling it.
+    """
 
     name: str
     inputs: tuple[SetLike, ...] = ()
@@ -94,6 +83,13 @@ class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_u
     cache: bool = False
     batching: Batching | None = None
     secrets: dict[str, str] = {}
+
+    def __call__(self, /, *given: Any, **sets: Any) -> ApplicationHandle:
+        """Apply it in a composition; see `dandelion.dataflow.dsl.FunctionHandle`."""
+        # Loaded here, so that clients do not load the libraries of compositions.
+        dsl = importlib.import_module("dandelion.dataflow.dsl")
+        found: ApplicationHandle = dsl.handle_of(self)(*given, **sets)
+        return found
 
 
 class RegistrationDocument(
@@ -112,34 +108,29 @@ class RegistrationDocument(
     compositions: tuple[str, ...] = ()
 
 
+class PlannedChange(msgspec.Struct, frozen=True):
+    """What a registration would do to one name.
+
+    Attributes:
+        kind, name: function, composition or library.
+        version: that it would have.
+        change: ``new``, ``changed`` or ``same``.
+        breaking: what callers would have to change; empty if nothing.
+    """
+
+    kind: str
+    name: str
+    version: int
+    change: str
+    breaking: tuple[str, ...] = ()
+
+
 class Registered(msgspec.Struct, frozen=True):
     """One registered record: its kind (function, composition, library), name and version."""
 
     kind: str
     name: str
     version: int
-
-
-def content(value: ContentLike | Bytes | bytearray) -> Content:
-    """Wrap text or bytes as `Content`."""
-    if isinstance(value, Content):
-        return value
-    return Content(text=value) if isinstance(value, str) else Content(data=bytes(value))
-
-
-def item_content(value: StaticValue) -> ItemContent:
-    """Wrap text, bytes or an array as `ItemContent`.
-
-    Raises:
-        InvalidInput: the elements of the array are neither numbers nor booleans.
-    """
-    if isinstance(value, ItemContent):
-        return value
-    if isinstance(value, np.ndarray | np.generic):
-        item = Item.of("", value)
-        return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
-    made = content(value)
-    return ItemContent(made.text, made.data)
 
 
 def set_spec(value: SetLike) -> SetSpec:
@@ -175,7 +166,7 @@ def python_function(
     entry: str | None = None,
     imports: Iterable[str] = (),
     limits: Limits | None = None,
-    static: Mapping[str, Mapping[str, StaticValue]] | None = None,
+    static: Mapping[str, Value] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
@@ -195,16 +186,17 @@ def python_function(
         entry: name of the function within the module; by default `name`.
         imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
         limits: what one instance may use.
-        static: items of input sets that are fixed now, by set and item name: text, bytes, arrays.
+        static: input sets that are fixed now: a value, or values by item name.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
         secrets: names of secrets of the node, by the input set that each fills.
     """
+    inputs = None if inputs is None else tuple(inputs)
     if callable(source):
         text = textwrap.dedent(inspect.getsource(source))
         entry = entry or source.__name__
         if inputs is None:
-            inputs = list(inspect.signature(source).parameters)
+            inputs = tuple(inspect.signature(source).parameters)
     else:
         text = source.read_text() if isinstance(source, Path) else source
     name = name or entry
@@ -217,7 +209,7 @@ def python_function(
         name=name,
         inputs=tuple(inputs or ()),
         outputs=tuple(outputs),
-        static=_static(static),
+        static=static_contents(static, inputs or ()),
         limits=limits or Limits(),
         code=(CodeDocument("python", text, options=options),),
         cache=cache,
@@ -228,12 +220,12 @@ def python_function(
 
 def gpu_function(
     name: str,
-    blueprint: str | bytes | Path,
+    blueprint: str | bytes | Path | Blueprint,
     *,
     inputs: Iterable[SetLike],
     outputs: Iterable[SetLike],
     files: Mapping[str, ContentLike | bytes | Path],
-    static: Mapping[str, Mapping[str, StaticValue]] | None = None,
+    static: Mapping[str, Value] | None = None,
     limits: Limits | None = None,
     batching: Batching | None = None,
 ) -> FunctionDocument:
@@ -241,40 +233,70 @@ def gpu_function(
 
     Args:
         name: registered name.
-        blueprint: JSON text of the blueprint, or its path.
+        blueprint: JSON text of the blueprint, its path, or a builder.
         inputs: input sets; their names are those of the blueprint's inputs and weights.
         outputs: output sets; their names are those of the blueprint's outputs.
         files: kernel sources and binaries by the name that the blueprint uses for them.
-        static: weights and other inputs that are fixed now, by set and item name: text, bytes,
-            arrays.
+        static: weights and other inputs that are fixed now: a value, or values by item name.
         limits: what one instance may use.
         batching: how waiting calls are joined.
     """
+    inputs = tuple(inputs)
+    if not isinstance(blueprint, str | bytes | Path):
+        blueprint = blueprint.json()
     main = blueprint.read_bytes() if isinstance(blueprint, Path) else blueprint
     read = {n: f.read_bytes() if isinstance(f, Path) else f for n, f in files.items()}
     return FunctionDocument(
         name=name,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        static=_static(static),
+        static=static_contents(static, inputs or ()),
         limits=limits or Limits(),
         code=(CodeDocument("blueprint", content(main), {n: content(f) for n, f in read.items()}),),
         batching=batching,
     )
 
 
-def _static(
-    given: Mapping[str, Mapping[str, StaticValue]] | None,
+def static_contents(
+    given: Mapping[str, Value] | None, sets: Iterable[SetLike] = ()
 ) -> dict[str, dict[str, ItemContentLike]]:
-    return {s: {n: item_content(v) for n, v in items.items()} for s, items in (given or {}).items()}
+    """Describe fixed input sets.
+
+    Args:
+        given: a value of each set, as callers give them; see `dandelion.data.item_set`. Values may
+            be `ItemContent`. Keys are not kept.
+        sets: declarations, by which Python numbers become arrays.
+
+    Raises:
+        InvalidInput: a value cannot be an item.
+    """
+    specs = {spec.name: spec for spec in map(set_spec, sets)}
+    return {
+        name: _static_set(name, value, specs.get(name)) for name, value in (given or {}).items()
+    }
+
+
+def _static_set(name: str, value: Value, spec: SetSpec | None) -> dict[str, ItemContentLike]:
+    named = value if isinstance(value, Mapping) and not is_json(value, spec) else {name: value}
+    if all(isinstance(v, str | bytes | Content | np.ndarray | np.generic) for v in named.values()):
+        return {str(item): item_content(v) for item, v in named.items()}
+    made = item_set(name, value, spec)
+    return {item.name: _as_content(item) for item in (made.items if made is not None else ())}
+
+
+def _as_content(item: Item) -> ItemContent:
+    return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
 
 
 def collect(
     things: Iterable[Registrable],
-    functions: Iterable[FunctionDocument] = (),
+    functions: Iterable[FunctionLike] = (),
     libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
 ) -> RegistrationDocument:
     """Collect everything to register into one document.
+
+    Compositions bring the functions along that they apply as objects. A function of the same name
+    that is given explicitly is taken instead.
 
     Args:
         things: compositions of the DSL, texts in the composition language, functions, documents.
@@ -284,27 +306,88 @@ def collect(
     Raises:
         InvalidInput: a value is none of these, or two documents have a library of the same name
             and different content.
+        InvalidFunction: the source of a decorated function cannot be captured.
     """
-    compositions: list[str] = []
-    found = list(functions)
-    code: dict[str, Content] = {}
+    found = _Collected()
     for name, library in (libraries or {}).items():
-        _add(code, name, library.read_bytes() if isinstance(library, Path) else library)
+        _add(found.code, name, library.read_bytes() if isinstance(library, Path) else library)
+    for function in functions:
+        found.add_function(function)
     for thing in things:
+        found.add(thing)
+    return found.document()
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What is to be registered."""
+
+    functions: list[FunctionDocument] = field(default_factory=list)
+    compositions: list[str] = field(default_factory=list)
+    code: dict[str, Content] = field(default_factory=dict)
+    applied: list[object] = field(default_factory=list)
+    seen: list[object] = field(default_factory=list)
+
+    def add(self, thing: object) -> None:
         if isinstance(thing, RegistrationDocument):
-            found += thing.functions
-            compositions += thing.compositions
+            self.functions += thing.functions
+            self.compositions += thing.compositions
             for name, library in thing.libraries.items():
-                _add(code, name, library)
-        elif isinstance(thing, FunctionDocument):
-            found.append(thing)
+                _add(self.code, name, library)
         elif isinstance(thing, str):
-            compositions.append(thing)
+            self.compositions.append(thing)
         elif isinstance(thing, HasText):
-            compositions.append(thing.text())
+            self.compositions.append(thing.text())
+            self.applied += getattr(thing, "sources", ())
         else:
-            raise InvalidInput("register", f"a {type(thing).__name__} cannot be registered")
-    return RegistrationDocument(tuple(found), dict(code), tuple(compositions))
+            self.add_function(thing)
+
+    def add_function(self, thing: object) -> None:
+        if any(thing is one for one in self.seen):
+            return
+        self.seen.append(thing)
+        if isinstance(thing, FunctionDocument):
+            self.functions.append(thing)
+        elif hasattr(type(thing), "document"):
+            self.functions.append(cast(HasDocument, thing).document)
+        elif sources := getattr(thing, "sources", ()):  # a handle that was made of a document
+            for source in sources:
+                self.add_function(source)
+        else:
+            raise _cannot_register(thing)
+
+    def document(self) -> RegistrationDocument:
+        names = {function.name for function in self.functions}
+        applied: dict[str, object] = {}
+        for thing in self.applied:
+            name = getattr(thing, "name", "")
+            if name in names or isinstance(thing, FunctionSpec):
+                continue
+            if applied.setdefault(name, thing) is not thing:
+                message = f"two functions that are applied have the name '{name}'"
+                raise InvalidInput("register", message, "give one of them another name=")
+            self.add_function(thing)
+        return RegistrationDocument(
+            tuple(self.functions), dict(self.code), tuple(self.compositions)
+        )
+
+
+def _cannot_register(thing: object) -> InvalidInput:
+    """Make the error with the line of the program that registers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("dandelion."):
+        frame = frame.f_back
+    where = "register" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    hint = "give decorated functions, compositions, documents, or texts of the language"
+    if inspect.isfunction(thing):
+        hint = f"put @dandelion.function above '{thing.__name__}'"
+    elif isinstance(thing, list | tuple | set):
+        hint = "give its members one by one: register(*things)"
+    elif hasattr(thing, "declaration"):
+        hint = "it is only declared; register the function itself"
+    elif type(thing).__name__ == "Blueprint":
+        hint = "make a function of it: dandelion.gpu_function(name, blueprint, ...)"
+    return InvalidInput(where, f"a {type(thing).__name__} cannot be registered", hint)
 
 
 def _add(code: dict[str, Content], name: str, value: ContentLike | bytes) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from dandelion.blobs import Blobs
 from dandelion.catalog import Batch, Catalog, CompositionRecord, LibraryRecord
-from dandelion.data import Bytes, SetSpec, checked
+from dandelion.data import FORMS, Bytes, SetSpec, checked
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import parse
@@ -618,6 +618,9 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
         yield Problem("bad-name", f"'{spec.name}' is not a valid identifier", where)
     if spec.name in seen:
         yield Problem("duplicate-set", f"set '{spec.name}' is declared twice", where)
+    if spec.form not in FORMS:
+        yield Problem("bad-form", f"'{spec.form:.40}' is not a form of values", where,
+                      expected=", ".join(FORMS[1:]))  # fmt: skip
     if spec.dtype is None:
         if spec.shape is not None:
             yield Problem("bad-shape", "a shape needs a dtype", where)

@@ -153,6 +153,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
     assert "ff 00 01" in remote("invoke", "echo", f"a=@{data}")[1]
     assert "data.bin" in remote("invoke", "echo", f"a=@{data}")[1]
     assert "(empty)" in remote("invoke", "echo", "a:=null")[1]
+    assert '{"k":[1,null]}' in remote("invoke", "echo", 'a:={"n": {"k": [1, null]}}')[1]
     assert "1, 2, 3, 4" in remote("invoke", "matrix", "m:=[[1,2],[3,4]]")[1]
     reply = json.loads(remote("invoke", "echo", "a=p", "a=q", f"a=@{data}", "--json")[1])
     assert [i["name"] for i in reply["sets"]["b"]] == ["a", "a", "data.bin"]
@@ -179,7 +180,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["pair", "left=x", "right=y", "--raw"], 1, "2 items"),
         (["pair", "left=x", "right=y", "--set", "rigth"], 1, "did you mean 'right'"),
         (["fails", "x=y"], 1, "ValueError: no"),
-        (["echo", "a:=3"], 1, "dtype"),
+        (["matrix", 'm:={"a": {}}'], 1, "is a dict"),
     ],
 )
 def test_invocations_that_go_wrong(

@@ -20,6 +20,7 @@ from dandelion.compositions.digits import bundle as digits
 from dandelion.compositions.digits import decode, demo, png, show, tally
 from dandelion.compositions.digits import oracle as digit_oracle
 from dandelion.compositions.digits import train as training
+from dandelion.compositions.digits.described import digits as described
 from dandelion.compositions.digits.file_server import serve_files
 from dandelion.compositions.digits.node_process import node_process
 from dandelion.compositions.digits.trace import engines_of, read_trace, rows
@@ -245,6 +246,15 @@ def test_digits_from_files_to_report(node: Node) -> None:
     node.register(digits.document())
     with serve_files(digits.png_files()) as url:
         inputs = digits.example_inputs(5, url, count=12)
+        outputs = node.invoke("digits", **inputs)
+    assert digits.agrees(digits.results(outputs), digits.expected(inputs))
+
+
+def test_the_described_composition_is_enough(node: Node) -> None:
+    registered = node.register(described)
+    assert [r.name for r in registered] == ["decode", "classify", "tally", "digits"]
+    with serve_files(digits.png_files()) as url:
+        inputs = digits.example_inputs(6, url, count=5)
         outputs = node.invoke("digits", **inputs)
     assert digits.agrees(digits.results(outputs), digits.expected(inputs))
 

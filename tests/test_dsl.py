@@ -136,6 +136,54 @@ def test_sharding(wrap: Callable[[SetLike], BoundSet], sharding: Sharding) -> No
     assert only(inside) == only(outside) == (Binding("pages", "x", sharding, optional=True),)
 
 
+def test_sets_by_position() -> None:
+    @composition
+    def by_position(x: SetHandle, y: SetHandle, z: SetHandle) -> SetLike:
+        return merge(join(b=x).left(a=y), optional(z), style=each(z)).merged
+
+    @composition
+    def by_name(x: SetHandle, y: SetHandle, z: SetHandle) -> SetLike:
+        return merge(join(b=x).left(a=y), c=optional(z), style=each(z)).merged
+
+    assert only(by_position) == only(by_name)
+
+
+def test_an_output_may_have_the_name_of_an_input() -> None:
+    @composition
+    def step(a: SetHandle, b: SetHandle) -> dict[str, Any]:
+        merged = merge(a=a, b=b)
+        return {"a": merged.merged, "b": b}
+
+    @composition
+    def steps(a: SetHandle, b: SetHandle) -> dict[str, Any]:
+        return {"a": step(a, b).repeat(9, feed="a", until="a").a}
+
+    assert (step.outputs, steps.outputs) == (("next_a", "b"), ("next_a",))
+    (application,) = steps.composition.applications
+    assert application.repeat is not None
+    assert [(f.parameter, f.output) for f in application.repeat.feedback] == [("a", "next_a")]
+    assert application.repeat.until == "next_a"
+
+
+def test_what_is_fed_back_may_be_named_once() -> None:
+    @composition
+    def one_output(x: SetHandle) -> SetLike:
+        return render(x).repeat(2, feed="pages")
+
+    @composition
+    def several(x: SetHandle) -> SetLike:
+        again = functions("Again(a, b) -> (a, b)")[0]
+        return again(x, x).repeat(2, feed=["a", "b"]).a
+
+    def fed(made: CompositionHandle) -> list[tuple[str, str]]:
+        repeat = made.composition.applications[0].repeat
+        assert repeat is not None
+        return [(f.parameter, f.output) for f in repeat.feedback]
+
+    assert fed(one_output) == [("pages", "html")]
+    assert fed(several) == [("a", "a"), ("b", "b")]
+
+
 def test_one_returned_set_is_the_result() -> None:
     @composition
     def f(x: SetHandle) -> SetLike:
@@ -373,9 +421,14 @@ def a_value(x: Any) -> Any:
     return render(pages=b'bytes')  # fmt: skip
 
 
-@fault("not-a-set", "render(x)")
-def a_positional_set(x: Any) -> Any:
-    return render(x)
+@fault("not-a-set", "render(x, x)")
+def too_many_positional_sets(x: Any) -> Any:
+    return render(x, x)
+
+
+@fault("duplicate-parameter", "render(x, pages=x)")
+def a_set_by_position_and_by_name(x: Any) -> Any:
+    return render(x, pages=x)
 
 
 @fault("not-a-set", "pages=application")
@@ -409,9 +462,19 @@ def odd_keys(x: Any) -> Any:
     return {1: x}
 
 
-@fault("duplicate-producer", "def taken_name")
-def taken_name(x: Any) -> Any:
-    return {"x": access(token=x)}
+@fault("duplicate-producer", "def taken_names")
+def taken_names(x: Any) -> Any:
+    return {"x": access(token=x), "next_x": x}
+
+
+@fault("bad-loop", ".repeat(3, feed=7)")
+def a_number_is_fed(x: Any) -> Any:
+    return merge(a=x).repeat(3, feed=7)  # type: ignore[arg-type]
+
+
+@fault("not-a-set", "render([1, 2])")
+def a_value_for_a_set(x: Any) -> Any:
+    return render([1, 2])
 
 
 @fault("no-value", "if x:")

@@ -377,7 +377,8 @@ def test_inputs_do_not_count_as_memory(engine: ProcessEngine) -> None:
     [
         ("{'z': b''}", {}),
         ("{'y': object()}", {}),
-        ("[1, 2]", {}),
+        ("[{1, 2}]", {}),
+        ("{'y': {'a': {1: 2}}}", {}),
         ("[b'1'] * 3", {"output_items": 2}),
         ("bytes(11)", {"output_bytes": 10}),
         ("bytes(1 << 20)", {"output_bytes": 1 << 19}),

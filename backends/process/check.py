@@ -9,19 +9,20 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
+from dandelion.call_values import read_call_values
 from dandelion.errors import Problem, nearest
 from dandelion.function import Function
 
 from . import modules
-from .outcome import filename
+from .sources import FILES_LIMIT, file_names, filename, size_bytes
 
 SOURCE_LIMIT_BYTES = 1024 * 1024
-_OPTIONS = ("entry", "imports")
+_OPTIONS = ("entry", "imports", "uses", "values")
 
 
 def stated_problems(function: Function) -> list[Problem]:
     """Find what is wrong with options, imports and size. Nothing is imported."""
-    return [*_options(function), *_imports(function), *_size(function)]
+    return [*_options(function), *_values(function), *_imports(function), *_size(function)]
 
 
 def _options(function: Function) -> Iterator[Problem]:
@@ -36,8 +37,29 @@ def _options(function: Function) -> Iterator[Problem]:
             )
 
 
+def _values(function: Function) -> Iterator[Problem]:
+    text = function.code.options.get("values")
+    if text is None:
+        return
+    where = f"{function.spec.name}.options.values"
+    try:
+        values = read_call_values(text)
+    except ValueError as error:
+        yield Problem("bad-values", f"it cannot be read: {error}", where)
+        return
+    for name in values.inputs:
+        if name not in function.spec.input_names:
+            near = nearest(name, function.spec.input_names) or ""
+            yield Problem("bad-values", f"'{name}' is not an input set", where, nearest=near)
+    if values.outputs and len(values.outputs) != len(function.spec.outputs):
+        found = f"{len(values.outputs)} kinds for {len(function.spec.outputs)} output sets"
+        yield Problem("bad-values", found, where)
+
+
 def _imports(function: Function) -> Iterator[Problem]:
-    for name in modules.declared(function.code.options.get("imports", "")):
+    options = function.code.options
+    named = f"{options.get('imports', '')},{options.get('uses', '')}"
+    for name in modules.declared(named):
         if not _importable(name):
             yield Problem(
                 "unknown-import",
@@ -71,10 +93,18 @@ def _size(function: Function) -> Iterator[Problem]:
             "the source is too long",
             filename(function),
             expected=f"at most {SOURCE_LIMIT_BYTES} bytes",
-            found=f"{len(function.main)}",
+            found=f"{size_bytes(function)}",
+        )
+    if len(file_names(function)) > FILES_LIMIT:
+        yield Problem(
+            "too-many-files",
+            "the function has too many modules",
+            filename(function),
+            expected=f"at most {FILES_LIMIT}",
+            found=f"{len(file_names(function))}",
         )
 
 
 def too_long(function: Function) -> bool:
-    """Tell whether a source is larger than what is examined."""
-    return len(function.main) > SOURCE_LIMIT_BYTES
+    """Tell whether the sources are larger than what is examined."""
+    return size_bytes(function) > SOURCE_LIMIT_BYTES or len(file_names(function)) > FILES_LIMIT

@@ -31,7 +31,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Function
 
-from . import modules, outcome, wire
+from . import outcome, sources, wire
 from .handle import NoSandbox, Sandbox
 from .programs import PythonPrograms
 from .sandbox_pool import ImportFailed, SandboxPool
@@ -94,7 +94,7 @@ class ProcessEngine(Engine):
                 raise EngineDied(self.name, "it was closed")
             self._running = running
         try:
-            imports = modules.declared(call.function.code.options.get("imports", ""))
+            imports = sources.imports(call.function.code.options)
             with self._pools.use(imports) as pool:
                 return self._run_in(pool, call, running)
         finally:

@@ -11,6 +11,7 @@ that was examined alone. Forging it gains nothing: it is loaded only in that fun
 """
 
 from __future__ import annotations
+import __future__
 
 import _imp
 import ast
@@ -19,6 +20,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 import msgspec
 
@@ -26,6 +28,7 @@ from dandelion.data import ItemSet
 from dandelion.errors import Problem, nearest
 
 from . import modules
+from .wire import ProgramFile
 
 CODE_LIMIT_BYTES = 16 * 1024 * 1024
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
@@ -50,12 +53,16 @@ class Question(msgspec.Struct, array_like=True, frozen=True):
         entry: name of the function to call.
         inputs: names of the input sets.
         imports: declared modules.
+        files: further sources, which follow the main one.
+        captured: annotations are not evaluated, since names in them may not have been captured.
     """
 
     filename: str
     entry: str
     inputs: tuple[str, ...]
     imports: tuple[str, ...]
+    files: tuple[ProgramFile, ...] = ()
+    captured: bool = False
 
 
 _questions = msgspec.msgpack.Decoder(list[Question])
@@ -75,16 +82,40 @@ def examine(questions: ItemSet, sources: ItemSet) -> dict[str, bytes]:
     warnings.simplefilter("ignore")  # the compiler may warn of each of a million tokens
     sys.setrecursionlimit(sys.getrecursionlimit() + _OWN_FRAMES)
     requested = _questions.decode(questions.bytes())
-    found = [_examined(q, s.bytes()) for q, s in zip(requested, sources, strict=True)]
+    texts = iter(sources)
+    found = [
+        _examined_all(question, [next(texts).bytes() for _ in range(1 + len(question.files))])
+        for question in requested
+    ]
     shown = [[_clipped(p) for p in problems[:_PROBLEM_LIMIT]] for problems, _ in found]
     code = found[0][1] if len(found) == 1 else b""
     return {"problems": _encoder.encode(shown), "code": code}
 
 
-def _examined(question: Question, source: bytes) -> tuple[list[Problem], bytes]:
+def _examined_all(question: Question, sources: list[bytes]) -> tuple[list[Problem], bytes]:
+    """Examine the main source and the files of a function; their code is a tuple."""
+    if not question.files:
+        return _examined(question, sources[0])
+    names = [question.filename, *(file.filename for file in question.files)]
+    problems: list[Problem] = []
+    codes = []
+    for at, (name, source) in enumerate(zip(names, sources, strict=True)):
+        asked = msgspec.structs.replace(question, filename=name)
+        found, code = _examined(asked, source, is_main=at == 0)
+        problems += found
+        codes.append(code)
+    if problems or sum(map(len, codes)) > CODE_LIMIT_BYTES:
+        return problems or [_too_much(question.filename, sum(map(len, codes)))], b""
+    return [], marshal.dumps(tuple(map(marshal.loads, codes)))
+
+
+def _examined(
+    question: Question, source: bytes, is_main: bool = True
+) -> tuple[list[Problem], bytes]:
     name = question.filename
+    flags = __future__.annotations.compiler_flag if question.captured else 0
     try:
-        compiled = compile(source, _UNNAMED, "exec", dont_inherit=True)
+        compiled = compile(source, _UNNAMED, "exec", flags, dont_inherit=True)
         _imp._fix_co_filename(compiled, name)  # type: ignore[attr-defined]  # as importlib does
         code = marshal.dumps(compiled)
     except SyntaxError as error:
@@ -95,14 +126,18 @@ def _examined(question: Question, source: bytes) -> tuple[list[Problem], bytes]:
         reason = str(error) or type(error).__name__
         return [Problem("no-code", f"the source cannot be compiled: {reason}", name)], b""
     if len(code) > CODE_LIMIT_BYTES:
-        message = "the compiled code is too large"
-        limit = f"at most {CODE_LIMIT_BYTES} bytes"
-        return [Problem("too-much-code", message, name, expected=limit, found=str(len(code)))], b""
+        return [_too_much(name, len(code))], b""
     try:
         tree = ast.parse(source, _UNNAMED)
     except RecursionError:  # a tree of objects may be less deep than the nesting that compiles
         return [], code
-    return [*_entry(question, tree), *_undeclared(question, tree)], code
+    entry = _entry(question, tree) if is_main else ()
+    return [*entry, *_undeclared(question, tree)], code
+
+
+def _too_much(name: str, size: int) -> Problem:
+    message, limit = "the compiled code is too large", f"at most {CODE_LIMIT_BYTES} bytes"
+    return Problem("too-much-code", message, name, expected=limit, found=str(size))
 
 
 def _exhausted(error: MemoryError) -> str:
@@ -213,6 +248,7 @@ def _required(arguments: ast.arguments) -> list[ast.arg]:
 
 def _undeclared(question: Question, tree: ast.Module) -> Iterator[Problem]:
     """Find imports that must fail in the sandbox. An import inside ``try`` may fail on purpose."""
+    own = {file.name for file in question.files if file.kind != "part"}
     for node in _statements(tree):
         named: list[tuple[str, list[str]]] = []
         if isinstance(node, ast.Import):
@@ -220,6 +256,8 @@ def _undeclared(question: Question, tree: ast.Module) -> Iterator[Problem]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             named = [(node.module, [alias.name for alias in node.names])]
         for module, members in named:
+            if module in own:
+                continue
             for name in modules.missing(module, members, question.imports):
                 yield Problem(
                     "undeclared-import",
@@ -238,7 +276,16 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
             continue
         if isinstance(node, ast.stmt):
             yield node
-        ahead += reversed(list(_blocks(node)))
+        ahead += reversed(node.orelse if _is_type_checking(node) else list(_blocks(node)))
+
+
+def _is_type_checking(node: ast.AST) -> TypeGuard[ast.If]:
+    """Tell whether the body of a statement is for type checkers, and never executed."""
+    if not isinstance(node, ast.If):
+        return False
+    test = node.test
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
 
 
 def _blocks(node: ast.AST) -> Iterable[ast.AST]:

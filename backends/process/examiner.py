@@ -25,6 +25,7 @@ from itertools import count
 
 import msgspec
 
+from dandelion.call_values import FILES
 from dandelion.confinement.syscalls import Architecture
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets
@@ -43,13 +44,13 @@ from dandelion.errors import (
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import HeapDomain
 
-from . import modules
+from . import sources
 from .engine import ProcessEngine
 from .examine import CODE_LIMIT_BYTES, MEMORY_LIMIT_BYTES, Question
 from .handle import NoSandbox
-from .outcome import filename
 from .programs import PythonPrograms
 from .sandbox_pools import SandboxPools
+from .sources import filename
 
 LIMITS = Limits(
     memory_bytes=MEMORY_LIMIT_BYTES,
@@ -174,9 +175,10 @@ class SourceExaminer:
         self, engine: ProcessEngine, group: Sequence[Function], deadline_ns: int
     ) -> list[Examined]:
         questions = _encoder.encode([_question(function) for function in group])
+        texts = [text for function in group for text in sources.texts(function)]
         inputs = (
             ItemSet("questions", (Item("questions", 0, questions),)),
-            ItemSet("sources", tuple(Item(str(i), 0, f.main) for i, f in enumerate(group))),
+            ItemSet("sources", tuple(Item(str(i), 0, text) for i, text in enumerate(texts))),
         )
         limit_s = self._limits.wall_s
         latest_ns = deadline_ns or time.monotonic_ns() + int(2e9 * limit_s)
@@ -242,11 +244,12 @@ def _groups(functions: Sequence[Function]) -> Iterator[list[Function]]:
     size = 0
     limit = 1 if len(functions) <= _FEW else _GROUP_LIMIT
     for function in functions:
-        if group and (len(group) == limit or size + len(function.main) > _GROUP_BYTES):
+        needed = sources.size_bytes(function)
+        if group and (len(group) == limit or size + needed > _GROUP_BYTES):
             yield group
             group, size = [], 0
         group.append(function)
-        size += len(function.main)
+        size += needed
     if group:
         yield group
 
@@ -255,8 +258,10 @@ def _question(function: Function) -> Question:
     return Question(
         filename(function),
         function.code.options.get("entry", function.spec.name),
-        function.spec.input_names,
-        modules.declared(function.code.options.get("imports", "")),
+        tuple(name for name in function.spec.input_names if name != FILES),
+        sources.imports(function.code.options),
+        sources.program_files(function),
+        "values" in function.code.options,
     )
 
 

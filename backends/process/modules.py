@@ -39,8 +39,8 @@ _ALWAYS = """
     encodings.punycode encodings.unicode_escape encodings.raw_unicode_escape
     encodings.base64_codec encodings.hex_codec
     numpy numpy.dtypes numpy.exceptions numpy.lib numpy.lib.format numpy.lib.mixins
-    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version dandelion.data
-    dandelion.backends.process.examine
+    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version msgspec dandelion.data
+    dandelion.call_values dandelion.attached_files dandelion.backends.process.examine
     """
 
 ALWAYS = tuple(_ALWAYS.split())
@@ -167,6 +167,11 @@ def _provided(name: str, imports: tuple[str, ...]) -> bool:
         return True
     late = (part for key, parts in _LATE.items() if _within(key, imports) for part in parts)
     return _within(name, (*imports, *(part for part in late if isinstance(part, str))))
+
+
+def always_has(name: str) -> bool:
+    """Tell whether every sandbox has a module, without a declaration."""
+    return _provided(name, ())
 
 
 def _within(name: str, imports: Iterable[str]) -> bool:

@@ -38,6 +38,7 @@ from dandelion.function import Function, Limits
 
 from . import wire
 from .handle import Sandbox
+from .sources import line_of
 
 HEAP_BYTES = 4096
 """Outputs up to this size are bytes on the heap; larger ones are in a context of the domain."""
@@ -221,19 +222,14 @@ def traceback_text(frames: list[wire.Frame], function: Function) -> str:
     """Format the user's frames as Python does, with lines from the registered source."""
     if not frames:
         return ""
-    lines = bytes(function.main).decode("utf-8", "replace").splitlines()
     text = ["Traceback (most recent call last):"]
     for frame in frames[:_FRAME_LIMIT]:
         shown = frame.function[:_LINE_LIMIT]
-        text.append(f'  File "{filename(function)}", line {frame.line}, in {shown}')
-        if 0 < frame.line <= len(lines):
-            text.append(f"    {lines[frame.line - 1].strip()[:_LINE_LIMIT]}")
+        name, line = line_of(function, frame.file, frame.line)
+        text.append(f'  File "{name}", line {frame.line}, in {shown}')
+        if line:
+            text.append(f"    {line[:_LINE_LIMIT]}")
     return "\n".join(text) + "\n"
-
-
-def filename(function: Function) -> str:
-    """Return the file name of a function's source."""
-    return f"<function {function.spec.name}>"
 
 
 def read_log(sandbox: Sandbox) -> bytes:

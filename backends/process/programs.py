@@ -17,11 +17,13 @@ from dandelion.data import SetSpec
 from dandelion.function import Digest, Function
 
 from . import wire
-from .outcome import filename
+from .sources import call_values, filename, program_files
 
 CACHE_BYTES = 64 * 1024 * 1024
 
-_Key: TypeAlias = tuple[Digest, str, str, tuple[SetSpec, ...], tuple[SetSpec, ...]]
+_Key: TypeAlias = tuple[
+    Digest, str, str, str, tuple[tuple[str, Digest], ...], tuple[SetSpec, ...], tuple[SetSpec, ...]
+]
 
 
 class PythonPrograms:
@@ -59,8 +61,17 @@ class PythonPrograms:
     def add(self, function: Function, code: bytes) -> msgspec.Raw:
         """Cache the code of a compiled function; return its program."""
         spec = function.spec
+        values = call_values(function)
+        if values is not None and not (values.inputs or values.outputs):
+            values = None
         program = wire.PythonProgram(
-            filename(function), _entry(function), code, spec.inputs, spec.outputs
+            filename(function),
+            _entry(function),
+            code,
+            spec.inputs,
+            spec.outputs,
+            program_files(function),
+            values,
         )
         made = msgspec.Raw(msgspec.msgpack.encode(program))
         with self._lock:
@@ -88,5 +99,7 @@ def _entry(function: Function) -> str:
 
 def _key(function: Function) -> _Key:
     """Return all that a program depends on: not version or limits, so a check fills the cache."""
-    spec = function.spec
-    return function.code.main, spec.name, _entry(function), spec.inputs, spec.outputs
+    spec, code = function.spec, function.code
+    values = code.options.get("values", "")
+    files = tuple(code.files.items())
+    return code.main, spec.name, _entry(function), values, files, spec.inputs, spec.outputs

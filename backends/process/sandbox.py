@@ -29,15 +29,19 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 import msgspec
 
+from dandelion.attached_files import attached
+from dandelion.call_values import FILES, CallValues, OutputMismatch, arguments, results
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.data import Bytes, Item, ItemSet, Origin, SetSpec, item_set
 from dandelion.errors import InvalidInput, nearest
+from dandelion.own_modules import OwnModule, OwnModules
 
 from . import modules, wire
 from .policy import CHANNEL_FD
@@ -246,10 +250,12 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
         raise
     except _InvalidReturn as error:
         reply = wire.InvalidReturn(str(error)[:_TEXT_LIMIT])
+    except OutputMismatch as error:
+        reply = wire.InvalidReturn(str(error)[:_TEXT_LIMIT])
     except SystemExit as error:
         reply = wire.DidExit(_exit_code(error))
     except BaseException as error:  # the user's code may raise anything
-        reply = _raised(error, call.program.filename)
+        reply = _raised(error, call.program)
     parts, size = wire.parcel(_encoder.encode(reply), sets)
     if size <= wire.INLINE_BYTES:
         return parts
@@ -283,12 +289,45 @@ def _run(
     module.__file__ = program.filename
     sys.modules[MODULE] = module  # dataclasses and others look their module up
     code = marshal.loads(program.code)  # noqa: S302 (sent by the node, and confined)
-    assert isinstance(code, CodeType)
-    exec(code, module.__dict__)
-    function = getattr(module, program.entry, None)
+    if program.values is None and not program.files:
+        exec(code, module.__dict__)
+        return _outputs(program.outputs, _entry(module, program)(**inputs), origin)
+    files = inputs.pop(FILES, None)
+    with attached({} if files is None else {item.name: item.data for item in files}):
+        _execute(program, code, module)
+        values = program.values or CallValues()
+        given = arguments(values.inputs, inputs, module)
+        returned = _entry(module, program)(**given)
+        if values.outputs:
+            names = [spec.name for spec in program.outputs]
+            returned = results(values.outputs, names, returned)
+        return _outputs(program.outputs, returned, origin)  # a generator runs here
+
+
+def _entry(module: ModuleType, program: wire.PythonProgram) -> Callable[..., Any]:
+    function: Callable[..., Any] | None = getattr(module, program.entry, None)
     if not callable(function):
         raise NameError(f"the code does not define a function '{program.entry}'")
-    return _outputs(program.outputs, function(**inputs), origin)
+    return function
+
+
+def _execute(program: wire.PythonProgram, code: Any, module: ModuleType) -> None:
+    """Execute a program that may have several sources."""
+    if not program.files:
+        exec(code, module.__dict__)
+        return
+    main, *others = code
+    found = list(zip(program.files, others, strict=True))
+    own = {
+        file.name: OwnModule(part, file.filename, file.kind == "package")
+        for file, part in found
+        if file.kind != "part"
+    }
+    sys.meta_path.insert(0, OwnModules(own))
+    for file, part in found:
+        if file.kind == "part":
+            exec(part, module.__dict__)
+    exec(main, module.__dict__)
 
 
 def _outputs(
@@ -324,13 +363,13 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _raised(error: BaseException, filename: str) -> wire.DidRaise:
+def _raised(error: BaseException, program: wire.PythonProgram) -> wire.DidRaise:
     kind = type(error).__name__
     try:
         text = str(error)
     except Exception:
         text = "(no text: str() of the exception failed)"
-    frames = _frames(error.__traceback__, filename)
+    frames = _frames(error.__traceback__, program)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
     advice = modules.advice(error)
@@ -339,12 +378,15 @@ def _raised(error: BaseException, filename: str) -> wire.DidRaise:
     return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
 
 
-def _frames(traceback: TracebackType | None, filename: str) -> list[wire.Frame]:
+def _frames(traceback: TracebackType | None, program: wire.PythonProgram) -> list[wire.Frame]:
     frames = []
+    files = {program.filename: 0}
+    files |= {file.filename: at for at, file in enumerate(program.files, start=1)}
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename == filename:
-            frames.append(wire.Frame(traceback.tb_lineno, code.co_name))
+        file = files.get(code.co_filename)
+        if file is not None:
+            frames.append(wire.Frame(traceback.tb_lineno, code.co_name, file))
         traceback = traceback.tb_next
     return frames
 

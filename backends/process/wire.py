@@ -25,6 +25,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from dandelion.call_values import CallValues
 from dandelion.data import Bytes, ItemSet, Origin, SetSpec
 
 PREFIX = struct.Struct("<QQ")
@@ -53,14 +54,25 @@ ItemHeaders: TypeAlias = tuple[list[ItemHeader] | None, ...]
 """Items of each set, by position; None for an absent set."""
 
 
+class ProgramFile(msgspec.Struct, array_like=True, frozen=True):
+    """A further source of a function, see `dandelion.backends.process.sources`."""
+
+    kind: str
+    name: str
+    filename: str
+
+
 class PythonProgram(msgspec.Struct, array_like=True, frozen=True):
     """A function as its sandboxes need it; the same for all its calls.
 
     Attributes:
         filename: name of the source in tracebacks.
         entry: name of the function to call.
-        code: compiled module, marshalled by the same interpreter.
+        code: compiled module, marshalled by the same interpreter; with files a tuple of their code,
+            the module's first.
         inputs, outputs: the declared sets.
+        files: further sources.
+        values: how arguments and results are converted; None if they are sets.
     """
 
     filename: str
@@ -68,6 +80,8 @@ class PythonProgram(msgspec.Struct, array_like=True, frozen=True):
     code: bytes
     inputs: tuple[SetSpec, ...]
     outputs: tuple[SetSpec, ...]
+    files: tuple[ProgramFile, ...] = ()
+    values: CallValues | None = None
 
 
 class SandboxCall(msgspec.Struct, array_like=True, frozen=True):
@@ -93,10 +107,11 @@ class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
-    """One line of the user's code in a traceback."""
+    """One line of the user's code in a traceback; `file` is the number of its source."""
 
     line: Count
     function: str
+    file: Count = 0
 
 
 class Returned(msgspec.Struct, array_like=True, frozen=True, tag="done"):

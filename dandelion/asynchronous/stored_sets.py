@@ -40,6 +40,7 @@ class _StoredSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     items: tuple[_StoredItem, ...] | None
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    form: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -81,7 +82,7 @@ def _stored(name: str, one: ItemSet | None) -> _StoredSet:
     if one is None:
         return _StoredSet(name, None)
     items = tuple(_StoredItem(i.name, i.key, i.size_bytes, i.dtype, i.shape) for i in one.items)
-    return _StoredSet(name, items, one.dtype, one.shape)
+    return _StoredSet(name, items, one.dtype, one.shape, one.form)
 
 
 def decode_sets(data: Bytes) -> dict[str, ItemSet | None]:
@@ -107,7 +108,7 @@ def decode_sets(data: Bytes) -> dict[str, ItemSet | None]:
             sets[one.name] = None
             continue
         items, end = _items(one.items, view, end)
-        sets[one.name] = ItemSet(one.name, items, one.dtype, one.shape)
+        sets[one.name] = ItemSet(one.name, items, one.dtype, one.shape, one.form)
     return sets
 
 

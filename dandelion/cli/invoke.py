@@ -126,7 +126,8 @@ def _show(id_: str, result: Sets, out: Output) -> None:
             size = size_text(item.size_bytes)
             rows.append((name, item.name, str(item.key), size, _preview(items, item)))
     out.table(("set", "item", "key", "size", "data"), rows)
-    out.line(f"invocation {id_}")
+    if id_:
+        out.line(f"invocation {id_}")
 
 
 def _preview(declared: ItemSet, item: Item) -> str:

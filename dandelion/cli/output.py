@@ -55,8 +55,9 @@ class Output:
         sys.stdout.buffer.flush()
 
     def line(self, text: str) -> None:
-        """Print a line of text."""
+        """Print a line of text, also at once if a program reads it."""
         self._console.print(text)
+        sys.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table, or nothing if it has no rows.

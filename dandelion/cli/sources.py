@@ -4,7 +4,7 @@
 ``*.dandelion``     a text in the composition language
 ``*.json``          a registration document
 ``*.msgpack``       the same in MessagePack, which is smaller if it has binary data
-``*.py``            a module with ``document()``
+``*.py``            a module with ``document()``, or with decorated functions and compositions
 folder              with a ``bundle.py``: its ``document()``; else all texts and documents in it
 =================== ==========================================================================
 """
@@ -18,11 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 from dandelion.cli.output import WrongUsage
-from dandelion.documents import RegistrationDocument, collect
+from dandelion.dataflow.dsl import CompositionHandle
+from dandelion.decorators import PythonFunction
+from dandelion.documents import FunctionDocument, RegistrationDocument, collect
 from dandelion.errors import InvalidInput
 from dandelion.frontend.records import read_document
 
 _MEDIA_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+_DECORATED = PythonFunction | CompositionHandle | FunctionDocument
 _DOCUMENTS = (".dandelion", *_MEDIA_TYPES)
 
 
@@ -72,7 +75,11 @@ def _text(path: Path) -> str:
 def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
     make = getattr(module, "document", None)
     if not callable(make):
-        raise InvalidInput(str(path), "it has no function document()")
+        decorated = [v for v in vars(module).values() if isinstance(v, _DECORATED)]
+        if decorated:
+            return collect(decorated)
+        hint = "or put @dandelion.function above its functions"
+        raise InvalidInput(str(path), "it has no function document()", hint)
     document = make()
     if not isinstance(document, RegistrationDocument):
         kind = type(document).__name__

@@ -24,11 +24,11 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
@@ -49,7 +49,10 @@ from dandelion.dataflow.rules_names import FunctionSignature, problem
 from dandelion.errors import InvalidComposition, Problem
 
 SAME = Composition("_same", ("set",), ("set",))
-_OWN = {__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"}
+_OWN = {
+    *(__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"),
+    *("dandelion.documents", "dandelion.decorators.python_function"),
+}
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)
 
 
@@ -113,6 +116,7 @@ class Draft:
     applications: list[DraftApplication] = field(default_factory=list)
     declarations: list[Declaration] = field(default_factory=list)
     compositions: list[Composition] = field(default_factory=list)
+    sources: list[object] = field(default_factory=list)
     renamed: dict[SetHandle, str] = field(default_factory=dict)
 
     def add_input(self, name: str) -> SetHandle:
@@ -120,8 +124,14 @@ class Draft:
         handle = self.inputs[name] = SetHandle(self, name, None)
         return handle
 
-    def use(self, module: CompositionModule) -> None:
-        """Add the declarations and compositions that an application refers to."""
+    def use(self, module: CompositionModule, sources: Iterable[object] = ()) -> None:
+        """Add the declarations and compositions that an application refers to.
+
+        Args:
+            module: the declarations and compositions.
+            sources: the functions that are applied, as they will be registered.
+        """
+        self.sources += [s for s in sources if not any(s is known for known in self.sources)]
         self.declarations += [d for d in module.declarations if d not in self.declarations]
         self.compositions += [c for c in module.compositions if c not in self.compositions]
 
@@ -186,6 +196,11 @@ def drafting(name: str, place: SourcePosition) -> Iterator[Draft]:
         _current.reset(token)
 
 
+def is_drafting() -> bool:
+    """Tell whether a composition is being described."""
+    return _current.get() is not None
+
+
 def current_draft(what: str) -> Draft:
     """Return the current draft; `what` is the name of the applied function, for the message."""
     draft = _current.get()
@@ -208,6 +223,19 @@ def user_place() -> SourcePosition:
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(positions, (None, None, None, None))
     return SourcePosition(line or frame.f_lineno, (column or 0) + 1, frame.f_code.co_filename)
+
+
+def definition_place(function: Callable[..., Any]) -> SourcePosition:
+    """Find the ``def`` line of a function, below its decorators."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return user_place()
+    file, first = code.co_filename, code.co_firstlineno
+    for line in range(first, first + 20):
+        text = linecache.getline(file, line)
+        if text.lstrip().startswith(("def ", "async def ")):
+            return SourcePosition(line, text.index("def ") + len("def ") + 1, file)
+    return SourcePosition(first, 1, file)
 
 
 def refuse(

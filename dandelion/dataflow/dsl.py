@@ -9,17 +9,17 @@ are two views of one graph. Errors name the file and line of the user's program.
 from __future__ import annotations
 
 import inspect
-import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
-from dandelion.data import SetSpec
+from dandelion.data import SetSpec, next_name
 from dandelion.dataflow.draft import (
     Draft,
     DraftApplication,
     DraftBinding,
     SetHandle,
     current_draft,
+    definition_place,
     drafting,
     python_line,
     refuse,
@@ -109,24 +109,46 @@ class _Applicable:
         """Names of the output sets, in order."""
         return self._signature.outputs
 
+    @property
+    def sources(self) -> tuple[object, ...]:
+        """What has to be registered with a composition that applies this, where it is known."""
+        return ()
+
+    def _positional(self) -> tuple[str, ...]:
+        """Return the input sets that can be bound, in order."""
+        return self.inputs
+
+    def _may_be_absent(self, name: str) -> bool:
+        """Tell whether an input set is bound as optional if it is bound as a whole."""
+        return False
+
     def _needs(self) -> CompositionModule:
         """Return the declarations and compositions that a text needs to apply this."""
         raise NotImplementedError
 
-    def __call__(self, /, *joins: JoinChain, **sets: SetLike) -> ApplicationHandle:
+    def __call__(self, /, *given: JoinChain | SetLike, **sets: SetLike) -> Any:
         """Apply it to sets of the composition that is being described.
 
         Args:
-            joins: at most one `join` chain.
+            given: at most one `join` chain, then sets in the order of the input sets.
             sets: sets by the name of the input set that they are bound to. Other input sets are
                 empty.
+
+        Returns:
+            The application, an `ApplicationHandle`.
 
         Raises:
             InvalidComposition: an unknown input set, a value that is not a set of this composition,
                 or no composition is being described.
         """
+        return self._apply(given, sets)
+
+    def _apply(self, given: tuple[object, ...], named: Mapping[str, object]) -> ApplicationHandle:
         draft = current_draft(self.name)
-        chain = self._only_chain(joins)
+        chain = JoinChain({})
+        if given and isinstance(given[0], JoinChain):
+            chain, given = given[0], given[1:]
+        sets = self._with_positions(given, chain, named)
         for name in chain.sets:
             if name in sets:
                 refuse("duplicate-parameter", f"input set '{name}' of '{self.name}' is bound twice")
@@ -134,25 +156,38 @@ class _Applicable:
         for name, value in bound.items():
             self._check(draft, name, value)
         bindings = tuple(
-            DraftBinding(name, b.source, b.sharding or Sharding.ALL, b.optional)
+            DraftBinding(
+                name,
+                b.source,
+                b.sharding or Sharding.ALL,
+                b.optional or (b.sharding is None and self._may_be_absent(name)),
+            )
             for name, b in bound.items()
         )
         place = user_place()
         by = Join(tuple(chain.sets), chain.strategies, place) if chain.sets else None
         application = DraftApplication(self._signature, bindings, by, place)
         draft.applications.append(application)
-        draft.use(self._needs())
+        draft.use(self._needs(), self.sources)
         return ApplicationHandle(draft, application)
 
-    def _only_chain(self, joins: tuple[object, ...]) -> JoinChain:
-        if not joins:
-            return JoinChain({})
-        chain = joins[0]
-        if len(joins) > 1 or not isinstance(chain, JoinChain):
-            names = ", ".join(f"{name}=..." for name in self.inputs)
-            message = f"'{self.name}' takes sets by name, and before them at most one join"
-            refuse("not-a-set", message, expected=f"{self.name}({names})")
-        return chain
+    def _with_positions(
+        self, given: tuple[object, ...], chain: JoinChain, named: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Name the sets that were given by position; those of a chain have names."""
+        names = [name for name in self._positional() if name not in chain.sets]
+        shown = f"{self.name}({', '.join(names)})"
+        if any(isinstance(value, JoinChain) for value in given):
+            message = f"'{self.name}' takes at most one join, before all sets"
+            refuse("not-a-set", message, expected=shown)
+        if len(given) > len(names):
+            message = f"'{self.name}' takes {len(names)} sets by position"
+            refuse("not-a-set", message, expected=shown, found=f"{len(given)}")
+        sets = dict(zip(names, given, strict=False))
+        for name in sets:
+            if name in named:
+                refuse("duplicate-parameter", f"input set '{name}' of '{self.name}' is bound twice")
+        return {**sets, **named}
 
     def _check(self, draft: Draft, name: str, bound: BoundSet) -> None:
         if name not in self.inputs:
@@ -167,13 +202,30 @@ class _Applicable:
 
 
 class FunctionHandle(_Applicable):
-    """A function that is or will be registered; see `functions` and `handle_of`."""
+    """A function that is or will be registered; see `functions` and `handle_of`.
 
-    def __init__(self, declaration: Declaration) -> None:
+    Args:
+        declaration: its name and sets.
+        source: what is registered with the compositions that apply it, such as a document.
+        fixed: input sets that cannot be bound.
+    """
+
+    def __init__(
+        self, declaration: Declaration, source: object = None, fixed: Iterable[str] = ()
+    ) -> None:
         super().__init__(
             FunctionSignature(declaration.name, declaration.inputs, declaration.outputs)
         )
+        self._source = source
+        self._fixed = frozenset(fixed)
         self.declaration = declaration
+
+    @property
+    def sources(self) -> tuple[object, ...]:
+        return () if self._source is None else (self._source,)
+
+    def _positional(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inputs if name not in self._fixed)
 
     def _needs(self) -> CompositionModule:
         return CompositionModule((self.declaration,))
@@ -188,20 +240,29 @@ class CompositionHandle(_Applicable):
     Attributes:
         composition: its record.
         module: the record, the compositions it applies and the declarations of its functions.
+        sources: the functions that it applies and that are registered with it: those that were
+            given as objects, and not as signatures.
     """
 
-    def __init__(self, module: CompositionModule, doc: str | None = None) -> None:
+    def __init__(
+        self, module: CompositionModule, doc: str | None = None, sources: Iterable[object] = ()
+    ) -> None:
         composition = module.compositions[-1]
         super().__init__(
             FunctionSignature(composition.name, composition.inputs, composition.outputs)
         )
         self.composition: Composition = composition
         self.module = module
+        self._sources = tuple(sources)
         self.__doc__ = doc
 
     def text(self) -> str:
         """Return its text in the composition language, with all that it needs, for registration."""
         return print_module(self.module)
+
+    @property
+    def sources(self) -> tuple[object, ...]:
+        return self._sources
 
     def _needs(self) -> CompositionModule:
         return self.module
@@ -241,10 +302,15 @@ class Described(Protocol):
 
 def handle_of(function: Described) -> FunctionHandle:
     """Make a described function, such as a `FunctionDocument`, applicable."""
+    if isinstance(function, FunctionHandle):
+        return function
     inputs, outputs = (
         tuple(_set_name(s) for s in sets) for sets in (function.inputs, function.outputs)
     )
-    return FunctionHandle(Declaration(function.name, inputs, outputs, user_place()))
+    source = function if hasattr(type(function), "code") else None
+    fixed = [*getattr(function, "static", ()), *getattr(function, "secrets", ())]
+    declaration = Declaration(function.name, inputs, outputs, user_place())
+    return FunctionHandle(declaration, source, fixed)
 
 
 def _set_name(spec: SetSpec | str) -> str:
@@ -288,15 +354,16 @@ def composition(
 
 
 def _describe(function: Callable[..., Any], name: str) -> CompositionHandle:
-    place = _definition(function)
+    place = definition_place(function)
     parameters = _input_names(function, name, place)
     with drafting(name, place) as draft:
         returned = function(**{p: draft.add_input(p) for p in parameters})
         module = draft.close(_outputs(draft, returned))
+        sources = draft.sources
     problems = with_excerpts(check_module(module), python_line)
     if problems:
         raise InvalidComposition(tuple(problems))
-    return CompositionHandle(module, function.__doc__)
+    return CompositionHandle(module, function.__doc__, sources)
 
 
 def _input_names(function: Callable[..., Any], name: str, place: SourcePosition) -> list[str]:
@@ -319,21 +386,10 @@ def _outputs(draft: Draft, returned: object) -> dict[str, SetHandle]:
         if not isinstance(name, str) or not isinstance(value, (SetHandle, ApplicationHandle)):
             found = f"{name!r:.40}: {value!r:.60}" if returned is named else f"{value!r:.60}"
             refuse("bad-return", what, draft.place, found=found)
-        outputs[name] = only_set(value, draft.place)
-        if outputs[name].draft is not draft:
+        handle = only_set(value, draft.place)
+        if handle.draft is not draft:
             message = f"output '{name}' of '{draft.name}' is a set of another composition"
             refuse("foreign-set", message, draft.place)
+        clashes = draft.inputs.get(name, handle) is not handle
+        outputs[next_name(name) if clashes and next_name(name) not in named else name] = handle
     return outputs
-
-
-def _definition(function: Callable[..., Any]) -> SourcePosition:
-    """Find the ``def`` line of a function, below its decorators."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return user_place()
-    file, first = code.co_filename, code.co_firstlineno
-    for line in range(first, first + 20):
-        text = linecache.getline(file, line)
-        if text.lstrip().startswith(("def ", "async def ")):
-            return SourcePosition(line, text.index("def ") + len("def ") + 1, file)
-    return SourcePosition(first, 1, file)

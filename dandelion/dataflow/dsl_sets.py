@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeAlias
 
+from dandelion.data import next_name
 from dandelion.dataflow.draft import (
     Draft,
     DraftApplication,
@@ -57,6 +58,7 @@ class ApplicationHandle:
     def __getitem__(self, name: str) -> SetHandle:
         application = self._application
         signature = application.signature
+        name = self._output(name)
         if name not in signature.outputs:
             raise _no_such_output(signature, name)
         if name not in application.outputs:
@@ -64,13 +66,18 @@ class ApplicationHandle:
         return application.outputs[name]
 
     def repeat(
-        self, times: int, *, feed: Mapping[str, str], until: str | None = None
+        self,
+        times: int,
+        *,
+        feed: Mapping[str, str] | Sequence[str] | str,
+        until: str | None = None,
     ) -> ApplicationHandle:
         """Repeat the application, fed with its own outputs; see ``docs/language.md``.
 
         Args:
             times: largest number of iterations, from 1 to 1,000,000.
-            feed: for input sets, the output set of the last iteration that replaces them.
+            feed: for input sets, the output set of the last iteration that replaces them. An
+                input set that is only named gets the output set of its name, or the only one.
             until: output set that ends the loop once it is empty.
 
         Returns:
@@ -82,7 +89,9 @@ class ApplicationHandle:
         """
         if self._application.repeat is not None:
             refuse("bad-loop", f"'{self._application.signature.name}' is repeated already")
-        names = [*feed, *feed.values()] if isinstance(feed, Mapping) else [None]
+        feed = self._fed(feed)
+        until = until if until is None else self._output(until)
+        names = [*feed, *feed.values()]
         names += [until] if until is not None else []
         is_number = isinstance(times, int) and not isinstance(times, bool)
         if not is_number or not all(isinstance(name, str) for name in names):
@@ -92,6 +101,27 @@ class ApplicationHandle:
         feeds = tuple(Feed(parameter, output, place) for parameter, output in feed.items())
         self._application.repeat = RepeatClause(times, until, feeds, place)
         return self
+
+    def _fed(self, feed: object) -> Mapping[str, str]:
+        """Return the output set for each input set."""
+        if isinstance(feed, Mapping):
+            return {name: self._output(output) for name, output in feed.items()}
+        outputs = self._application.signature.outputs
+        names = [feed] if isinstance(feed, str) else feed
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            rule = '.repeat(10, feed="set"), or feed={"input": "output"}'
+            refuse("bad-loop", "a loop is fed with sets by their names", expected=rule)
+        only = outputs[0] if len(outputs) == 1 else ""
+        found = {name: self._output(name) for name in names}
+        return {
+            name: output if output in outputs else only or output for name, output in found.items()
+        }
+
+    def _output(self, name: str) -> str:
+        """Return the output set that is meant: of a composition, perhaps that after a step."""
+        signature = self._application.signature
+        is_stepped = name not in signature.outputs and name in signature.inputs
+        return next_name(name) if is_stepped and next_name(name) in signature.outputs else name
 
     def attempts(
         self, times: int, *, backoff_s: float = 0.0, on: Kind | Iterable[Kind] = ()
@@ -246,6 +276,7 @@ def only_set(value: object, place: SourcePosition | None = None) -> SetHandle:
         refuse(
             "not-a-set",
             "a set of the composition is needed",
+            expected="an input or output set; fix a value with static={...} of the function",
             found=f"{type(value).__name__} {value!r:.60}",
         )
     signature = value._application.signature

@@ -144,6 +144,7 @@ class CompositionPlan:
         uses: for each set id the number of its consumers, and one more if it is an output.
         readers: for each input set the formats of the functions that take all of it unchanged.
         is_call: made for a call of one function by its name.
+        output_forms: forms of the outputs, see `SetSpec`; empty if none has one.
         is_pure: it applies compute functions only, also in its compositions.
     """
 
@@ -157,6 +158,7 @@ class CompositionPlan:
     uses: tuple[int, ...]
     readers: tuple[frozenset[str], ...]
     is_call: bool = False
+    output_forms: tuple[str, ...] = ()
     is_pure: bool = True
 
 
@@ -205,6 +207,7 @@ def compile_composition(
         tuple(tuple(c) for c in consumers),
         tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
         tuple(_readers(set_id, applications) for set_id in range(len(composition.inputs))),
+        output_forms=_output_forms(outputs, applications),
         is_pure=all(_purity(plan.target) is Purity.PURE for plan in applications),
     )
 
@@ -243,7 +246,29 @@ def direct_plan(function: FunctionSpec) -> CompositionPlan:
         (1,) * set_count,
         (frozenset(application.formats),) * len(given),
         is_call=True,
+        output_forms=_output_forms(outputs, (application,)),
     )
+
+
+def _output_forms(
+    outputs: Sequence[int], applications: Sequence[ApplicationPlan]
+) -> tuple[str, ...]:
+    """Return the forms of outputs, as their producers declare them.
+
+    Several instances give several items, so the form of a set is then that of several values.
+    """
+    forms: dict[int, str] = {}
+    for application in applications:
+        target = application.target
+        if isinstance(target, FunctionSpec):
+            declared: Sequence[str] = [s.form for s in target.outputs]
+        else:
+            declared = target.output_forms or [""] * len(target.outputs)
+        for set_id, form in zip(application.produced, declared, strict=True):
+            if set_id is not None and form:
+                many = not application.is_single and not form.endswith("[]")
+                forms[set_id] = f"{form}[]" if many else form
+    return tuple(forms.get(set_id, "") for set_id in outputs) if forms else ()
 
 
 def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:
@@ -351,12 +376,16 @@ def _purity(target: Target) -> Purity:
 
 
 def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:
-    """Return the spec of an input; it has dtype and shape if all its consumers declare the same."""
-    found = {
-        (spec.dtype, spec.shape)
+    """Return the spec of an input; it has what all its consumers declare in the same way."""
+    users = [
+        (spec, at in application.required, application.is_single)
         for application in applications
-        for source, spec in zip(application.sources, application.target.inputs, strict=True)
-        if source == set_id
-    }
+        for at, spec in enumerate(application.target.inputs)
+        if application.sources[at] == set_id
+    ]
+    found = {(spec.dtype, spec.shape) for spec, _, _ in users}
     dtype, shape = found.pop() if len(found) == 1 else (None, None)
-    return SetSpec(name, dtype, shape)
+    forms = {spec.form if single else "" for spec, _, single in users}
+    form = forms.pop() if len(forms) == 1 else ""
+    optional = bool(users) and all(spec.optional and not needed for spec, needed, _ in users)
+    return SetSpec(name, dtype, shape, form=form, optional=optional)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import AsyncInvocationHandle, AsyncKeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
@@ -21,6 +22,7 @@ from dandelion.frontend.client_protocol import (
     POLL_S,
     TIMEOUT_S,
     URL,
+    Changes,
     ClientTarget,
     Engines,
     Entries,
@@ -156,6 +158,14 @@ class AsyncClient:
         """Register everything together, all or nothing, as `Client.register`."""
         return await self._run(client_protocol.register(things, functions, libraries))
 
+    async def compare(self, *things: Registrable) -> Changes:
+        """Tell what `register` would change; nothing is registered.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint, InvalidComposition, Conflict: as `register`.
+        """
+        return await self._run(client_protocol.compare(things))
+
     async def list(self) -> Entries:
         """List the newest versions of all functions, compositions and libraries."""
         return await self._run(client_protocol.list_all())
@@ -190,6 +200,10 @@ class AsyncClient:
             DandelionError: the invocation could not begin.
         """
         return await self._run(client_protocol.record(name, sets, version, deadline_s))
+
+    async def activity(self, query: ActivityQuery | None = None) -> Activity:
+        """Tell what this client's tenant did lately: invocations, and calls by function."""
+        return await self._run(client_protocol.activity(query or ActivityQuery()))
 
     async def trace(self, invocation: str) -> bytes:
         """Return the trace of a recent invocation, as `Client.trace`."""

@@ -7,6 +7,7 @@ checks its query, so that a misspelled parameter is an error.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 
@@ -23,6 +24,7 @@ from dandelion.frontend.negotiation import media_type
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.frontend.records import (
     REGISTER_TYPES,
+    ComparisonResponse,
     Description,
     Plain,
     RegisterResponse,
@@ -53,6 +55,16 @@ class CatalogueRoutes:
 
     async def register(self, request: Request) -> Response:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
+        document = await self._document(request)
+        return await asyncio.to_thread(self._register, request, document)
+
+    async def compare(self, request: Request) -> Response:
+        """``POST /v1/compare``: what registering such a document would change."""
+        document = await self._document(request)
+        compare = partial(self._node.compare, document, tenant=request.grant.tenant)
+        return json_response(ComparisonResponse(tuple(await asyncio.to_thread(compare))))
+
+    async def _document(self, request: Request) -> RegistrationDocument:
         request.expect_query(())
         given = request.header(b"content-type")
         kind = media_type(given)
@@ -61,11 +73,8 @@ class CatalogueRoutes:
         body = Body(request, self._node.acquire_async, self._node.settings.body_limit_bytes)
         data = await body.read()
         if costs_registration(data, kind):
-            document = await self._converter.document(data, kind)
-        else:
-            document = read_document(data, kind)
-        del data  # the document has no views of it
-        return await asyncio.to_thread(self._register, request, document)
+            return await self._converter.document(data, kind)
+        return read_document(data, kind)
 
     def _register(self, request: Request, document: RegistrationDocument) -> Response:
         """Register in a thread, which ends also if the client disconnects."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import InvocationHandle, KeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
@@ -29,6 +30,7 @@ from dandelion.frontend.client_protocol import (
     POLL_S,
     TIMEOUT_S,
     URL,
+    Changes,
     ClientTarget,
     Engines,
     Entries,
@@ -234,6 +236,14 @@ class Client:
         """
         return self._run(client_protocol.register(things, functions, libraries))
 
+    def compare(self, *things: Registrable) -> Changes:
+        """Tell what `register` would change; nothing is registered.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint, InvalidComposition, Conflict: as `register`.
+        """
+        return self._run(client_protocol.compare(things))
+
     def list(self) -> Entries:
         """List the newest versions of all functions, compositions and libraries."""
         return self._run(client_protocol.list_all())
@@ -279,6 +289,10 @@ class Client:
             DandelionError: the invocation could not begin.
         """
         return self._run(client_protocol.record(name, sets, version, deadline_s))
+
+    def activity(self, query: ActivityQuery | None = None) -> Activity:
+        """Tell what this client's tenant did lately: invocations, and calls by function."""
+        return self._run(client_protocol.activity(query or ActivityQuery()))
 
     def trace(self, invocation: str) -> bytes:
         """Return the trace of a recent invocation, for Chrome and Perfetto.

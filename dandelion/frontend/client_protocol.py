@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.records import (
     KeptPage,
     KeptRequest,
@@ -27,7 +28,14 @@ from dandelion.asynchronous.records import (
 from dandelion.call_logs import LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
-from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
+from dandelion.documents import (
+    ContentLike,
+    FunctionDocument,
+    PlannedChange,
+    Registered,
+    Registrable,
+    collect,
+)
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.client_tls import Tls, tls_context
 from dandelion.frontend.codecs import decode_response, encode_request
@@ -38,11 +46,18 @@ from dandelion.frontend.kept_documents import (
     kept_event,
     kept_view,
 )
-from dandelion.frontend.outgoing import outgoing_set
+from dandelion.frontend.outgoing import outgoing_sets
 from dandelion.frontend.problem import Unreachable, decode_problem
-from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
+from dandelion.frontend.records import (
+    ComparisonResponse,
+    Description,
+    EngineEntry,
+    Entry,
+    RegisterResponse,
+)
 
 T = TypeVar("T")
+Changes: TypeAlias = list[PlannedChange]
 Entries: TypeAlias = list[Entry]
 Engines: TypeAlias = list[EngineEntry]
 
@@ -231,7 +246,7 @@ def record(
 def _invocation(
     path: str, sets: Mapping[str, Value], deadline_s: float | None, more: Mapping[str, str]
 ) -> ClientRequest:
-    chunks = encode_request({key: outgoing_set(key, value) for key, value in sets.items()})
+    chunks = _request_body(sets)
     headers, timeout_s = {**_MSGPACK, **more}, None
     if deadline_s is not None:
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
@@ -241,7 +256,7 @@ def _invocation(
 
 def submit(asked: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
     """Submit an asynchronous invocation; returns its id."""
-    chunks = encode_request({key: outgoing_set(key, value) for key, value in sets.items()})
+    chunks = _request_body(sets)
     headers = {**_MSGPACK, "Prefer": "respond-async"}
     if asked.deadline_s is not None:
         headers["Dandelion-Deadline"] = repr(float(asked.deadline_s))
@@ -296,6 +311,15 @@ def list_kept(state: KeptState | None, after: str, limit: int) -> Steps[KeptPage
     return KeptPage(tuple(map(kept_view, found.invocations)), found.after)
 
 
+def _request_body(sets: Mapping[str, Value]) -> list[Bytes]:
+    items, values = outgoing_sets(sets)
+    try:
+        return encode_request(items, values)
+    except OverflowError as error:
+        hint = "give larger ones as text"
+        raise InvalidInput("sets", f"an integer has more than 64 bits: {error}", hint) from None
+
+
 def register(
     things: Iterable[Registrable],
     functions: Iterable[FunctionDocument],
@@ -305,6 +329,13 @@ def register(
     body = msgspec.msgpack.encode(collect(things, functions, libraries))
     response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body])
     return list(_decoded(response, RegisterResponse).registered)
+
+
+def compare(things: Iterable[Registrable]) -> Steps[Changes]:
+    """Compare everything with what is registered."""
+    body = msgspec.msgpack.encode(collect(things))
+    response = yield ClientRequest("POST", "/v1/compare", _MSGPACK, [body])
+    return list(_decoded(response, ComparisonResponse).changes)
 
 
 def list_all() -> Steps[Entries]:
@@ -330,6 +361,13 @@ def graph(name: str, format_: str, version: int | None) -> Steps[str]:
     """Draw a composition."""
     path = _path("/v1/compositions", name, version, "/graph", format=format_)
     return str(_checked((yield ClientRequest("GET", path))).body, "utf-8")
+
+
+def activity(query: ActivityQuery) -> Steps[Activity]:
+    """Ask what the tenant did lately."""
+    given = {name: value for name, value in msgspec.structs.asdict(query).items() if value}
+    text = urllib.parse.urlencode({n: str(v).lower() if v is True else v for n, v in given.items()})
+    return _decoded((yield ClientRequest("GET", f"/v1/activity?{text}")), Activity)
 
 
 def trace(invocation: str) -> Steps[bytes]:

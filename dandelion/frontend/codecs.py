@@ -1,9 +1,10 @@
 """Encoding and decoding of sets: JSON, MessagePack and raw bytes.
 
-A request is ``{"sets": {name: set}}``; `dandelion.frontend.values` describes sets. A response is
-``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}}``, where
-``types`` has the sets that declare a dtype. An item that is an array has its own ``dtype`` and
-``shape``; plain bytes have neither.
+A request is ``{"sets": {name: set}, "values": {name: value}}``; `dandelion.frontend.values`
+describes sets, and `dandelion.data.item_set` values. A response is
+``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}, "forms":
+{name: form}}``, where ``types`` has the sets that declare a dtype and ``forms`` those that declare
+text or JSON. An item that is an array has its own ``dtype`` and ``shape``; others have neither.
 
 MessagePack in its long form is fast. Items are views into the body, so decoding a request copies
 nothing; large bodies are in the arena. A large response is a list of chunks, and the data of large
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 
 from dandelion.arrays import Array, Shape
-from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked
+from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked, item_set
 from dandelion.errors import InvalidInput, TooLarge, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.values import check_fields, item_type, set_of
@@ -50,13 +51,27 @@ class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class PackRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A MessagePack request that needs no copies."""
 
-    sets: dict[str, list[PackItem | memoryview] | PackItem | memoryview | None]
+    sets: dict[str, list[PackItem | memoryview] | PackItem | memoryview | None] = {}
+    values: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _check_parts(self.sets, self.values)
 
 
 class JsonRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON request; its sets may have any form."""
 
-    sets: dict[str, Any]
+    sets: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _check_parts(self.sets, self.values)
+
+
+def _check_parts(sets: Mapping[str, object], values: Mapping[str, object]) -> None:
+    """Refuse what the slow path explains: a set that is given twice, a request without sets."""
+    if not (sets or values) or not values.keys().isdisjoint(sets):
+        raise ValueError("a set is given twice, or none is given")
 
 
 class SetType(msgspec.Struct, omit_defaults=True):
@@ -72,6 +87,7 @@ class PackResponse(msgspec.Struct):
     id: str
     sets: dict[str, list[PackItem] | None]
     types: dict[str, SetType] = {}
+    forms: dict[str, str] = {}
 
 
 _pack_request = msgspec.msgpack.Decoder(PackRequest)
@@ -94,13 +110,14 @@ def decode_json(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> Se
         InvalidInput: the body is no JSON, or a part does not fit; `where` is its path.
     """
     try:
-        sets = _json_request.decode(body).sets
+        request = _json_request.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _sets_of(
-            _plain("JSON", _json_plain.decode, body), specs
-        )  # its errors have a place and a reason
+        document = _plain("JSON", _json_plain.decode, body)
+        return _sets_of(document, specs, items_limit)  # its errors have a place and a reason
+    sets = request.sets
     _check_count(sets, items_limit)
-    return {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
+    found = {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
+    return found | _of_values(request.values, specs, items_limit) if request.values else found
 
 
 def decode_msgpack(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) -> SetMap:
@@ -114,11 +131,28 @@ def decode_msgpack(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) ->
         request = _pack_request.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document = _plain("MessagePack", _pack_plain.decode, body)
-        if isinstance(document, dict) and isinstance(sets := document.get("sets"), dict):
-            _check_count(sets, items_limit)
-        return _sets_of(document, specs)
+        return _sets_of(document, specs, items_limit)
     _check_count(request.sets, items_limit)
-    return {name: _views(name, value, specs.get(name)) for name, value in request.sets.items()}
+    found = {name: _views(name, value, specs.get(name)) for name, value in request.sets.items()}
+    return found | _of_values(request.values, specs, items_limit) if request.values else found
+
+
+def _of_values(values: Mapping[Any, Any], specs: Specs, items_limit: int) -> SetMap:
+    """Make sets of plain values, as `dandelion.data.item_set` does for callers in Python."""
+    total = 0
+    for name, value in values.items():
+        total += len(value) if isinstance(value, list | dict) else 1
+        if total > items_limit:
+            raise TooMany(f"values.{clipped(str(name))}", "items", total, items_limit)
+    found: SetMap = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise InvalidInput("values", f"the name {name!r} is not a string")
+        try:
+            found[name] = item_set(name, value, specs.get(name))
+        except RecursionError:
+            raise InvalidInput(f"values.{clipped(name)}", "it is nested too deeply") from None
+    return found
 
 
 def decode_raw(
@@ -178,8 +212,8 @@ def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...
             names = ", ".join(specs) or "none"
             hint = did_you_mean(name, specs) or f"input sets are: {names}"
             raise InvalidInput(f"sets.{clipped(name)}", "no such input set", hint)
-    for name in specs:
-        if name not in sets:
+    for name, spec in specs.items():
+        if name not in sets and not spec.optional:
             raise InvalidInput(f"sets.{name}", "the set is missing", "send null to leave it empty")
 
 
@@ -200,18 +234,25 @@ def _plain(kind: str, decode: Callable[[Bytes], Any], body: Bytes) -> Any:
         raise InvalidInput("body", f"not valid {kind}: {error}") from None
 
 
-def _sets_of(document: Any, specs: Specs) -> SetMap:
+def _sets_of(document: Any, specs: Specs, items_limit: int) -> SetMap:
     hint = 'write {"sets": {"name": ...}}'
-    if not isinstance(document, dict) or not isinstance(document.get("sets", {}), dict):
-        where = "sets" if isinstance(document, dict) else "body"
-        raise InvalidInput(where, "expected an object", hint)
-    check_fields("body", document, ("sets",))
-    if "sets" not in document:
+    if not isinstance(document, dict):
+        raise InvalidInput("body", "expected an object", hint)
+    for field in ("sets", "values"):
+        if not isinstance(document.get(field, {}), dict):
+            raise InvalidInput(field, "expected an object", hint)
+    sets, values = document.get("sets", {}), document.get("values", {})
+    _check_count(sets, items_limit)
+    check_fields("body", document, ("sets", "values"))
+    if "sets" not in document and "values" not in document:
         raise InvalidInput("body", "the field 'sets' is missing", hint)
-    for name in document["sets"]:
+    for name in sets:
         if not isinstance(name, str):
             raise InvalidInput("sets", f"the name {name!r} is not a string")
-    return {name: set_of(name, value, specs.get(name)) for name, value in document["sets"].items()}
+        if name in values:
+            raise InvalidInput(f"values.{clipped(name)}", "the set is in 'sets' as well")
+    found = {name: set_of(name, value, specs.get(name)) for name, value in sets.items()}
+    return found | _of_values(values, specs, items_limit)
 
 
 def _views(
@@ -251,27 +292,28 @@ def _view(
 def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
     """Write a JSON response.
 
-    Items are ``numbers`` if they are arrays that JSON can express, else ``text`` where the data is
-    printable UTF-8, else ``data`` in base64.
+    Items are ``numbers`` if they are arrays that JSON can express, ``value`` if their set is
+    declared as JSON, else ``text`` where the data is printable UTF-8, else ``data`` in base64.
     """
     plain = {name: _json_items(value) for name, value in sets.items()}
-    return [_json.encode({"id": invocation, "sets": plain, "types": _types(sets)})]
+    return [_json.encode({"id": invocation, "sets": plain, **_declared(sets)})]
 
 
 def encode_msgpack(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
     """Write a MessagePack response without copying the data of large items."""
-    head = {"id": invocation, "types": _types(sets)}
+    head = {"id": invocation, **_declared(sets)}
     return _document(head, {name: s.items if s else None for name, s in sets.items()})
 
 
-def encode_request(sets: Mapping[str, Any]) -> list[Bytes]:
+def encode_request(sets: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[Bytes]:
     """Write a MessagePack request.
 
     Args:
         sets: by name None, a sequence of `PackItem` or `Item`, or a value in a shorthand that
             MessagePack can express.
+        values: plain values by name, which the node converts.
     """
-    return _document({}, sets)
+    return _document({"values": values} if values else {}, sets)
 
 
 def decode_response(body: Bytes) -> tuple[str, Sets]:
@@ -289,16 +331,22 @@ def decode_response(body: Bytes) -> tuple[str, Sets]:
         sets[name] = None
         if items is not None:
             made = tuple(Item(i.name or "", i.key, i.data, i.dtype, i.shape) for i in items)
-            sets[name] = _typed_set(name, made, response.types.get(name))
+            form = response.forms.get(name, "")
+            sets[name] = _typed_set(name, made, response.types.get(name), form)
     return response.id, Sets(sets)
 
 
-def _typed_set(name: str, items: tuple[Item, ...], kind: SetType | None) -> ItemSet:
-    return ItemSet(name, items) if kind is None else ItemSet(name, items, kind.dtype, kind.shape)
+def _typed_set(name: str, items: tuple[Item, ...], kind: SetType | None, form: str) -> ItemSet:
+    dtype, shape = (None, None) if kind is None else (kind.dtype, kind.shape)
+    return ItemSet(name, items, dtype, shape, form)
 
 
-def _types(sets: Mapping[str, ItemSet | None]) -> dict[str, SetType]:
-    return {n: SetType(s.dtype, s.shape) for n, s in sets.items() if s is not None and s.dtype}
+def _declared(sets: Mapping[str, ItemSet | None]) -> dict[str, Any]:
+    """List the types of sets, and their forms if there are any."""
+    given = [(name, s) for name, s in sets.items() if s is not None]
+    types = {name: SetType(s.dtype, s.shape) for name, s in given if s.dtype}
+    forms = {name: s.form for name, s in given if s.form}
+    return {"types": types, "forms": forms} if forms else {"types": types}
 
 
 def _json_items(value: ItemSet | None) -> list[dict[str, Any]] | None:
@@ -314,6 +362,11 @@ def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
         return {**_type(item), **_json_numbers(item, item.numpy())}
     if declared.dtype is not None:
         return _json_numbers(item, item.numpy(declared.dtype, _fitting(item, declared)))
+    if declared.form.startswith("json"):
+        try:
+            return {"value": msgspec.json.decode(item.data)}
+        except (msgspec.DecodeError, RecursionError):
+            pass  # a declared form is not checked before
     try:
         text = str(item.data, "utf-8")
     except UnicodeDecodeError:

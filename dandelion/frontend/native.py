@@ -18,6 +18,7 @@ from dandelion.frontend.logs_routes import LogsRoute
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import (
     capacity_operation,
+    compare_operation,
     describe_operation,
     graph_operation,
     invoke_operation,
@@ -69,6 +70,7 @@ class NativeAdapter(Adapter):
                 record_operation(),
                 also=Right.INVOKE,
             ),
+            Route("POST", "/v1/compare", catalogue.compare, Right.REGISTER, compare_operation()),
             Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
         ]
         for kind in KINDS:

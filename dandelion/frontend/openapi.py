@@ -23,7 +23,13 @@ from dandelion.frontend.kept_documents import (
     KeptDocument,
 )
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
-from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
+from dandelion.frontend.records import (
+    TEXT_TYPE,
+    ComparisonResponse,
+    Description,
+    Entry,
+    RegisterResponse,
+)
 from dandelion.frontend.routing import ANY_METHOD, Json, Route
 from dandelion.priority import PRIORITY_LIMIT
 
@@ -32,6 +38,7 @@ _RECORDS = (
     Activity,
     RegistrationDocument,
     RegisterResponse,
+    ComparisonResponse,
     Entry,
     Description,
     NodeCapacity,
@@ -50,6 +57,7 @@ _ITEM: Json = {
         "data": {"type": "string", "contentEncoding": "base64"},
         "text": {"type": "string"},
         "numbers": {"description": "a number or nested arrays, row-major"},
+        "value": {"description": "any JSON value"},
         "dtype": {
             "type": "string",
             "description": "element type of an array; plain bytes have none",
@@ -57,7 +65,12 @@ _ITEM: Json = {
         },
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     },
-    "oneOf": [{"required": ["data"]}, {"required": ["text"]}, {"required": ["numbers"]}],
+    "oneOf": [
+        {"required": ["data"]},
+        {"required": ["text"]},
+        {"required": ["numbers"]},
+        {"required": ["value"]},
+    ],
 }
 _ENTRIES: Json = {"type": "array", "items": {"$ref": _REF.format(name="Entry")}}
 _TOKEN: Json = {
@@ -77,9 +90,13 @@ _SET: Json = {
 }
 _SETS: Json = {
     "type": "object",
-    "required": ["sets"],
+    "anyOf": [{"required": ["sets"]}, {"required": ["values"]}],
     "properties": {
-        "sets": {"type": "object", "additionalProperties": {"$ref": _REF.format(name="Set")}}
+        "sets": {"type": "object", "additionalProperties": {"$ref": _REF.format(name="Set")}},
+        "values": {
+            "type": "object",
+            "description": "sets as plain JSON values; the declaration of each says what it means",
+        },
     },
 }
 _RESULT: Json = {
@@ -106,6 +123,11 @@ _RESULT: Json = {
                     "shape": {"type": ["array", "null"], "items": {"type": "integer"}},
                 },
             },
+        },
+        "forms": {
+            "type": "object",
+            "description": "of the sets that are declared as text or JSON",
+            "additionalProperties": {"enum": ["text", "json", "text[]", "json[]"]},
         },
     },
 }
@@ -268,6 +290,13 @@ def register_operation() -> Json:
         "Register, all or nothing", json_content(reference("RegisterResponse"))
     )
     return {**operation, "requestBody": {"required": True, "content": content}}
+
+
+def compare_operation() -> Json:
+    """Describe ``POST /v1/compare``."""
+    text = "What registering a document would change; nothing is registered"
+    operation = operation_of(text, json_content(reference("ComparisonResponse")))
+    return {**operation, "requestBody": register_operation()["requestBody"]}
 
 
 def operation_of(summary: str, content: Json, parameters: list[Json] | None = None) -> Json:

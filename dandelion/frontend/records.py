@@ -8,7 +8,7 @@ import msgspec
 
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, SetSpec
-from dandelion.documents import Registered, RegistrationDocument
+from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
 
@@ -22,6 +22,12 @@ _pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
 
 Plain: TypeAlias = dict[str, Any]
 """A record as msgspec makes it for JSON."""
+
+
+class ComparisonResponse(msgspec.Struct, frozen=True):
+    """What a registration would change."""
+
+    changes: tuple[PlannedChange, ...]
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):

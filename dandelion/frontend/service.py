@@ -15,7 +15,7 @@ from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
-from dandelion.documents import Registered, RegistrationDocument
+from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
 from dandelion.node.regions import SharedRegion
@@ -147,6 +147,9 @@ class Service(Protocol):
 
     def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing."""
+
+    def compare(self, document: RegistrationDocument, /, *, tenant: str) -> list[PlannedChange]:
+        """Tell what registering a document would change."""
 
     def prepare(self, text: str, *, tenant: str) -> str:
         """Compile a composition without registering it; give a name that holds for a while."""

@@ -14,10 +14,11 @@ number, list of numbers     one, where the set declares a dtype; nested lists ar
 list of the above           one for each element, named ``"0"``, ``"1"``, ... by default
 =========================== ================================================================
 
-An object has exactly one of ``data`` (base64 in JSON, binary in MessagePack), ``text`` (UTF-8) and
-``numbers``. ``name`` and ``key`` are optional. ``dtype`` and ``shape`` are the type of an array in
-``data`` or ``numbers``; an array that differs from its declaration is refused. Numbers without a
-dtype are converted to the declared one if only precision is lost.
+An object has exactly one of ``data`` (base64 in JSON, binary in MessagePack), ``text`` (UTF-8),
+``numbers`` and ``value`` (any JSON value, which becomes JSON text). ``name`` and ``key`` are
+optional. ``dtype`` and ``shape`` are the type of an array in ``data`` or ``numbers``; an array that
+differs from its declaration is refused. Numbers without a dtype are converted to the declared one
+if only precision is lost.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dandelion.arrays import Shape, bytes_of, checked_type, declared_dtype, dtyp
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
+from dandelion.json_values import json_bytes
 
 _KINDS: dict[type, str] = {
     str: "a string",
@@ -49,8 +51,8 @@ _KINDS: dict[type, str] = {
 Plain: TypeAlias = Any
 Array: TypeAlias = npt.NDArray[Any]
 
-_FIELDS = ("name", "key", "data", "text", "numbers", "dtype", "shape")
-_CONTENTS = ("data", "text", "numbers")
+FIELDS = ("name", "key", "data", "text", "numbers", "value", "dtype", "shape")
+_CONTENTS = ("data", "text", "numbers", "value")
 
 
 def set_of(name: str, value: Plain, spec: SetSpec | None = None) -> ItemSet | None:
@@ -101,11 +103,13 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
 
 
 def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec | None) -> Item:
-    check_fields(where, value, _FIELDS)
-    given = [c for c in _CONTENTS if value.get(c) is not None]
+    check_fields(where, value, FIELDS)
+    given = [c for c in _CONTENTS if value.get(c) is not None or (c == "value" and c in value)]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        raise InvalidInput(where, f"give exactly one of data, text and numbers; found {found}")
+        raise InvalidInput(
+            where, f"give exactly one of data, text, numbers and value; found {found}"
+        )
     name = _typed(f"{where}.name", value.get("name"), str, "a string", name)
     key = _typed(f"{where}.key", value.get("key"), int, "an integer", 0)
     dtype = _typed(f"{where}.dtype", value.get("dtype"), str, "a string", None)
@@ -120,12 +124,23 @@ def _object(where: str, name: str, value: Mapping[Plain, Plain], spec: SetSpec |
             raise InvalidInput(where, "text is not an array and has no dtype or shape")
         text: str = _typed(where, content, str, "a string", "")
         return Item(name, key, text.encode())
+    if kind == "value":
+        return _json_value(where, Item(name, key), content, dtype, shape)
     if kind == "numbers":
         return _numbers(where, Item(name, key), content, dtype, shape, spec)
     if isinstance(content, str):
         content = _base64(where, content)
     data: bytes = _typed(where, content, bytes, "base64 or binary", b"")
     return Item(name, key, data, *item_type(where, dtype, shape, len(data), spec))
+
+
+def _json_value(where: str, item: Item, value: Plain, dtype: str | None, shape: Plain) -> Item:
+    if dtype is not None or shape is not None:
+        raise InvalidInput(where, "a JSON value has no dtype or shape", "use numbers for an array")
+    try:
+        return Item(item.name, item.key, json_bytes(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(where, f"it cannot be written as JSON: {error}") from None
 
 
 def item_type(

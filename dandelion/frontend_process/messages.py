@@ -58,6 +58,7 @@ class WireSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     items: tuple[WireItem, ...] = ()
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    form: str = ""
 
 
 WireSets: TypeAlias = tuple[WireSet, ...]
@@ -111,11 +112,13 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     Attributes:
         document: the document in MessagePack; each content is replaced by its length.
         contents: all contents, one after the other.
+        only_compare: register nothing; the answer is a list of `PlannedChange`.
     """
 
     document: Blob
     contents: Blob
     tenant: str = DEFAULT_TENANT
+    only_compare: bool = False
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
@@ -489,5 +492,6 @@ def joined(parts: list[WireSet], sets: WireSets) -> WireSets:
     for part in parts:
         items.setdefault(part.name, []).extend(part.items)
     return tuple(
-        WireSet(one.name, (*items[one.name], *one.items), one.dtype, one.shape) for one in sets
+        WireSet(one.name, (*items[one.name], *one.items), one.dtype, one.shape, one.form)
+        for one in sets
     )

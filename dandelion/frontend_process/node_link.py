@@ -220,7 +220,7 @@ class NodeLink:
             )
             for i in wire.items
         ]
-        return ItemSet(wire.name, tuple(items), wire.dtype, wire.shape)
+        return ItemSet(wire.name, tuple(items), wire.dtype, wire.shape, wire.form)
 
     def _on_cancel(self, message: Cancel) -> None:
         self._parts.pop(message.number, None)
@@ -242,7 +242,8 @@ class NodeLink:
         if outputs is None:
             self._fail(number, invocation.id, InternalError("it ended without a result"))
             return
-        self._send_result(number, invocation.id, invocation.walk.plan.output_names, outputs)
+        named = invocation.named(outputs)
+        self._send_result(number, invocation.id, tuple(named), tuple(named.values()))
 
     def _send_result(
         self, number: int, id_: str, names: Sequence[str], outputs: Sequence[ItemSet | None]
@@ -283,7 +284,7 @@ class NodeLink:
                     by_place = True
                     made = WireItem(item.name, item.key, None, item.dtype, item.shape, offset, size)
                 items.append(made)
-            wired.append(WireSet(name, tuple(items), one.dtype, one.shape))
+            wired.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
         if by_place:
             self._kept[number] = outputs
         return tuple(wired)
@@ -308,7 +309,7 @@ class NodeLink:
                 assert wire is not None, "it is short, and placed"
                 self._link.post(Part(number, wire[0]))
                 await asyncio.sleep(0)
-            sets.append(WireSet(name, (), one.dtype, one.shape))
+            sets.append(WireSet(name, (), one.dtype, one.shape, one.form))
             kept.append(one)
         if number in self._kept:
             self._kept[number] = kept
@@ -327,7 +328,7 @@ class NodeLink:
                     data = context.write(0, item.data)
                 item = Item(item.name, item.key, data, item.dtype, item.shape)
             items.append(item)
-        return ItemSet(one.name, tuple(items), one.dtype, one.shape)
+        return ItemSet(one.name, tuple(items), one.dtype, one.shape, one.form)
 
     def _fail(self, number: int, id_: str, error: DandelionError) -> None:
         self._link.post(Failed(number, id_, error.record()))

@@ -88,9 +88,8 @@ class Queries:
         """
         if isinstance(query, Register):
             document, contents = _bytes_of(query.document, view), _bytes_of(query.contents, view)
-            return partial(
-                self._answered, partial(self._register, document, contents, query.tenant)
-            )
+            register = partial(self._register, document, contents, query)
+            return partial(self._answered, register)
         if isinstance(query, RecordInvocation):
             sets = _bytes_of(query.sets, view)
             return partial(self._answered, partial(self._record, query, sets))
@@ -113,7 +112,7 @@ class Queries:
         found = self._node.signature(query.name, query.version, query.tenant)
         return WireSignature(found.kind, found.version, found.inputs, found.outputs, found.static)
 
-    def _register(self, document: Bytes, contents: Bytes, tenant: str) -> object:
+    def _register(self, document: Bytes, contents: Bytes, query: Register) -> object:
         """Register a document whose contents are apart; see `Register`."""
         end = 0
 
@@ -123,7 +122,10 @@ class Queries:
             return Content(data=self._copied(contents, start, end))
 
         bare = read_document(document, "application/msgpack")
-        return self._node.register(with_contents(bare, fill), tenant=tenant)
+        whole = with_contents(bare, fill)
+        if query.only_compare:
+            return self._node.compare(whole, tenant=query.tenant)
+        return self._node.register(whole, tenant=query.tenant)
 
     def _record(self, query: RecordInvocation, sets: Bytes) -> bytes:
         given = {

@@ -338,7 +338,7 @@ class RemoteNode(RemoteQueries):
                 if made is None:
                     return None
                 items.append(made)
-            wired.append(WireSet(name, tuple(items), one.dtype, one.shape))
+            wired.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
         return tuple(wired)
 
     def _wired_item(self, item: Item) -> WireItem | None:
@@ -380,7 +380,7 @@ class RemoteNode(RemoteQueries):
                 self._link.post(Part(number, WireSet(name, tuple(some))))
                 await asyncio.sleep(0)
         return tuple(
-            WireSet(name) if one is None else WireSet(name, (), one.dtype, one.shape)
+            WireSet(name) if one is None else WireSet(name, (), one.dtype, one.shape, one.form)
             for name, one in sets.items()
         )
 
@@ -411,7 +411,7 @@ class RemoteNode(RemoteQueries):
                     data = view[i.offset - base : i.offset - base + i.size]
                 items.append(Item(i.name, i.key, data, i.dtype, i.shape))
             made[one.name] = (
-                ItemSet(one.name, tuple(items), one.dtype, one.shape) if items else None
+                ItemSet(one.name, tuple(items), one.dtype, one.shape, one.form) if items else None
             )
         return made
 

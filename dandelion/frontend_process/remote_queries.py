@@ -13,7 +13,7 @@ from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, ItemSet
-from dandelion.documents import Content, Registered, RegistrationDocument
+from dandelion.documents import Content, PlannedChange, Registered, RegistrationDocument
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
 from dandelion.frontend_process.messages import (
@@ -55,6 +55,7 @@ _record = msgspec.msgpack.Decoder(WireRecord)
 _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
 _activity = msgspec.msgpack.Decoder(Activity)
+_planned = msgspec.msgpack.Decoder(list[PlannedChange])
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _page = msgspec.msgpack.Decoder(LogPage)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
@@ -94,6 +95,19 @@ class RemoteQueries(abc.ABC):
 
     def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """See `Service`."""
+        return self._asked_about(document, tenant, False, _registered)
+
+    def compare(self, document: RegistrationDocument, /, *, tenant: str) -> list[PlannedChange]:
+        """See `Service`."""
+        return self._asked_about(document, tenant, True, _planned)
+
+    def _asked_about(
+        self,
+        document: RegistrationDocument,
+        tenant: str,
+        only_compare: bool,
+        decoder: msgspec.msgpack.Decoder[_T],
+    ) -> _T:
         contents: list[bytes] = []
 
         def take(content: Content) -> Content:
@@ -102,8 +116,8 @@ class RemoteQueries(abc.ABC):
 
         bare = encode_document(with_contents(document, take))
         kept: list[Context] = []
-        query = Register(self._blob([bare], kept), self._blob(contents, kept), tenant)
-        return self._ask(query, _registered)
+        placed = self._blob([bare], kept), self._blob(contents, kept)
+        return self._ask(Register(*placed, tenant, only_compare), decoder)
 
     def prepare(self, text: str, *, tenant: str) -> str:
         """See `Service`."""

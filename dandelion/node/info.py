@@ -98,7 +98,7 @@ _ERRORS = SetSpec("errors")
 def output_specs(
     plan: CompositionPlan, known: dict[int, tuple[SetSpec, ...]] | None = None
 ) -> tuple[SetSpec, ...]:
-    """Give the outputs of a plan with the dtype and shape that their producers declare.
+    """Give the outputs of a plan with the dtype, shape and form that their producers declare.
 
     Args:
         plan: whose outputs.
@@ -119,7 +119,11 @@ def output_specs(
         if application.failures is not None and application.failures.errors is not None:
             found[application.failures.errors] = _ERRORS
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
-    return tuple(SetSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
+    forms = plan.output_forms or ("",) * len(plan.outputs)
+    return tuple(
+        SetSpec(name, spec.dtype, spec.shape, form=form)
+        for (name, spec), form in zip(pairs, forms, strict=True)
+    )
 
 
 def engine_info(executor: Executor) -> EngineInfo:

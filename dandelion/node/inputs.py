@@ -34,9 +34,11 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
         inputs = tuple([sets[spec.name] for spec in plan.inputs])
     except KeyError:
         names = [spec.name for spec in plan.inputs]
-        missing = ", ".join(n for n in names if n not in sets)
-        hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
-        raise InvalidInput("sets", f"missing: {missing}", hint) from None
+        missing = ", ".join(s.name for s in plan.inputs if s.name not in sets and not s.optional)
+        if missing:
+            hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
+            raise InvalidInput("sets", f"missing: {missing}", hint) from None
+        return positional(plan, {**dict.fromkeys(names), **sets})
     if len(sets) != len(inputs):
         names = [spec.name for spec in plan.inputs]
         extra = next(n for n in sets if n not in names)

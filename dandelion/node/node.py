@@ -39,8 +39,10 @@ from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
+    PlannedChange,
     Registered,
     Registrable,
+    RegistrationDocument,
     collect,
 )
 from dandelion.driver import Driver, Hosting, InstanceSets
@@ -86,6 +88,7 @@ from dandelion.node.starting import (
 )
 from dandelion.node.totals import InvocationTotals
 from dandelion.node.traces import TraceStore
+from dandelion.planned_changes import planned_changes
 from dandelion.recording.code import code_of
 from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
 from dandelion.registration import Target, blobs_of
@@ -414,6 +417,21 @@ class Node:
             self._refuse_if_closed()
             records = space.catalog.register(space.registrar.batch(draft))
         return [Registered(kind_of(r), r.name, r.version) for r in records]
+
+    def compare(
+        self, document: RegistrationDocument, /, tenant: str = DEFAULT_TENANT
+    ) -> list[PlannedChange]:
+        """Tell what registering a document would change. Code is not looked into.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint, InvalidComposition, Conflict: as `register`.
+        """
+        space = self._spaces.of(tenant)
+        blobs = blobs_of(document)
+        with self._registering:
+            self._refuse_if_closed()
+            batch = space.registrar.draft(document, blobs).batch
+            return planned_changes(batch, space.catalog)
 
     def _refuse_if_closed(self) -> None:
         if self._state is NodeState.CLOSED:

@@ -4,16 +4,21 @@ There is no sandbox: the function has the rights of the user who debugs it.
 """
 
 from __future__ import annotations
+import __future__
 
 import linecache
 import pdb
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import CodeType, GeneratorType, ModuleType
 from typing import Any
 
+from dandelion.attached_files import attached
+from dandelion.call_values import FILES, arguments, read_call_values, results
 from dandelion.data import ItemSet, item_set
-from dandelion.documents import FunctionDocument, content, item_content, set_spec
+from dandelion.documents import CodeDocument, FunctionDocument, content, item_content, set_spec
 from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.own_modules import OwnModule, OwnModules
 from dandelion.recording.records import RecordedCall, RecordedSets, Recording, recorded_set
 
 _FORMAT = "python"
@@ -56,20 +61,59 @@ def debug(
     if document is None or code is None:
         hint = "other functions can be run again by a replay of the whole recording"
         raise InvalidInput("--debug", f"'{call.function}' is not a Python function", hint)
-    function = _loaded(document, content(code.main).bytes(), code.options["entry"])
-    outputs = (runner or pdb.Pdb().runcall)(function, **_arguments(recording, document, call))
+    finders = sys.meta_path.copy()
+    try:
+        outputs = _outputs(recording, document, code, call, runner or pdb.Pdb().runcall)
+    finally:
+        sys.meta_path[:] = finders
     return call.outputs is not None and _recorded(document, outputs, call) == call.outputs
 
 
-def _loaded(document: FunctionDocument, source: bytes, entry: str) -> Callable[..., Any]:
-    """Execute a source; the debugger shows its lines."""
-    name = f"<function {document.name}>"
+def _outputs(
+    recording: Recording,
+    document: FunctionDocument,
+    code: CodeDocument,
+    call: RecordedCall,
+    runner: Callable[..., Any],
+) -> Any:
+    """Call the function as a sandbox does, with the values that its annotations say."""
+    values = read_call_values(code.options.get("values", "{}"))
+    inputs = _arguments(recording, document, call)
+    files = inputs.pop(FILES, None)
+    with attached({item.name: item.data for item in files or ()}):
+        module = _loaded(document, code)
+        function: Callable[..., Any] = getattr(module, code.options["entry"])
+        outputs = runner(function, **arguments(values.inputs, inputs, module))
+        if values.outputs:
+            outputs = results(values.outputs, [set_spec(s).name for s in document.outputs], outputs)
+        return list(outputs) if isinstance(outputs, GeneratorType) else outputs
+
+
+def _loaded(document: FunctionDocument, code: CodeDocument) -> ModuleType:
+    """Execute the sources of a function; the debugger shows their lines."""
+    name = f"function {document.name}"  # that of no other module
+    module = sys.modules[name] = ModuleType(name)
+    own: dict[str, OwnModule] = {}
+    for file, source in sorted(code.files.items()):
+        kind, _, label = file.partition(":")
+        compiled = _compiled(f"<function {document.name}: {label}>", content(source).bytes(), code)
+        if kind == "part":
+            exec(compiled, module.__dict__)
+        else:
+            own[label] = OwnModule(compiled, compiled.co_filename, kind == "package")
+    if own:
+        sys.meta_path.insert(0, OwnModules(own))
+    shown = f"<function {document.name}>"
+    exec(_compiled(shown, content(code.main).bytes(), code), module.__dict__)
+    return module
+
+
+def _compiled(name: str, source: bytes, code: CodeDocument) -> CodeType:
     text = source.decode("utf-8", "replace")
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    module = ModuleType(document.name)
-    exec(compile(source, name, "exec"), module.__dict__)
-    function: Callable[..., Any] = module.__dict__[entry]
-    return function
+    flags = __future__.annotations.compiler_flag if "values" in code.options else 0
+    compiled: CodeType = compile(source, name, "exec", flags, dont_inherit=True)
+    return compiled
 
 
 def _arguments(

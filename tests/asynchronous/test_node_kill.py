@@ -33,7 +33,10 @@ class Node:
                 *(sys.executable, "-m", "dandelion", "serve", "--json", "--port", "0"),
                 *("--backends", "null,http", "--catalog", f"sqlite:{folder}"),
                 *("--options", "http.allow=127.0.0.1/32", "--options", "http.concurrency=2000"),
-                *("--options", "http.retries=0"),  # a second request of one attempt would be counted
+                *(
+                    "--options",
+                    "http.retries=0",
+                ),  # a second request of one attempt would be counted
                 *("--arena-bytes", "64MiB", *options),
             ],
             stdout=subprocess.PIPE,

@@ -114,7 +114,7 @@ def test_results_as_arrays(client: Client) -> None:
         (lambda c: c.invoke("matrix", m=np.array([1 + 2j])), InvalidInput),
         (lambda c: c.invoke("echo", a=object()), InvalidInput),
         (lambda c: c.invoke("echo", a=np.array([object()])), InvalidInput),
-        (lambda c: c.invoke("echo", a=[1, 2]), InvalidInput),
+        (lambda c: c.invoke("echo", a=[{1: 2}]), InvalidInput),
         (lambda c: c.invoke("fail", a=b""), Raised),
         (lambda c: c.invoke("fails", x=b""), ApplicationFailed),
         (lambda c: c.invoke("wait", a=b"", deadline_s=0.05), DeadlineExceeded),

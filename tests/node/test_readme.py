@@ -42,7 +42,7 @@ def test_the_python_example_and_its_curl(
     request = re.search(r"-d '(\{.*\})'", README)
     assert request is not None
     with Client(server.url) as client:
-        sets = json.loads(request.group(1))["sets"]
+        sets = json.loads(request.group(1))["values"]
         assert client.invoke("word_count", **sets).sum.text() == "6"
 
 

@@ -23,6 +23,9 @@ ITEM_COST = 512
 NUMBER_COST = 32
 """Cost of an item, and of each byte of an array of numbers, in bytes of text."""
 
+JSON_COST = 16
+"""Cost of each byte of a JSON value, in bytes of text."""
+
 DRAWN_LENGTH = 1024
 """Of the text of a composition; drawing takes 10 ms, and seven times as much 250 ms."""
 
@@ -118,6 +121,8 @@ def costs_json_response(sets: Mapping[str, ItemSet | None]) -> bool:
         size = one.size_bytes
         if size > SMALL_BYTES and (one.dtype is not None or any(map(_is_array, one.items))):
             size *= NUMBER_COST
+        elif one.form.startswith("json"):  # it is read and written again
+            size *= JSON_COST
         cost += size + ITEM_COST * len(one.items)
     return cost > LARGE_BYTES
 

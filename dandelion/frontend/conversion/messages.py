@@ -38,13 +38,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     """Some items of a set. The parts of a set are consecutive. An absent set has one empty part.
 
     Attributes:
-        dtype, shape: of the set's declaration.
+        dtype, shape, form: of the set's declaration.
     """
 
     name: str
     items: tuple[WireItem, ...] = ()
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    form: str = ""
 
 
 class Decode(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
@@ -183,10 +184,10 @@ def parts(sets: Mapping[str, ItemSet | None], wire: Callable[[Item], WireItem]) 
             some.append(wire(item))
             size += len(some[-1].data or b"")
             if len(some) == PART_ITEMS or size > PART_BYTES:
-                yield Part(name, tuple(some), one.dtype, one.shape)
+                yield Part(name, tuple(some), one.dtype, one.shape, one.form)
                 some, size = [], 0
         if some:
-            yield Part(name, tuple(some), one.dtype, one.shape)
+            yield Part(name, tuple(some), one.dtype, one.shape, one.form)
 
 
 def wire_item(item: Item, data: bytes | None, offset: int = 0) -> WireItem:
@@ -205,12 +206,12 @@ class Collected:
     def __init__(self, read: Callable[[int, int], Bytes]) -> None:
         self._read = read
         self._parts: dict[str, list[Item]] = {}
-        self._types: dict[str, tuple[str | None, tuple[int, ...] | None]] = {}
+        self._types: dict[str, tuple[str | None, tuple[int, ...] | None, str]] = {}
 
     def add(self, part: Part) -> None:
         """Add the next part."""
         items = self._parts.setdefault(part.name, [])
-        self._types[part.name] = part.dtype, part.shape
+        self._types[part.name] = part.dtype, part.shape, part.form
         for wire in part.items:
             data = wire.data if wire.data is not None else self._read(wire.offset, wire.size)
             items.append(Item(wire.name, wire.key, data, wire.dtype, wire.shape))

@@ -1,0 +1,113 @@
+"""``dandelion deploy FILE``: show what would change, register it, and undo that.
+
+What was deployed to each node is noted in ``.dandelion-deployed.json`` beside the file, so that
+``--undo`` can remove these versions again. It refuses if someone registered newer ones meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from dandelion.cli.connection import connect
+from dandelion.cli.loading import load_program
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import read_sources
+from dandelion.documents import PlannedChange, RegistrationDocument
+from dandelion.errors import Conflict, InvalidInput
+from dandelion.frontend.client import Client
+
+STATE = ".dandelion-deployed.json"
+
+
+class _Deployed(msgspec.Struct):
+    """What the last deployment to a node registered: kind, name, version, whether it was new."""
+
+    things: list[tuple[str, str, int, bool]] = []
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Deploy. The exit code is 1 if it was declined."""
+    (path,) = arguments.paths
+    state = (path if path.is_dir() else path.parent) / STATE
+    with connect(arguments) as client:
+        if arguments.undo:
+            return _undo(client, state, out)
+        document = _document(path)
+        changes = client.compare(document)
+        changed = [change for change in changes if change.change != "same"]
+        if not out.as_json:
+            _show(changes, out)
+        if not changed or arguments.dry_run:
+            if out.as_json:
+                out.document({"changes": changes, "registered": []})
+            return 0
+        if any(change.breaking for change in changed) and not (arguments.yes or _agrees()):
+            out.failure("nothing was registered; deploy with --yes to change it all the same")
+            return 1
+        registered = client.register(document)
+    _note(state, client.url, changed)
+    if out.as_json:
+        out.document({"changes": changes, "registered": registered})
+    else:
+        out.line(f"deployed to {client.url}; 'dandelion deploy {path} --undo' takes it back")
+    return 0
+
+
+def _document(path: Path) -> RegistrationDocument:
+    return load_program(path)[0] if path.suffix == ".py" else read_sources([path])
+
+
+def _show(changes: list[PlannedChange], out: Output) -> None:
+    rows = [
+        (c.kind, c.name, str(c.version), c.change, "; ".join(c.breaking) or "-") for c in changes
+    ]
+    out.table(("kind", "name", "version", "change", "breaks callers"), rows)
+
+
+def _agrees() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input("Callers break. Deploy? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _read(state: Path) -> dict[str, _Deployed]:
+    try:
+        return msgspec.json.decode(state.read_bytes(), type=dict[str, _Deployed])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise InvalidInput(str(state), f"it is damaged: {error}", "remove it") from None
+
+
+def _write(state: Path, found: dict[str, _Deployed]) -> None:
+    state.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+
+
+def _note(state: Path, url: str, changed: list[PlannedChange]) -> None:
+    found = _read(state)
+    things = [(c.kind, c.name, c.version, c.change == "new") for c in changed]
+    found[url] = _Deployed(things)
+    _write(state, found)
+
+
+def _undo(client: Client, state: Path, out: Output) -> int:
+    found = _read(state)
+    deployed = found.get(client.url)
+    if deployed is None or not deployed.things:
+        raise WrongUsage("--undo", f"nothing was deployed to {client.url} from here")
+    for kind, name, version, _ in deployed.things:
+        newest = client.describe(name).version
+        if newest != version:
+            message = f"version {newest} was registered after version {version}"
+            raise Conflict(kind, name, message)
+    order = {"composition": 0, "function": 1, "library": 2}  # what uses others goes first
+    for kind, name, version, _ in sorted(deployed.things, key=lambda one: order[one[0]]):
+        client.remove(name, version)
+        out.line(f"removed {kind} {name}, version {version}")
+    del found[client.url]
+    _write(state, found)
+    return 0

@@ -1,0 +1,131 @@
+"""``dandelion dev FILE``: a node that reloads a file when it changes, and shows what happens.
+
+The node listens on loopback and keeps its catalogue in memory. The file is loaded in a process of
+its own for each change, so a mistake in it, even an endless loop, does not harm the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from dandelion.activity import ActivityQuery, InvocationSummary
+from dandelion.cli.loading import ProgramFailed, load_program
+from dandelion.cli.output import Output
+from dandelion.cli.parser import Arguments
+from dandelion.cli.run import split_target
+from dandelion.cli.settings import load_settings
+from dandelion.errors import DandelionError
+from dandelion.frontend.listener import url_of
+from dandelion.frontend.server import serve
+from dandelion.node import Node
+
+LOOK_S = 0.25
+SHOWN = 20
+"""Invocations that are shown at once; with more the rest is counted."""
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Serve until Ctrl-C."""
+    path, _ = split_target(arguments.source)
+    flags = {"catalog": ["memory:"], "port": [str(arguments.port)]}
+    settings = load_settings(None, os.environ, flags)
+    settings = msgspec.structs.replace(settings, host="127.0.0.1", frontends=1)
+    uvloop.run(_Development(Node(settings), path, out).serve())
+    return 0
+
+
+class _Development:
+    """A node, and the file that it reloads."""
+
+    def __init__(self, node: Node, path: Path, out: Output) -> None:
+        self._node = node
+        self._path = path
+        self._out = out
+        self._files: dict[str, int] = {}
+        self._cursor = 0
+
+    async def serve(self) -> None:
+        """Serve and watch until a signal."""
+        settings = self._node.settings
+        async with self._node as node:
+            watching: list[asyncio.Task[None]] = []
+
+            def ready(host: str, port: int) -> None:
+                self._out.line(f"{url_of(host, port)} serves {self._path}; Ctrl-C ends it")
+                loop = asyncio.get_running_loop()
+                watching.append(loop.create_task(self._watch()))
+
+            try:
+                await serve(node, settings.host, settings.port, ready)
+            finally:
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            if self._has_changed():
+                await self._load()
+            self._show_invocations()
+            await asyncio.sleep(LOOK_S)
+
+    def _has_changed(self) -> bool:
+        return not self._files or self._files != _versions(self._files)
+
+    async def _load(self) -> None:
+        """Load and register the file; a failure leaves what was registered before."""
+        self._files = _versions(self._files or [str(self._path)])
+        try:
+            document, files = await asyncio.to_thread(load_program, self._path)
+            self._files = _versions(files)
+            registered = await asyncio.to_thread(self._node.register, document)
+        except DandelionError as error:
+            if isinstance(error, ProgramFailed):
+                self._files = _versions({*self._files, *error.files})
+            self._out.line(f"{_clock()} {error}")
+            self._out.line("         what was registered before stays")
+            return
+        names = ", ".join(f"{one.name} {one.version}" for one in registered)
+        self._out.line(f"{_clock()} registered {names}")
+
+    def _show_invocations(self) -> None:
+        query = ActivityQuery(after=self._cursor, limit=SHOWN)
+        found = self._node.activity(query=query)
+        more = found.cursor - self._cursor - len(found.invocations)
+        self._cursor = found.cursor
+        if more > 0:
+            self._out.line(f"         {more} more invocations")
+        for one in reversed(found.invocations):
+            self._out.line(_line_of(one))
+
+
+def _line_of(one: InvocationSummary) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(one.started_s))
+    line = f"{at} {one.name} {one.outcome} {one.duration_ms:.1f} ms  {one.id}"
+    return f"{line}\n{_indented(one.message)}" if one.message else line
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"         {line}" for line in text.splitlines())
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def _versions(files: Iterable[str]) -> dict[str, int]:
+    """Give each file the time of its last change; 0 if it is missing."""
+    found = {}
+    for file in files:
+        try:
+            found[file] = Path(file).stat().st_mtime_ns
+        except OSError:
+            found[file] = 0
+    return found

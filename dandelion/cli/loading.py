@@ -1,0 +1,123 @@
+"""Loads a user's Python file in a process of its own, and gives what it describes.
+
+A file may be edited and loaded again and again, may print, and may end its process. So it is loaded
+by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dandelion.cli.sources import read_sources
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import Blame, DandelionError, ErrorRecord, InvalidInput, from_record
+from dandelion.frontend.records import encode_document, read_document
+from dandelion.search_path import environment
+
+_OWN = Path(__file__).resolve().parent.parent
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What came of loading a file.
+
+    Attributes:
+        document: a `RegistrationDocument` in MessagePack; empty if it failed.
+        files: the file and the modules of the user that it imports.
+        error: why it failed.
+    """
+
+    document: bytes = b""
+    files: tuple[str, ...] = ()
+    error: ErrorRecord | None = None
+
+
+def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
+    """Load a file in another process.
+
+    Returns:
+        What it describes, and the files that this was made of.
+
+    Raises:
+        ProgramFailed: it cannot be loaded; it has the files too.
+        InvalidInput: it describes nothing.
+    """
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(write)]
+    with os.fdopen(read, "rb") as answer:
+        try:
+            process = subprocess.Popen(command, pass_fds=[write], env=environment())
+        finally:
+            os.close(write)
+        data = answer.read()
+        code = process.wait()
+    if not data:
+        raise ProgramFailed(str(path), f"its process ended with code {code}", (str(path),))
+    loaded = msgspec.msgpack.decode(data, type=Loaded)
+    if loaded.error is not None:
+        cause = from_record(loaded.error)
+        raise ProgramFailed(str(path), str(cause), loaded.files)
+    return read_document(loaded.document, "application/msgpack"), loaded.files
+
+
+@dataclass(eq=False)
+class ProgramFailed(DandelionError):
+    """A user's file cannot be loaded.
+
+    Attributes:
+        files: that it consists of, as far as they were loaded.
+    """
+
+    path: str
+    message: str
+    files: tuple[str, ...] = ()
+    status = 400
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be loaded: {self.message}"
+
+
+def main() -> int:
+    """Load the file that the arguments name."""
+    path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(descriptor, False)
+    sys.path.insert(0, str(path.resolve().parent))
+    loaded = _load(path)
+    with os.fdopen(descriptor, "wb") as answer:
+        answer.write(msgspec.msgpack.encode(loaded))
+    return 0
+
+
+def _load(path: Path) -> Loaded:
+    try:
+        document = read_sources([path])
+    except DandelionError as error:
+        return Loaded(files=_user_files(path), error=error.record())
+    except BaseException as error:  # whatever the user's program raises
+        lines = traceback.format_exception(error)
+        text = "".join(line for line in lines if str(_OWN) not in line and "importlib" not in line)
+        record = InvalidInput(str(path), text.strip()).record()
+        return Loaded(files=_user_files(path), error=record)
+    return Loaded(encode_document(document), _user_files(path))
+
+
+def _user_files(path: Path) -> tuple[str, ...]:
+    """List the files of the folder of a program that were imported."""
+    folder = path.resolve().parent
+    found = {str(path.resolve())}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).resolve().is_relative_to(folder) and ".venv" not in file:
+            found.add(str(Path(file).resolve()))
+    return tuple(sorted(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""``dandelion run FILE[:NAME] set=text ...``: register and invoke once, in this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dandelion.cli.invoke import read_sets, show_result
+from dandelion.cli.loading import load_program
+from dandelion.cli.output import Output, WrongUsage
+from dandelion.cli.parser import Arguments
+from dandelion.cli.settings import load_settings
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import nearest
+from dandelion.node import Node
+
+_READY_S = 120.0
+
+
+def run(arguments: Arguments, out: Output) -> int:
+    """Run once. Settings come from the environment, as for ``dandelion serve``."""
+    path, name = split_target(arguments.source)
+    document, _ = load_program(path)
+    with Node(load_settings(None, os.environ, {"catalog": ["memory:"]})) as node:
+        node.wait_ready(_READY_S)
+        registered = [r.name for r in node.register(document) if r.kind != "library"]
+        chosen = _chosen(name, registered, document)
+        result = node.invoke(chosen, deadline_s=arguments.deadline, **read_sets(arguments.sets))
+        show_result(arguments, out, "", result)
+    return 0
+
+
+def split_target(text: str) -> tuple[Path, str]:
+    """Split ``FILE:NAME``; without a name it is empty.
+
+    Raises:
+        WrongUsage: there is no such file.
+    """
+    file, colon, name = text.rpartition(":")
+    path = Path(file) if colon and Path(file).exists() else Path(text)
+    if not path.exists():
+        raise WrongUsage(str(path), "no such file", "write FILE.py or FILE.py:NAME")
+    return path, name if str(path) == file else ""
+
+
+def _chosen(name: str, registered: list[str], document: RegistrationDocument) -> str:
+    if name:
+        if name not in registered:
+            close = nearest(name, registered)
+            hint = f"did you mean '{close}'?" if close else f"it has {', '.join(registered)}"
+            raise WrongUsage(name, "the file does not describe it", hint)
+        return name
+    functions = {function.name for function in document.functions}
+    compositions = [one for one in registered if one not in functions]
+    if len(compositions) == 1:
+        return compositions[0]
+    if not compositions and len(registered) == 1:
+        return registered[0]
+    listed = ", ".join(compositions or registered)
+    raise WrongUsage("FILE", "it describes several", f"write FILE:NAME with one of {listed}")

@@ -1,0 +1,75 @@
+"""What a registration would change, and what of it callers would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dandelion.catalog import (
+    Batch,
+    Catalog,
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    kind_of,
+    same_but_version,
+)
+from dandelion.data import SetSpec
+from dandelion.documents import PlannedChange
+from dandelion.function import FunctionSpec
+
+
+def planned_changes(batch: Batch, catalog: Catalog) -> list[PlannedChange]:
+    """Compare a checked batch with a catalogue, in the order of `Batch.records`."""
+    return [_planned(record, _newest(record, catalog)) for record in batch.records()]
+
+
+def _newest(record: Record, catalog: Catalog) -> Record | None:
+    if isinstance(record, LibraryRecord):
+        return catalog.find_library(record.name)
+    return catalog.find_callable(record.name)
+
+
+def _planned(new: Record, old: Record | None) -> PlannedChange:
+    kind = kind_of(type(new))
+    if old is None:
+        return PlannedChange(kind, new.name, 1, "new")
+    if same_but_version(new, old):
+        return PlannedChange(kind, new.name, old.version, "same")
+    breaking: tuple[str, ...] = ()
+    if isinstance(new, FunctionSpec) and isinstance(old, FunctionSpec):
+        breaking = (
+            *_differ("input", _given(old), _given(new)),
+            *_differ("output", old.outputs, new.outputs),
+        )
+    elif isinstance(new, CompositionRecord) and isinstance(old, CompositionRecord):
+        breaking = (
+            *_differ("input", _named(old.inputs), _named(new.inputs)),
+            *_differ("output", _named(old.outputs), _named(new.outputs)),
+        )
+    return PlannedChange(kind, new.name, old.version + 1, "changed", breaking)
+
+
+def _given(spec: FunctionSpec) -> list[SetSpec]:
+    return [one for one in spec.inputs if one.name not in spec.fixed]
+
+
+def _named(names: Sequence[str]) -> list[SetSpec]:
+    return [SetSpec(name) for name in names]
+
+
+def _differ(role: str, old: Sequence[SetSpec], new: Sequence[SetSpec]) -> Iterator[str]:
+    """Say what callers would notice. Further outputs are no change for them; inputs are one."""
+    before, after = {s.name: s for s in old}, {s.name: s for s in new}
+    for name, spec in before.items():
+        if name not in after:
+            yield f"{role} '{name}' is removed"
+        elif (spec.dtype, spec.shape) != (after[name].dtype, after[name].shape):
+            yield f"{role} '{name}' was {_type(spec)}, and becomes {_type(after[name])}"
+    if role == "input":
+        yield from (f"input '{name}' is added" for name in after if name not in before)
+
+
+def _type(spec: SetSpec) -> str:
+    if spec.dtype is None:
+        return "untyped"
+    return f"{spec.dtype}{list(spec.shape)}" if spec.shape is not None else spec.dtype

@@ -1,0 +1,1 @@
+"""Modules that functions of the tests use; see `tests/test_capture.py`."""

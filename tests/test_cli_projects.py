@@ -1,0 +1,222 @@
+"""From an empty folder to a deployed composition: init, run, dev, deploy; top and trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dandelion import Client
+from dandelion.cli.loading import ProgramFailed, load_program
+from dandelion.cli.main import main
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node, Settings
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("DANDELION_BACKENDS", "null,process")
+    monkeypatch.delenv("DANDELION_URL", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    settings = Settings(backends=("null", "process"), engines={"process": 1}, arena_bytes=32 << 20)
+    with Node(settings) as node, BackgroundServer(node) as server:
+        assert node.wait_ready(60)
+        yield server.url
+
+
+@pytest.fixture
+def app(command: Command, tmp_path: Path) -> Path:
+    assert command("init", tmp_path / "project")[0] == 0
+    return tmp_path / "project" / "app.py"
+
+
+def test_init_keeps_existing_files(command: Command, app: Path) -> None:
+    app.write_text("mine")
+    code, _, error = command("init", app.parent)
+    assert code == 2
+    assert "app.py" in error
+    assert app.read_text() == "mine"
+
+
+def test_the_tests_of_a_new_project_pass(app: Path) -> None:
+    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(app.parent)]
+    done = subprocess.run(arguments, cwd=app.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_run(command: Command, app: Path) -> None:
+    code, out, _ = command("run", app, "pages=One and one", "--json")
+    assert code == 0
+    assert json.loads(out)["sets"]["words"][0]["value"] == {"one": 2, "and": 1}
+    code, out, _ = command("run", f"{app}:count", "page=a b a", "--raw")
+    assert (code, json.loads(out)) == (0, {"a": 2, "b": 1})
+    code, _, error = command("run", f"{app}:cound", "page=a")
+    assert code == 2
+    assert "did you mean 'count'?" in error
+    assert command("run", app.parent / "none.py")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (", "was never closed"),
+        ("import nothing_like_this", "nothing_like_this"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = 1", "no function document()"),
+        ("import os; os._exit(3)", "code 3"),
+        ("import sys; sys.exit('bye')", "bye"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded(app: Path, text: str, said: str) -> None:
+    app.write_text(text)
+    with pytest.raises(ProgramFailed) as caught:
+        load_program(app)
+    assert said in str(caught.value)
+    assert str(app) in caught.value.files
+
+
+def test_a_program_may_print_and_import_its_neighbours(app: Path) -> None:
+    (app.parent / "words.py").write_text("LIMIT = 3\n")
+    text = app.read_text().replace("import re\n", "import re\n\nfrom words import LIMIT\n")
+    app.write_text(text + "print('hello', LIMIT)\n")
+    document, files = load_program(app)
+    assert {f.name for f in document.functions} == {"count", "total"}
+    assert [Path(file).name for file in files] == ["app.py", "words.py"]
+
+
+def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, url: str) -> None:
+    def deploy(*more: str) -> tuple[int, dict[str, object], str]:
+        code, out, error = command("deploy", app, "--url", url, "--json", *more)
+        return code, json.loads(out) if out.startswith("{") else {}, error
+
+    def changes(*more: str) -> dict[str, tuple[str, list[str]]]:
+        _, found, _ = deploy(*more)
+        return {c["name"]: (c["change"], c["breaking"]) for c in found["changes"]}  # type: ignore[attr-defined,index]
+
+    assert {change for change, _ in changes("--dry-run").values()} == {"new"}
+    assert deploy()[0] == 0
+    assert {change for change, _ in changes().values()} == {"same"}
+    app.write_text(app.read_text().replace("lower()", "upper()"))
+    assert changes("--dry-run")["count"] == ("changed", [])
+    assert deploy()[0] == 0
+    with Client(url) as client:
+        assert client.invoke("word_count", pages="a").words.json() == {"A": 1}
+        assert command("deploy", app, "--undo", "--url", url)[0] == 0
+        assert client.invoke("word_count", pages="a").words.json() == {"a": 1}
+    assert command("deploy", app, "--undo", "--url", url)[0] == 2  # only the last one is known
+    text = app.read_text().replace("word_count(pages)", "word_count(texts)")
+    app.write_text(text.replace("dd.each(pages)", "dd.each(texts)"))
+    broken = changes("--dry-run")["word_count"][1]
+    assert broken == ["input 'pages' is removed", "input 'texts' is added"]
+    code, _, error = deploy()
+    assert code == 1
+    assert "--yes" in error
+    assert deploy("--yes")[0] == 0
+    command("register", app, "--url", url)
+    app.write_text(app.read_text().replace("upper()", "lower()").replace("texts", "words"))
+    command("register", app, "--url", url)
+    code, _, error = command("deploy", app, "--undo", "--url", url)
+    assert code == 1
+    assert "was registered after" in error
+
+
+def test_top_and_trace(command: Command, app: Path, url: str) -> None:
+    command("register", app, "--url", url)
+    with Client(url) as client:
+        sets = {client.describe("word_count").inputs[0].name: "a b"}
+        id_, _ = client.invoke_sets("word_count", sets)
+        with pytest.raises(Exception, match="InputMismatch"):
+            client.invoke_sets("word_count", {next(iter(sets)): [b"\xff"]})
+    code, out, _ = command("top", "--url", url)
+    assert code == 0
+    assert id_ in out
+    assert "count" in out
+    assert json.loads(command("top", "--url", url, "--json")[1])["cursor"] >= 2
+    code, out, _ = command("trace", id_, "--url", url)
+    assert code == 0
+    assert "outcome: ok" in out
+    assert "total" in out
+    target = app.parent / "trace.json"
+    assert command("trace", id_, "--url", url, "-o", target)[0] == 0
+    assert json.loads(target.read_bytes())["otherData"]["outcome"] == "ok"
+
+
+def test_completion_knows_the_verbs_and_their_options(command: Command) -> None:
+    code, out, _ = command("completion", "bash")
+    assert code == 0
+    assert "deploy" in out
+    script = out + "\nCOMP_WORDS=(dandelion dep) COMP_CWORD=1\n"
+    script += "_shtab_dandelion\necho ${COMPREPLY[@]}\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["deploy"]
+    assert command("completion", "fsh")[0] == 2
+
+
+class Development:
+    """``dandelion dev`` in a process of its own."""
+
+    def __init__(self, app: Path) -> None:
+        backends = "null,process"
+        environment = {**os.environ, "DANDELION_BACKENDS": backends, "COLUMNS": "200"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dandelion", "dev", str(app), "--port", "0"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.url = self.until("serves").split()[0]
+
+    def until(self, text: str) -> str:
+        """Read lines until one has a text."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if text in line:
+                return line
+        raise AssertionError(f"it ended before it said '{text}'")
+
+    def end(self) -> int:
+        """Press Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return self._process.wait(30)
+
+
+def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
+    dev = Development(app)
+    try:
+        dev.until("registered count 1")
+        with Client(dev.url) as client:
+            assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
+            assert "word_count ok" in dev.until("word_count")
+            text = app.read_text()
+            app.write_text(text + "x = (\n")
+            dev.until("was never closed")
+            assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
+            app.write_text(text.replace(".lower()", ""))
+            dev.until("registered count 2")
+            assert client.invoke("word_count", pages="a A").words.json() == {"a": 1, "A": 1}
+            with pytest.raises(Exception, match="page"):
+                client.invoke("word_count", pages=b"\xff")
+            assert "ApplicationFailed" in dev.until("ApplicationFailed")
+    finally:
+        assert dev.end() == 0

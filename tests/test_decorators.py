@@ -1,0 +1,335 @@
+"""Decorated functions, documents and blueprints in compositions and registrations; misuse."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dandelion as dd
+from dandelion.blueprint import Blueprint
+from dandelion.cli.sources import read_sources
+from dandelion.data import SetSpec
+from dandelion.dataflow.dsl import handle_of
+from dandelion.documents import (
+    CodeDocument,
+    FunctionDocument,
+    RegistrationDocument,
+    collect,
+    gpu_function,
+    python_function,
+)
+from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, Raised
+from dandelion.function import Batching, Limits
+from dandelion.node import Node, Settings
+
+HERE = Path(__file__)
+LAZY = "def f(x):\n    return x\n"
+
+
+@dd.function(limits={"wall_s": 3.0}, cache=True, name="Upper")
+def upper(text: str) -> str:
+    """Make it loud."""
+    return text.upper()
+
+
+@dd.function(static={"table": np.arange(3.0)}, files={"a.txt": b"from a file"})
+def scale(values: np.ndarray, table: np.ndarray, *, factor: float = 2.0) -> np.ndarray:
+    assert dd.files["a.txt"] == b"from a file"
+    return values * table * factor
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    settings = Settings(backends=("process",), engines={"process": 1}, arena_bytes=32 * 2**20)
+    with Node(settings) as started:
+        yield started
+
+
+def blueprint() -> Blueprint:
+    made = Blueprint(inputs=["a"], outputs=["b"], modules=["copy.c"])
+    made.copy(made.buffer("b", like="a"), made.a)
+    return made
+
+
+def gpu() -> FunctionDocument:
+    return FunctionDocument(
+        "Gpu", ("a", "w"), ("b",), {"w": {"w": "fixed"}}, code=(CodeDocument("python", LAZY),)
+    )
+
+
+def test_a_function_keeps_what_it_is() -> None:
+    assert upper("a") == "A"
+    assert upper.__doc__ == "Make it loud."
+    assert upper.__name__ == "upper"
+    assert str(inspect.signature(upper)) == "(text: 'str') -> 'str'"
+    assert repr(upper) == "<function Upper(text) => (result)>"
+    assert (upper.name, upper.inputs, upper.outputs) == ("Upper", ("text",), ("result",))
+
+
+def test_options_are_those_of_the_document() -> None:
+    document = upper.document
+    assert (document.name, document.limits, document.cache) == ("Upper", Limits(wall_s=3.0), True)
+    batched = dd.function(name="b", batching=Batching(("values",)), imports="email")(inner)
+    assert batched.document.batching == Batching(("values",))
+    assert batched.document.code[0].options["imports"] == "email"
+
+
+def louder(text: str) -> str:
+    return f"{text}!"
+
+
+def inner(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> None:
+    expected = np.array([0.0, 2.0, 4.0])
+    np.testing.assert_array_equal(scale(np.ones(3)), expected)
+    np.testing.assert_array_equal(scale(np.ones(3), table=np.ones(3)), [2, 2, 2])
+    node.register(scale)
+    np.testing.assert_array_equal(node.invoke("scale", values=np.ones(3)).result.value(), expected)
+    with pytest.raises(InvalidInput, match="_files"):
+        node.invoke("scale", values=np.ones(3), _files=b"mine")
+    with pytest.raises(KeyError, match=r"no file 'b.txt'.*a.txt|no file 'b.txt'"):
+        dd.files["b.txt"]
+
+
+def test_secrets_are_parameters_that_nobody_binds() -> None:
+    @dd.function(secrets={"table": "key"})
+    def secret(values: str, table: str) -> str:
+        return values + table
+
+    @dd.composition
+    def uses(x: Any) -> Any:
+        return secret(x)
+
+    assert secret.document.secrets == {"table": "key"}
+    assert [b.parameter for b in uses.composition.applications[0].bindings] == ["values"]
+    assert secret("a", table="b") == "ab"
+
+
+def test_a_composition_is_enough_to_register() -> None:
+    document = gpu()
+
+    @dd.composition
+    def inside(x: Any) -> Any:
+        return upper(x)
+
+    @dd.composition
+    def outside(x: Any) -> Any:
+        return document(scale(inside(dd.each(x))))
+
+    found = collect([outside])
+    assert [f.name for f in found.functions] == ["Upper", "scale", "Gpu"]
+    assert found.functions[-1] is document
+    text = found.compositions[0]
+    assert "scale(values = all inside_result) => (scale_result = result);" in text
+    assert "Gpu(a = all scale_result) => (result = b);" in text
+
+
+def test_what_is_given_explicitly_is_taken_instead() -> None:
+    other = python_function(LAZY, name="Upper", entry="f", inputs=["text"], outputs=["result"])
+
+    @dd.composition
+    def loud(x: Any) -> Any:
+        return upper(x)
+
+    assert collect([loud], [other]).functions == (other,)
+    assert collect([loud, other]).functions == (other,)
+    assert [f.name for f in collect([loud, loud, upper]).functions] == ["Upper"]
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    other = dd.function(louder, name="Upper")
+
+    @dd.composition
+    def both(x: Any) -> Any:
+        return upper(other(x))
+
+    with pytest.raises(InvalidInput, match="have the name 'Upper'"):
+        collect([both])
+    assert len(collect([both], [other]).functions) == 1
+
+
+def test_a_file_with_decorated_functions_can_be_registered(tmp_path: Path) -> None:
+    path = tmp_path / "decorated_file.py"
+    path.write_text(
+        "import dandelion as dd\n"
+        "@dd.function\ndef f(x: str) -> str:\n    return x\n"
+        "@dd.composition\ndef c(x):\n    return f(x)\n"
+    )
+    found = read_sources([path])
+    assert [f.name for f in found.functions] == ["f"]
+    assert len(found.compositions) == 1
+    path.write_text("x = 1\n")
+    with pytest.raises(InvalidInput, match="no function document"):
+        read_sources([path])
+
+
+def test_forms_of_sets_are_checked(node: Node) -> None:
+    document = python_function(LAZY, name="f", inputs=[SetSpec("x", form="yaml")], outputs=["y"])
+    with pytest.raises(InvalidFunction, match="'yaml' is not a form"):
+        node.register(document)
+
+
+def test_handles_register_their_documents() -> None:
+    document = gpu()
+    assert collect([handle_of(document)]).functions == (document,)
+    assert handle_of(upper) is upper
+
+
+def test_signatures_register_nothing() -> None:
+    (declared,) = dd.functions("Upper(text) -> (result)")
+
+    @dd.composition
+    def loud(x: Any) -> Any:
+        return declared(x)
+
+    assert collect([loud]) == RegistrationDocument(compositions=(loud.text(),))
+
+
+def test_whole_sets_of_optional_parameters_are_optional() -> None:
+    @dd.composition
+    def bound(x: Any, y: Any, z: Any) -> Any:
+        return optional_one(x, y, z)
+
+    @dd.composition
+    def for_each(x: Any, y: Any, z: Any) -> Any:
+        return optional_one(x, dd.each(y), z)
+
+    first, second = (made.composition.applications[0].bindings for made in (bound, for_each))
+    assert [b.optional for b in first] == [False, True, True]
+    assert [b.optional for b in second] == [False, False, True]
+
+
+@dd.function
+def optional_one(x: str, y: str | None, z: int = 3) -> str:
+    return f"{x} {y} {z}"
+
+
+def test_inputs_of_compositions_may_be_left_out(node: Node) -> None:
+    @dd.composition
+    def left_out(x: Any, y: Any, z: Any) -> Any:
+        return optional_one(x, y, z)
+
+    node.register(left_out)
+    assert node.invoke("left_out", x="a").result.value() == "a None 3"
+    assert node.invoke("left_out", x="a", z=5).result.value() == "a None 5"
+    with pytest.raises(InvalidInput, match="missing: x"):
+        node.invoke("left_out", z=5)
+
+
+def test_blueprints_are_taken_as_they_are_built() -> None:
+    sets: dict[str, Any] = {"inputs": ["a"], "outputs": ["b"], "files": {"copy.c": ""}}
+    made = gpu_function("copy", blueprint(), **sets)
+    assert made == gpu_function("copy", blueprint().json(), **sets)
+    weights = np.ones((2, 2), "float32")
+    one = gpu_function("copy", "{}", static={"a": weights}, **sets)
+    assert one.static == gpu_function("copy", "{}", static={"a": {"a": weights}}, **sets).static
+    numbers = gpu_function("c", "{}", static={"a": [1, 2]}, **{**sets, "inputs": ["a: float32[2]"]})
+    (item,) = numbers.static["a"].values()
+    assert not isinstance(item, str)
+    assert item.data == np.array([1, 2], "float32").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("thing", "hint"),
+    [
+        (inner, "put @dandelion.function above 'inner'"),
+        ([upper], "one by one"),
+        (dd.functions("F(x) -> (y)")[0], "only declared"),
+        (blueprint(), "gpu_function"),
+        (3, "give decorated functions"),
+    ],
+)
+def test_what_cannot_be_registered_names_the_line(node: Node, thing: Any, hint: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        node.register(thing)
+    assert hint in caught.value.hint
+    file, line = caught.value.where.rsplit(":", 1)
+    assert file == __file__
+    assert "node.register(thing)" in HERE.read_text().splitlines()[int(line) - 1]
+
+
+def test_plain_values_in_a_composition_are_refused_at_their_line() -> None:
+    with pytest.raises(InvalidComposition) as caught:
+
+        @dd.composition
+        def wrong(x: Any) -> Any:
+            return scale(np.ones(3))
+
+    (problem,) = caught.value.problems
+    assert problem.where.startswith(__file__)
+    assert "static=" in problem.expected
+
+
+def test_the_name_of_the_decorator_is_not_the_module_of_that_name() -> None:
+    import dandelion.function as by_name  # what `import ... as` gives is the point
+    from dandelion.function import FunctionSpec
+
+    assert FunctionSpec.__module__ == "dandelion.function"
+    assert dd.function is by_name
+    assert callable(dd.function)
+
+
+# --- hostile registrations --------------------------------------------------------------------
+
+
+def hostile(files: dict[str, Any], values: str = "{}", main: str = LAZY) -> FunctionDocument:
+    code = CodeDocument("python", main, files, {"entry": "f", "values": values})
+    return FunctionDocument("hostile", (SetSpec("x"),), ("y",), code=(code,))
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        (hostile({}, values="{"), "bad-values"),
+        (hostile({}, values='{"inputs": {"x": "str; import os"}}'), "bad-values"),
+        (hostile({}, values='{"inputs": {"z": "str"}}'), "bad-values"),
+        (hostile({}, values='{"outputs": ["str", "str"]}'), "bad-values"),
+        (hostile({f"module:m{i}": "" for i in range(65)}), "too-many-files"),
+        (hostile({"module:big": "#" * (1 << 20)}), "too-long"),
+        (hostile({"module:broken": "def"}), "syntax"),
+        (hostile({"module:deep": "(" * 300 + ")" * 300}), "syntax"),
+        (hostile({"module:costly": "x = " + "-" * 500_000 + "1"}), "no-code"),
+        (hostile({"module:imports": "import email"}), "undeclared-import"),
+    ],
+)
+def test_hostile_sources_are_refused(node: Node, document: FunctionDocument, code: str) -> None:
+    with pytest.raises(InvalidFunction) as caught:
+        node.register(document)
+    assert code in {problem.code for problem in caught.value.problems}
+
+
+def test_modules_are_executed_in_the_sandbox_alone(node: Node, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    text = f"open({str(witness)!r}, 'w').write('executed')"
+    node.register(hostile({"module:evil": text, "module:json": "x = 1"}))
+    assert node.invoke("hostile", x="fine").y.text() == "fine"  # it is not imported
+    node.register(hostile({"module:evil": text}, main="import evil\n" + LAZY))
+    with pytest.raises(Exception, match="open a file"):
+        node.invoke("hostile", x="")
+    assert not witness.exists()
+
+
+def test_modules_of_a_function_do_not_replace_others(node: Node) -> None:
+    main = "import json\ndef f(x):\n    return json.dumps(x.text())\n"
+    node.register(hostile({"module:json": "def dumps(x): return 'replaced'"}, main=main))
+    assert node.invoke("hostile", x="a").y.text() == '"a"'
+
+
+def test_files_with_other_names_are_ignored(node: Node) -> None:
+    node.register(hostile({"../../etc/passwd": "1", "module:../x": "(", "readme": "("}))
+    assert node.invoke("hostile", x="fine").y.text() == "fine"
+
+
+def test_errors_of_modules_show_their_source(node: Node) -> None:
+    node.register(hostile({"part:1 cell": "\n\nraise ValueError('early')"}))
+    with pytest.raises(Raised) as caught:
+        node.invoke("hostile", x="")
+    assert 'File "<function hostile: 1 cell>", line 3' in caught.value.traceback
