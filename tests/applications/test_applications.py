@@ -89,6 +89,12 @@ def test_network_inference(caller: Any) -> None:
         assert answer["confidence"] == pytest.approx(expected.confidence, rel=1e-6)
 
 
+def test_an_item_for_each_of_one_item_is_a_list_of_one(caller: Any) -> None:
+    caller.register(network.inference)
+    found = caller.invoke("inference", images=[np.ones((8, 8), "float32")]).result.value()
+    assert [answer["digit"] for answer in found] == [network.classify(np.ones(64, "float32")).digit]
+
+
 def test_kmeans(caller: Any) -> None:
     caller.register(kmeans.kmeans)
     rng = np.random.default_rng(3)
