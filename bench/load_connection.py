@@ -54,8 +54,8 @@ class LoadConnection:
     """
 
     __slots__ = (
-        "_body", "_expect", "_mask", "_out", "_over", "_parser", "_poll", "_port", "_socket",
-        "failure", "freed_ns", "intended_ns", "number", "sent_ns",
+        "_body", "_expect", "_keeps", "_mask", "_out", "_over", "_parser", "_poll", "_port",
+        "_socket", "failure", "freed_ns", "intended_ns", "number", "sent_ns",
     )  # fmt: skip
 
     def __init__(self, port: int, poll: select.epoll) -> None:
@@ -67,6 +67,7 @@ class LoadConnection:
         self._expect: bytes | None = None
         self._body: list[bytes] = []
         self._over = False
+        self._keeps = True
         self._parser = httptools.HttpResponseParser(self)
         self.number = -1
         self.freed_ns = self.intended_ns = self.sent_ns = 0
@@ -155,7 +156,7 @@ class LoadConnection:
             self.failure = f"status {status}"
         elif self._expect is not None and b"".join(self._body) != self._expect:
             self.failure = "wrong answer"
-        if self._out or not self._parser.should_keep_alive():
+        if self._out or not self._keeps:
             self.close()
         return True
 
@@ -167,6 +168,7 @@ class LoadConnection:
     def on_message_complete(self) -> None:
         """Take note of the end of the answer; called by the parser."""
         self._over = True
+        self._keeps = self._parser.should_keep_alive()  # later it has forgotten
 
     def fail(self, why: str) -> bool:
         """Close it. True if there was a current request, which is over then."""

@@ -37,7 +37,7 @@ class Blame(enum.Enum):
 
     CALLER = "caller"  # the request: its names, sets, sizes
     FUNCTION = "function"  # the user's code
-    CAPACITY = "capacity"  # no fault: the node is full; the same request may succeed later
+    CAPACITY = "capacity"  # no fault: something is full or away; the same may succeed later
     PLATFORM = "platform"  # this project or the machine
 
 
@@ -415,13 +415,36 @@ class BadOutput(FunctionError):
 
 @dataclass(eq=False)
 class RequestFailed(FunctionError):
-    """The request of an item failed in an I/O function: refused, unreachable, malformed."""
+    """The request of an item failed in an I/O function.
+
+    Three classes: `RequestRefused`, `RequestInterrupted`, and this one for all other failures, such
+    as an answer that says no. `transient` says whether the same request may succeed later. With
+    `may_repeat`, that is so and all requests of the call are idempotent, so the call may be run
+    again.
+    """
 
     item: str
     message: str
+    transient: bool = False
+    may_repeat: bool = False
 
     def __str__(self) -> str:
-        return f"function '{self.function}', item '{self.item}': {self.message}"
+        later = "; it may succeed later" if self.transient else ""
+        return f"function '{self.function}', item '{self.item}': {self.message}{later}"
+
+
+@dataclass(eq=False)
+class RequestRefused(RequestFailed):
+    """The request of an item was not sent: it is malformed, or not allowed."""
+
+
+@dataclass(eq=False)
+class RequestInterrupted(RequestFailed):
+    """A service could not be reached, broke off, or was too busy; it may have done the request."""
+
+    transient: bool = True
+    status = 502
+    blame = Blame.CAPACITY
 
 
 @dataclass(eq=False)
@@ -629,7 +652,8 @@ class NoEngine(DandelionError):
     def __str__(self) -> str:
         return (
             f"function '{self.function}' has code for {', '.join(self.formats) or 'nothing'}; "
-            f"this node runs {', '.join(self.available) or 'nothing'}"
+            f"this node runs {', '.join(self.available) or 'nothing'}; "
+            "'dandelion ls backends' says what others need"
         )
 
 

@@ -115,6 +115,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         secrets: names of secrets of the node, by the input set that each fills. Callers may not
             give these sets either.
         kind: ``compute`` (pure, may be run again) or ``io`` (performed by the platform).
+        idempotent: of an io function: to run a call again leaves the world as one run does.
         cache: keep results by the content of the inputs; for compute functions only.
         batching: how waiting calls are joined; None if each is run by itself.
         version: given by the catalogue, from 1 upwards.
@@ -131,6 +132,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     cache: bool = False
     batching: Batching | None = None
     version: int = 0
+    idempotent: bool = False
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -186,6 +188,7 @@ class Function:
         static: static input sets by name, in memory.
         identity: digest of code and files; equal identity means equal behaviour, and one scope.
         scope: the tenant that shares its constants on devices with no other; empty if it does.
+        binary: what the backend's checker made of the code for confined engines; never of a user.
         given: positions of the input sets that come with a call, in order.
         typed: positions of the input sets that declare a dtype.
     """
@@ -197,6 +200,7 @@ class Function:
     static: Mapping[str, ItemSet] = field(default_factory=dict)
     identity: Digest = Digest("")
     scope: str = ""
+    binary: Bytes = b""
     given: tuple[int, ...] = field(init=False)
     typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)

@@ -163,6 +163,7 @@ class Registrar:
         caps: the operator's largest limits. Higher limits are refused; limits at their default are
             lowered to the cap.
         secrets: lists the names of the tenant's secrets.
+        offered: backends that are installed and not started, by the functions that they provide.
     """
 
     catalog: Catalog
@@ -171,6 +172,7 @@ class Registrar:
     targets: Callable[[str], Sequence[Target]] = lambda format_name: ()
     caps: Limits = _NO_CAPS
     secrets: Callable[[], Sequence[str]] = lambda: ()
+    offered: Mapping[str, str] = field(default_factory=dict)
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
     _codes: list[tuple[Checker, Function]] = field(default_factory=list)
@@ -211,6 +213,20 @@ class Registrar:
         current = self.draft(draft.document, draft.blobs)
         current.check_new_code(draft)
         return current.batch
+
+    def composition(self, text: str) -> CompositionRecord:
+        """Check the text of one composition that is invoked without being registered.
+
+        Raises:
+            InvalidComposition: all its problems.
+            InvalidInput: the text does not have exactly one composition.
+            TooLarge: the text is too long.
+        """
+        found = self._compositions({"composition": text}, {})
+        if len(found) != 1:
+            message = f"the text has {len(found)} compositions"
+            raise InvalidInput("composition", message, "send exactly one")
+        return found[0]
 
     def _forget(self) -> None:
         """Release a document's contents, which may be large."""
@@ -375,8 +391,20 @@ class Registrar:
                 *self._recursion_problems(module),
             ]
         if problems:
+            problems = [self._with_backend(problem) for problem in problems]
             raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
         return [_record(module, c, find) for c in module.compositions]
+
+    def _with_backend(self, problem: Problem) -> Problem:
+        """Say which backend has a function that is unknown, if one has."""
+        if problem.code != "unknown-function":
+            return problem
+        for name, backend in self.offered.items():
+            if f"'{name}'" in problem.message:
+                message = f"'{name}' is a function of the backend '{backend}'"
+                message += ", which is not started here; add it to the node's setting 'backends'"
+                return msgspec.structs.replace(problem, message=message, nearest="")
+        return problem
 
     def _known(
         self, functions: Mapping[str, FunctionSpec]

@@ -9,6 +9,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput
 from dandelion.function import Limits
+from dandelion.trace_context import Tracing
 
 MIB = 1024 * 1024
 _SPIN_US = 200
@@ -65,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tls_key: file of the certificate's private key in PEM.
         protocols: which protocols to serve beside the node's own, by name, see
             ``docs/protocols.md``.
+        http2: also serve HTTP/2, to clients that begin with it and, with TLS, to those that
+            negotiate it; needs the extra ``http2``.
         frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
             limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
@@ -103,6 +106,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             one half of it.
         tenants: quotas and weights, by name of the tenant.
         keep_traces: how many traces of finished invocations are kept.
+        log_bytes: memory for what the functions of a tenant wrote lately, see ``GET /v1/logs``; 0
+            keeps nothing.
+        otlp_endpoint: where spans are sent by OTLP over HTTP, such as ``http://127.0.0.1:4318``
+            (``/v1/traces`` is added) or a URL with a path, which is used as it is. Empty: nowhere.
+        otlp_ratio: of the invocations without a trace context, the part that is recorded. Others
+            are recorded if their caller records them.
+        otlp_headers: file of further headers for the collector, one ``NAME: VALUE`` a line, such as
+            credentials.
+        access_log: file to which a line of JSON is written for each request; ``-`` is standard
+            error. Empty: none.
         keep_invocations: of how many ended invocations of each tenant a short record is kept.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
@@ -121,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tls_cert: str = ""
     tls_key: str = ""
     protocols: tuple[str, ...] = ()
+    http2: bool = False
     frontends: Count = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192
@@ -151,6 +165,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256
+    log_bytes: CountOrNone = 1 * MIB
+    otlp_endpoint: str = ""
+    otlp_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    otlp_headers: str = ""
+    access_log: str = ""
     keep_invocations: CountOrNone = 10_000
     spin_us: int = -1
     engine_spin_us: int = -1
@@ -179,3 +198,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             self.spin_us if self.spin_us >= 0 else caller,
             self.engine_spin_us if self.engine_spin_us >= 0 else engine,
         )
+
+
+def tracing_of(settings: Settings) -> Tracing:
+    """Make what begins the spans of a node's invocations."""
+    return Tracing(bool(settings.otlp_endpoint), settings.otlp_ratio)

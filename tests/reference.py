@@ -11,15 +11,35 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dandelion.dataflow.graph import Application, Composition, Sharding, Strategy
+from dandelion.dataflow.graph import (
+    Application,
+    Composition,
+    Sharding,
+    Strategy,
+    application_ids,
+)
 
 Triple = tuple[str, int, bytes]
 Set = list[Triple]
-Pure = Callable[[str, list[Set]], list[Set]]
-"""Runs a function by name: input sets by position to output sets by position."""
+Path = tuple[int, ...]
+"""Attempts of the instances that something runs in, from the outside to the inside."""
+Pure = Callable[[str, list[Set], Path], list[Set]]
+"""Runs a function by name: input sets by position to output sets by position. May raise `Failed`.
+"""
+ErrorItem = Callable[[str, str, int, int, Set, Set], Triple]
+"""Makes an item of an errors set: of kind, application, instance, attempts, and the item or items
+that the instance was made for: of `each`, else of `keyed`."""
 Signatures = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 Value = dict[str, Set]
 """The sets of one instance for some parameters."""
+
+
+class Failed(Exception):
+    """An instance failed with an error of a kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
 
 
 class TooBig(Exception):
@@ -44,6 +64,17 @@ class Group:
     is_any: bool
 
 
+@dataclass
+class Frame:
+    """What an application needs of the run of its composition; `made` counts its instances."""
+
+    name: str
+    path: Path
+    origin: tuple[Set, Set]
+    made: int = 0
+    errors: Set = field(default_factory=list)
+
+
 def size(items: Set) -> int:
     """Bytes of a set."""
     return sum(len(data) for _, _, data in items)
@@ -58,6 +89,9 @@ class Interpreter:
         compositions: the compositions that others use, by name.
         budget: instances after which `TooBig` is raised.
         partitions: of `any` shardings.
+        error_item: makes the items of errors sets.
+        families: for the name of a kind of error, the kinds that it stands for.
+        transient: kinds that are tried again if an application does not say which.
     """
 
     def __init__(
@@ -67,15 +101,34 @@ class Interpreter:
         compositions: Mapping[str, Composition],
         budget: int = 1 << 60,
         partitions: Partitions | None = None,
+        error_item: ErrorItem | None = None,
+        families: Mapping[str, frozenset[str]] | None = None,
+        transient: frozenset[str] = frozenset(),
     ) -> None:
         self.run = run
         self.signatures = signatures
         self.compositions = compositions
         self.budget = budget
         self.partitions = partitions or Partitions()
+        self.error_item = error_item
+        self.families = families or {}
+        self.transient = transient
+        self.caught = self.retried = 0
 
-    def invoke(self, composition: Composition, inputs: Mapping[str, Set]) -> dict[str, Set]:
-        """Return all output sets of a composition."""
+    def invoke(
+        self,
+        composition: Composition,
+        inputs: Mapping[str, Set],
+        path: Path = (),
+        origin: tuple[Set, Set] = ([], []),
+    ) -> dict[str, Set]:
+        """Return all output sets of a composition.
+
+        Raises:
+            Failed: an instance failed, and no application catches it.
+        """
+        names = application_ids(composition)
+        ids = {id(a): name for a, name in zip(composition.applications, names, strict=True)}
         known: dict[str, Set] = {name: list(inputs[name]) for name in composition.inputs}
         waiting = list(composition.applications)
         while waiting:
@@ -83,19 +136,24 @@ class Interpreter:
             assert ready, "a valid composition has no cycles"
             for application in ready:
                 waiting.remove(application)
-                outputs = self.apply(application, known)
+                frame = Frame(ids[id(application)], path, origin)
+                outputs = self.apply(application, known, frame)
                 for returned in application.returns:
                     known[returned.target] = outputs[returned.output]
+                if application.catch is not None:
+                    known[application.catch.target] = sorted(frame.errors, key=lambda t: t[1])
         return {name: known[name] for name in composition.outputs}
 
-    def apply(self, application: Application, known: Mapping[str, Set]) -> dict[str, Set]:
+    def apply(
+        self, application: Application, known: Mapping[str, Set], frame: Frame
+    ) -> dict[str, Set]:
         """Return the outputs of one application, after all its iterations."""
         bound = {b.parameter: known[b.source] for b in application.bindings}
         repeat = application.repeat
         if repeat is None:
-            return self.iterate(application, bound)
+            return self.iterate(application, bound, frame)
         for _ in range(repeat.times):
-            outputs = self.iterate(application, bound)
+            outputs = self.iterate(application, bound, frame)
             if repeat.until is not None and not outputs[repeat.until]:
                 break
             if self.is_skipped(application, bound):
@@ -107,7 +165,9 @@ class Interpreter:
         """A set is empty that is not optional."""
         return any(not b.optional and not bound[b.parameter] for b in application.bindings)
 
-    def iterate(self, application: Application, bound: Mapping[str, Set]) -> dict[str, Set]:
+    def iterate(
+        self, application: Application, bound: Mapping[str, Set], frame: Frame
+    ) -> dict[str, Set]:
         """Return the merged outputs of one application that is run once."""
         parameters, returns = self.signatures[application.function]
         merged: dict[str, Set] = {name: [] for name in returns}
@@ -119,16 +179,70 @@ class Interpreter:
         if self.budget < 0:
             raise TooBig
         for instance in instances:
-            sets = [instance.get(p, []) for p in parameters]
-            if application.function in self.compositions:
-                nested = self.compositions[application.function]
-                found = self.invoke(nested, dict(zip(parameters, sets, strict=True)))
-                outputs = [found[name] for name in returns]
-            else:
-                outputs = self.run(application.function, sets)
+            outputs = self.attempt(application, instance, frame)
+            frame.made += 1
             for name, items in zip(returns, outputs, strict=True):
                 merged[name] += items
         return {name: sorted(items, key=lambda t: t[1]) for name, items in merged.items()}
+
+    def attempt(self, application: Application, instance: Value, frame: Frame) -> list[Set]:
+        """Return the outputs of one instance, after all its attempts."""
+        attempts, catch = application.attempts, application.catch
+        most = 1 if attempts is None else attempts.times
+        origin = self.origin(application, instance, frame)
+        for attempt in range(1, most + 1):
+            try:
+                return self.run_once(application, instance, (*frame.path, attempt), origin)
+            except Failed as failed:
+                if attempt < most and self.tries_again(application, failed.kind):
+                    self.retried += 1
+                    continue
+                if catch is None or not self.is_named(failed.kind, catch.kinds):
+                    raise
+                assert self.error_item is not None
+                self.caught += 1
+                frame.errors.append(
+                    self.error_item(failed.kind, frame.name, frame.made, attempt, *origin)
+                )
+                return [[] for _ in self.signatures[application.function][1]]
+        raise AssertionError("the last attempt returns or raises")
+
+    def run_once(
+        self, application: Application, instance: Value, path: Path, origin: tuple[Set, Set]
+    ) -> list[Set]:
+        """Run an instance of a function or a composition."""
+        self.budget -= 1
+        if self.budget < 0:
+            raise TooBig
+        parameters, returns = self.signatures[application.function]
+        sets = [instance.get(p, []) for p in parameters]
+        nested = self.compositions.get(application.function)
+        if nested is None:
+            return self.run(application.function, sets, path)
+        found = self.invoke(nested, dict(zip(parameters, sets, strict=True)), path, origin)
+        return [found[name] for name in returns]
+
+    def origin(self, application: Application, instance: Value, frame: Frame) -> tuple[Set, Set]:
+        """Return the first item of `each`, else the items of `keyed`, else those of the frame."""
+        parameters, _ = self.signatures[application.function]
+        sharding = {b.parameter: b.sharding for b in application.bindings}
+        for wanted in (Sharding.EACH, Sharding.KEYED):
+            for parameter in parameters:
+                if sharding.get(parameter) is wanted and instance.get(parameter):
+                    items = instance[parameter]
+                    return (items, []) if wanted is Sharding.EACH else ([], items)
+        return frame.origin
+
+    def tries_again(self, application: Application, kind: str) -> bool:
+        """A failed instance is run again, if there are attempts left."""
+        assert application.attempts is not None
+        if not application.attempts.kinds:
+            return kind in self.transient
+        return self.is_named(kind, application.attempts.kinds)
+
+    def is_named(self, kind: str, names: tuple[str, ...]) -> bool:
+        """A kind is one of those named, or in one of the families; without names any is."""
+        return not names or any(kind in self.families.get(n, {n}) for n in names)
 
     def instances(
         self, application: Application, parameters: tuple[str, ...], bound: Mapping[str, Set]

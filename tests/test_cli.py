@@ -554,6 +554,22 @@ def test_numbers_of_options_may_be_written_as_numbers(tmp_path: Path) -> None:
     assert load_settings(file, {}, {}).options == {"http": {"retries": "3", "connect_s": "1.5"}}
 
 
+def test_tables_of_options_are_joined_with_dots(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        "[options.s3]\nconcurrency = 9\n[options.s3.store.pictures]\n"
+        'bucket = "b"\nread_only = true\ntenants = ["a", "b"]\n'
+    )
+    assert load_settings(file, {}, {}).options == {
+        "s3": {
+            "concurrency": "9",
+            "store.pictures.bucket": "b",
+            "store.pictures.read_only": "yes",
+            "store.pictures.tenants": "a,b",
+        }
+    }
+
+
 def test_variables_that_are_no_settings_are_named() -> None:
     environment = {
         "DANDELION_BACKEND": "null",

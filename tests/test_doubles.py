@@ -23,7 +23,8 @@ from dandelion.driver import (
     backend_names,
     load_driver,
 )
-from dandelion.engine_process.messages import Ended, reply_channel
+from dandelion.engine_process.channel import Ended
+from dandelion.engine_process.messages import reply_channel
 from dandelion.errors import (
     EngineDied,
     Faulted,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dandelion.dataflow.draw import to_json, to_mermaid, to_svg
-from dandelion.dataflow.draw_boxes import LOOP, ROW, Box, Layout, Route, text_width
+from dandelion.dataflow.draw_boxes import ERRORS, LOOP, ROW, Box, Layout, Route, text_width
 from dandelion.dataflow.draw_layout import SLOT_LIMIT, arrange
 from dandelion.dataflow.graph import Application, Binding, Composition, Return, Sharding
 from dandelion.dataflow.language import parse
@@ -48,6 +48,17 @@ composition Fit(data, start) => (model, log) {
 """)
 
 
+HANDLED = read("""
+composition Fetch(urls, other) => (pages, failures, log) {
+    HTTP(requests = each urls) => (pages = bodies, heads = headers)
+        attempts 3 on (RequestFailed, TimedOut) backoff 0.5 catch failures on (FunctionError);
+    Foo(a = each pages) => () repeat 5 until x feeding (a = x) attempts 2 catch foo;
+    Log(a = all failures, b = optional all foo, c = all heads) => () catch log;
+    Foo() => () catch nothing;
+}
+""")
+
+
 def fan(width: int) -> Composition:
     """One application feeds many, and one reads them all."""
     parts = range(width)
@@ -83,6 +94,7 @@ def long_names() -> Composition:
 PICTURES = {
     "logs": LOGS,
     "loops": LOOPS,
+    "handled": HANDLED,
     "fan": fan(24),
     "chain": chain(12),
     "long": long_names(),
@@ -179,6 +191,10 @@ def test_lines_lead_from_producers_to_readers(composition: Composition) -> None:
                     r.target: (a.function, r.output)
                     for a in composition.applications
                     for r in a.returns
+                } | {
+                    a.catch.target: (a.function, ERRORS)
+                    for a in composition.applications
+                    if a.catch is not None
                 }
                 function, output = returns[wanted]
                 assert made.title.split("#")[0] == function
@@ -259,6 +275,24 @@ def middle_of(slot: Box) -> Rectangle:
     """Where the line through a slot lies."""
     middle = slot.y + slot.height / 2
     return (slot.x, middle - 1, slot.x + slot.width, middle + 1)
+
+
+def test_attempts_and_errors_sets_are_drawn() -> None:
+    words = set(ET.fromstring(to_svg(HANDLED)).itertext())
+    assert {"attempts 2", "catches FunctionError", ERRORS} <= words
+    assert any(word.startswith("attempts 3 on") for word in words)
+    mermaid = to_mermaid(HANDLED)
+    assert '"attempts 3 on (RequestFailed, TimedOut) backoff 0.5"' in mermaid
+    nodes = {n["id"]: n for n in msgspec.json.decode(to_json(HANDLED))["nodes"]}
+    assert nodes["app:HTTP"]["attempts"] == {
+        "times": 3,
+        "kinds": ["RequestFailed", "TimedOut"],
+        "backoff_s": 0.5,
+    }
+    assert nodes["app:HTTP"]["catch"] == {"target": "failures", "kinds": ["FunctionError"]}
+    edges = msgspec.json.decode(to_json(HANDLED))["edges"]
+    ends = {(e["source"], e["target"]) for e in edges if e["set"] == "failures"}
+    assert ends == {("app:HTTP", "app:Log"), ("app:HTTP", "out:failures")}
 
 
 def test_text_is_escaped() -> None:

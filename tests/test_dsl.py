@@ -30,11 +30,20 @@ from dandelion.dataflow.dsl import (
     keyed,
     optional,
 )
-from dandelion.dataflow.graph import Binding, Feed, Join, RepeatClause, Sharding, Strategy
+from dandelion.dataflow.graph import (
+    AttemptsClause,
+    Binding,
+    CatchClause,
+    Feed,
+    Join,
+    RepeatClause,
+    Sharding,
+    Strategy,
+)
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
 from dandelion.documents import FunctionDocument, python_function
-from dandelion.errors import InvalidComposition, Problem
+from dandelion.errors import InvalidComposition, Problem, Raised, RequestFailed, TimedOut
 from dandelion.function import FunctionSpec
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -236,6 +245,49 @@ def test_an_output_set_may_be_called_repeat() -> None:
         return odd(x=x)["repeat"]
 
     assert f.composition.applications[0].returns[0].output == "repeat"
+
+
+def test_attempts_and_errors_sets() -> None:
+    @composition
+    def f(x: SetHandle) -> dict[str, Any]:
+        first = access(token=each(x)).attempts(3, backoff_s=0.5, on=[RequestFailed, "TimedOut"])
+        errors = first.catch()
+        second = render(pages=first).attempts(2, on=TimedOut)
+        second.catch(Raised)
+        again = access(token=errors)
+        return {"out": again, "errors": errors, "again": again.attempts(9).catch("FunctionError")}
+
+    first, second, again = f.composition.applications
+    assert first.attempts == AttemptsClause(3, ("RequestFailed", "TimedOut"), 0.5)
+    assert first.catch == CatchClause("errors")
+    assert second.attempts == AttemptsClause(2, ("TimedOut",))
+    assert second.catch == CatchClause("render_errors", ("Raised",))
+    assert [b.source for b in again.bindings] == ["errors"]
+    assert again.catch == CatchClause("again", ("FunctionError",))
+    assert parse(f.text()) == f.module
+
+
+def test_an_errors_set_can_be_bound_returned_and_renamed() -> None:
+    @composition
+    def f(x: SetHandle, access_errors: SetHandle) -> dict[str, Any]:
+        errors = access(token=each(x)).catch()
+        return {"one": errors, "two": errors, "n": access(token=optional(access_errors))}
+
+    names = [r.target for a in f.composition.applications for r in a.returns]
+    assert [a.catch and a.catch.target for a in f.composition.applications] == ["one", None, None]
+    assert names == ["n", "two"]
+    assert parse(f.text()) == f.module
+
+
+def test_output_sets_may_have_the_names_of_methods() -> None:
+    (odd,) = functions("Odd(x) -> (attempts, catch)")
+
+    @composition
+    def f(x: SetHandle) -> dict[str, Any]:
+        found = odd(x=x)
+        return {"a": found["attempts"], "b": found["catch"]}
+
+    assert [r.output for r in f.composition.applications[0].returns] == ["attempts", "catch"]
 
 
 # --- names of sets ----------------------------------------------------------------------------
@@ -508,6 +560,61 @@ def unknown_end(x: Any) -> Any:
 @fault("feed-missing", "repeat(2")
 def nothing_fed(x: Any) -> Any:
     return render(pages=x).repeat(2, feed={})
+
+
+@fault("bad-attempts", "attempts(2.5")
+def a_fraction_of_an_attempt(x: Any) -> Any:
+    html: Any = render(pages=x)
+    return html.attempts(2.5)
+
+
+@fault("bad-attempts", "backoff_s=True")
+def a_truth_for_a_pause(x: Any) -> Any:
+    return render(pages=x).attempts(2, backoff_s=True)
+
+
+@fault("bad-attempts", "on=[ValueError]")
+def an_error_of_python(x: Any) -> Any:
+    html: Any = render(pages=x)
+    return html.attempts(2, on=[ValueError])
+
+
+@fault("bad-attempts", "on=3")
+def a_number_for_a_kind(x: Any) -> Any:
+    html: Any = render(pages=x)
+    return html.attempts(2, on=3)
+
+
+@fault("bad-attempts", "second attempts")
+def attempts_twice(x: Any) -> Any:
+    html = render(pages=x).attempts(2)
+    return html.attempts(2)  # second attempts
+
+
+@fault("bad-attempts", "second catch")
+def caught_twice(x: Any) -> Any:
+    html = render(pages=x)
+    return {"a": html.catch(), "b": html.catch()}  # second catch
+
+
+@fault("attempts-range", "attempts(0")
+def no_attempts(x: Any) -> Any:
+    return render(pages=x).attempts(0)
+
+
+@fault("backoff-range", "attempts(2")
+def a_pause_that_is_no_number(x: Any) -> Any:
+    return render(pages=x).attempts(2, backoff_s=float("nan"))
+
+
+@fault("backoff-range", "attempts(2")
+def a_pause_that_cannot_be_written(x: Any) -> Any:
+    return render(pages=x).attempts(2, backoff_s=1 / 3)
+
+
+@fault("unknown-kind", "render", "Raised")
+def an_unknown_kind(x: Any) -> Any:
+    return render(pages=x).catch("Raise")
 
 
 @fault("bad-description", "def a_default")

@@ -46,6 +46,7 @@ PROBLEM = Problem("code", "message", "f:1:2", 1, 2, "expected", "found", "near",
 SAMPLES: dict[str, Any] = {
     "str": "text ü",
     "str | None": "text",
+    "bool": True,
     "int": 7,
     "int | None": 7,
     "float": 2.5,

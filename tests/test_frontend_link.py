@@ -29,6 +29,7 @@ from dandelion.frontend_process.messages import (
     GetTrace,
     Lease,
     Leased,
+    LinesDropped,
     Part,
     Ready,
     Release,
@@ -313,7 +314,7 @@ def test_a_node_that_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) 
 
 def test_handlers_know_every_message() -> None:
     async def test(node: Node, frontend: Frontend) -> None:
-        sent = {Ready, Part, Submit, Cancel, Lease, Release, Ask}
+        sent = {Ready, Part, Submit, Cancel, Lease, Release, LinesDropped, Ask}
         assert frontend.node_link._handlers.keys() == sent
 
     with_node(test)

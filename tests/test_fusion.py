@@ -88,6 +88,14 @@ AFTER_P = """
     P(x = all in) => (p = y);
     A(x = all p) => (a = y); J(x = all a, z = all p) => (out = y);
 """
+WAITS_FOR_ERRORS = """
+    P(x = all in) => (p = y) catch e; A(x = all in) => (a = y);
+    J(x = all a, z = all e) => (out = y);
+"""  # as one, A and J would have to wait for P
+AFTER_ERRORS = """
+    A(x = each in) => (a = y) catch e; B(x = all a) => (b = y);
+    J(x = all b, z = all e) => (out = y);
+"""
 DIAMOND = """
     A(x = all in) => (a = y); B(x = all a) => (b = y); C(x = all a) => (c = y);
     J(x = all b, z = all c) => (out = y);
@@ -110,6 +118,10 @@ DIAMOND = """
         (AFTER_P, ["A+J", "P"]),
         (DIAMOND, ["A+B+C+J"]),
         ("A(x = each in) => (a = y); J(x = each a, z = all in) => (out = y);", []),
+        ("A(x = all in) => (a = y) attempts 2; B(x = all a) => (out = y);", []),
+        ("A(x = all in) => (a = y); B(x = all a) => (out = y) catch e;", []),
+        (WAITS_FOR_ERRORS, []),
+        (AFTER_ERRORS, ["A", "B+J"]),
     ],
 )
 def test_groups(body: str, expected: list[str]) -> None:

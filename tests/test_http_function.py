@@ -25,6 +25,8 @@ from dandelion.errors import (
     InvalidFunction,
     InvalidInput,
     RequestFailed,
+    RequestInterrupted,
+    RequestRefused,
     TimedOut,
     TooLarge,
 )
@@ -898,12 +900,15 @@ def test_the_driver_describes_itself() -> None:
     driver = load_driver("http")
     assert driver.hosting is Hosting.LOOP
     assert driver.formats == {"http"}
-    (spec,) = driver.platform_functions
+    spec, whole = driver.platform_functions
     assert (spec.name, spec.input_names, spec.output_names, spec.kind) == (
         "HTTP", ("requests",), ("headers", "bodies"), "io"
     )  # fmt: skip
+    assert (whole.name, whole.input_names, whole.output_names, whole.kind) == (
+        "HTTP_RESPONSE", ("request",), ("response", "body"), "io"
+    )  # fmt: skip
     (resource,) = driver.factory().probe()
-    driver.checker().check([Function(spec, spec.code[0])])
+    driver.checker().check([Function(one, one.code[0]) for one in (spec, whole)])
 
     async def scenario() -> None:
         made = driver.factory().engine(resource.name)
@@ -956,3 +961,37 @@ def test_the_driver_loads_nothing_heavy() -> None:
         "sys.exit('aiohttp' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "transient"),
+    [
+        (b"nonsense", RequestRefused, False),
+        (get("http://10.0.0.1/"), RequestRefused, False),
+        (get("http://127.0.0.1:1/"), RequestInterrupted, True),
+        (get("{closes}"), RequestInterrupted, True),
+        (get("{nonsense}"), RequestFailed, False),
+        (get("{loop}"), RequestFailed, False),
+        (get("{short}"), RequestInterrupted, True),
+    ],
+)
+def test_failures_say_whether_they_are_transient(
+    request_: bytes, kind: type[RequestFailed], transient: bool
+) -> None:
+    answers = {
+        "closes": b"",
+        "nonsense": b"nonsense\r\n\r\n",
+        "loop": b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",
+        "short": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+    }
+
+    async def scenario() -> None:
+        name = next((n for n in answers if n.encode() in request_), "closes")
+        async with raw(*[answers[name]] * 20) as server, engine() as e:
+            text = request_.replace(b"{%s}" % name.encode(), server.url.encode() + b"/")
+            with pytest.raises(RequestFailed) as caught:
+                await e.run(a_call(text))
+            assert (type(caught.value), caught.value.transient) == (kind, transient)
+            assert caught.value.item == "r0"
+
+    run(scenario())

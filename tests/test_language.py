@@ -4,7 +4,9 @@ import pytest
 
 from dandelion.dataflow.graph import (
     Application,
+    AttemptsClause,
     Binding,
+    CatchClause,
     Composition,
     CompositionModule,
     Declaration,
@@ -144,6 +146,41 @@ def test_places_in_loops_are_those_of_the_words() -> None:
     assert [(p.line, p.column) for p in places] == [(3, 3), (3, 21), (3, 28)]
 
 
+@pytest.mark.parametrize(
+    ("text", "attempts", "catch"),
+    [
+        ("attempts 3", AttemptsClause(3), None),
+        ("attempts 3 backoff 0.5", AttemptsClause(3, (), 0.5), None),
+        ("attempts 3 backoff 2", AttemptsClause(3, (), 2.0), None),
+        ("attempts 0 on (Raised,)", AttemptsClause(0, ("Raised",)), None),
+        (
+            "attempts 2 on (on, catch) backoff 0.001",
+            AttemptsClause(2, ("on", "catch"), 0.001),
+            None,
+        ),
+        ("catch e", None, CatchClause("e")),
+        ("catch catch on (Raised, TimedOut)", None, CatchClause("catch", ("Raised", "TimedOut"))),
+        ("by x attempts 9 catch attempts", AttemptsClause(9), CatchClause("attempts")),
+        ("by x inner catch catch on on (on)", None, CatchClause("on", ("on",))),
+        ("repeat 2 feeding (x = y) attempts 4 catch e", AttemptsClause(4), CatchClause("e")),
+    ],
+)
+def test_reads_attempts_and_errors_sets(
+    text: str, attempts: AttemptsClause | None, catch: CatchClause | None
+) -> None:
+    found = only(f"F(x = keyed a) => () {text};")
+    assert (found.attempts, found.catch) == (attempts, catch)
+
+
+def test_places_of_attempts_and_errors_sets() -> None:
+    text = parse("composition C() => () {\n F() => ()\n  attempts 2\n  catch e; }")
+    found = text.compositions[0].applications[0]
+    assert found.attempts is not None
+    assert found.catch is not None
+    places = [found.attempts.place, found.catch.place]
+    assert [(p.line, p.column) for p in places] == [(3, 3), (4, 9)]
+
+
 @pytest.mark.parametrize("text", ["", " \n\t", "# only a comment", "#", "\u2003\u00a0\n"])
 def test_an_empty_text_is_an_empty_module(text: str) -> None:
     assert parse(text) == CompositionModule()
@@ -173,6 +210,10 @@ KEYWORDS = [
     "repeat",
     "until",
     "feeding",
+    "attempts",
+    "backoff",
+    "catch",
+    "on",
     *(s.value for s in Sharding),
     *(s.value for s in Strategy),
 ]
@@ -184,7 +225,8 @@ def test_keywords_may_be_names(word: str) -> None:
         f"function {word}({word}) => ({word});"
         f"composition {word}({word}) => ({word}) {{"
         f"{word}({word} = optional all {word}, {word} = keyed {word}) => ({word} = {word})"
-        f" by {word} inner {word} repeat 7 until {word} feeding ({word} = {word});"
+        f" by {word} inner {word} repeat 7 until {word} feeding ({word} = {word})"
+        f" attempts 3 on ({word}, {word}) backoff 0.5 catch {word} on ({word});"
         f" {word}() => () by {word}; {word}() => (); }}"
     )
     module = parse(text)
@@ -193,7 +235,9 @@ def test_keywords_may_be_names(word: str) -> None:
     bindings = (Binding(word, word, Sharding.ALL, True), Binding(word, word, Sharding.KEYED))
     join = Join((word, word), (Strategy.INNER,))
     repeat = RepeatClause(7, word, (Feed(word, word),))
-    assert first == Application(word, bindings, (Return(word, word),), join, repeat)
+    attempts, catch = AttemptsClause(3, (word, word), 0.5), CatchClause(word, (word,))
+    returns = (Return(word, word),)
+    assert first == Application(word, bindings, returns, join, repeat, attempts, catch)
     assert (second.join, third) == (Join((word,), ()), Application(word))
 
 
@@ -231,14 +275,29 @@ GOLDEN = [
     ("composition C(a) => (b) {\n  F(x = all¦) => ();\n}", "a name", ""),
     ("composition C(a) => (b) {\n  F(x¦: all a) => ();\n}", "", "="),
     ("composition C(a) => (b) {\n  F(x = all a) => (¦);\n}".replace("¦)", "b¦)"), "'='", ""),
-    ("composition C(a) => (b) {\n  F(x = all a) => () ¦}", "';', 'by' or 'repeat'", ""),
+    (
+        "composition C(a) => (b) {\n  F(x = all a) => () ¦}",
+        "';', 'by', 'repeat', 'attempts' or 'catch'",
+        "",
+    ),
     ("composition C(a) => (b) {\n  F() => () by¦;\n}", "a name", ""),
     ("composition C(a) => (b) {\n  F() => () by x ¦outer y;\n}", "'full'", "full"),
     ("composition C(a) => (b) {\n  F() => () by x ¦iner y;\n}", "'inner'", "inner"),
     ("composition C(a) => (b) {\n  F() => () by x inner¦;\n}", "a name", ""),
-    ("composition C(a) => (b) {\n  F() => () by x inner y ¦z;\n}", "';', 'repeat', 'cross'", ""),
+    (
+        "composition C(a) => (b) {\n  F() => () by x inner y ¦z;\n}",
+        "';', 'repeat', 'attempts', 'catch', 'cross'",
+        "",
+    ),
     ("composition C(a) => (b) {\n  F() => () ¦repet 3;\n}", "'repeat'", "repeat"),
     ("composition C(a) => (b) {\n  F() => () ¦loop 3;\n}", "'repeat'", "repeat"),
+    ("composition C(a) => (b) {\n  F() => () ¦retry 3;\n}", "'attempts'", "attempts"),
+    ("composition C(a) => (b) {\n  F() => () ¦catsh e;\n}", "'catch'", "catch"),
+    ("composition C(a) => (b) {\n  F() => () attempts ¦x;\n}", "a number", ""),
+    ("composition C(a) => (b) {\n  F() => () attempts 3 ¦pause 1;\n}", "'backoff'", "backoff"),
+    ("composition C(a) => (b) {\n  F() => () attempts 3 backoff 0¦.5s;\n}", "such as 0.5", ""),
+    ("composition C(a) => (b) {\n  F() => () attempts 3 ¦for (Raised);\n}", "'on'", "on"),
+    ("composition C(a) => (b) {\n  F() => () catch e on (¦);\n}", "a name", ""),
     ("composition C(a) => (b) {\n  F() => () repeat ¦feeding (a = b);\n}", "a number", ""),
     ("composition C(a) => (b) {\n  F() => () repeat ¦007 feeding ();\n}", "without zeros", ""),
     ("composition C(a) => (b) {\n  F() => () repeat 3¦;\n}", "'feeding' or 'until'", ""),
@@ -302,6 +361,20 @@ ADVICE = [
      "say which input is fed with which output, as in 'feeding (input = output)'"),
     ("F(x = all token) => () repeat 10 feeding (x);",
      "say which output feeds 'x', as in 'x = output'"),
+    ("F(x = all token) => () attempts;",
+     "say how often an instance may be run, as in 'attempts 3'"),
+    ("F(x = all token) => () attempts 3 backoff;",
+     "say how many seconds to wait before the second attempt, as in 'backoff 0.5'"),
+    ("F(x = all token) => () attempts 3 on TimedOut;",
+     "write kinds of errors in brackets, as in 'on (TimedOut)'"),
+    ("F(x = all token) => () attempts 3 backoff 0.5 on (TimedOut);",
+     "write 'on' before 'backoff', as in 'attempts 3 on (RequestFailed) backoff 0.5'"),
+    ("F(x = all token) => () catch (e);", "name the errors set, as in 'catch errors'"),
+    ("F(x = all token) => () catch e attempts 3;",
+     "clauses have the order 'by', 'repeat', 'attempts', 'catch'"),
+    ("F(x = all token) => () repeat 2 feeding (x = r) by x;",
+     "clauses have the order 'by', 'repeat', 'attempts', 'catch'"),
+    ("F(x = all token) => () catch e catch f;", "an application has one clause 'catch'"),
 ]  # fmt: skip
 
 

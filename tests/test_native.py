@@ -388,7 +388,10 @@ def test_position_independent_executables_say_how_to_link() -> None:
     assert any("-no-pie" in problem.expected for problem in problems)
 
 
-@pytest.mark.parametrize("options", [{"context_bytes": "12"}, {"context_bytes": "x"}, {"ctx": "1"}])
+@pytest.mark.parametrize("options", [
+    {"context_bytes": "12"}, {"context_bytes": "x"}, {"ctx": "1"}, {"input_names": "x"},
+    {"input_names": '["x"]'}, {"output_names": "[1]"}, {"output_names": '["\\ud800"]'},
+])  # fmt: skip
 def test_bad_options_are_refused(options: dict[str, str]) -> None:
     fn = function(built("echo.c"))
     fn.code = CodeObject("elf", fn.code.main, options=options)

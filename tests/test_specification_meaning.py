@@ -1,5 +1,6 @@
 """docs/language.md: its tables of instances and partitions and its patterns are correct."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,15 @@ from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.graph import Application, Composition, Sharding
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning, groups_of, instances, partition_counts
-from dandelion.dispatcher import Complete, CompositionPlan, Run, Walk, compile_composition
+from dandelion.dispatcher import (
+    Complete,
+    CompositionPlan,
+    Pause,
+    Run,
+    Walk,
+    compile_composition,
+)
+from dandelion.errors import DandelionError, Raised, RequestFailed
 from dandelion.function import FunctionSpec
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "language.md").read_text("utf-8")
@@ -116,10 +125,17 @@ def invoke(name: str, functions: Functions, **given: list[str]) -> tuple[dict[st
         if isinstance(instruction, Complete):
             sets = zip(plan.output_names, instruction.outputs, strict=True)
             return {n: texts_of(s) for n, s in sets}, ran
+        if isinstance(instruction, Pause):
+            out += walk.again(instruction.instance)
+            continue
         assert isinstance(instruction, Run)
         ran += 1
-        found = functions[instruction.function.name](*map(texts_of, instruction.inputs))
-        out += walk.finished(instruction.instance, tuple(map(set_of, found)))
+        try:
+            found = functions[instruction.function.name](*map(texts_of, instruction.inputs))
+        except DandelionError as error:
+            out += walk.failed(instruction.instance, error)
+        else:
+            out += walk.finished(instruction.instance, tuple(map(set_of, found)))
 
 
 def set_of(texts: list[str]) -> ItemSet | None:
@@ -205,3 +221,44 @@ def test_every_item_has_a_loop_of_its_own() -> None:
     found, ran = invoke("ShrinkAll", {"Halve": halve}, numbers=["1", "2", "9", "64"])
     assert found == {"small": ["0", "1", "1", "1"]}
     assert ran == 1 + 1 + 3 + 6
+
+
+def fetch(requests: list[str]) -> list[list[str]]:
+    if "down" in requests[0]:
+        raise RequestFailed("HTTP", requests[0], "no connection")
+    return [["200"], [f"page of {requests[0]}"]]
+
+
+PAGES: Functions = {
+    "HTTP": fetch,
+    "Count": lambda page: [[str(len(page[0].split()))]],
+    "Report": lambda counts, failures: [[f"{counts} {len(failures)}"]],
+}
+
+
+def test_pages_that_cannot_be_fetched_are_tried_three_times_and_reported() -> None:
+    found, ran = invoke("Pages", PAGES, requests=["a", "down", "c"])
+    assert found["report"] == ["['3', '3'] 1"]
+    (failure,) = map(json.loads, found["failures"])
+    expected = {"kind": "RequestFailed", "application": "HTTP", "instance": 1, "attempts": 3}
+    assert failure == {**expected, "message": "function 'HTTP', item 'down': no connection"}
+    assert ran == 2 + 3 + 2 + 1
+    assert invoke("Pages", PAGES, requests=["a"])[0] == {"report": ["['3'] 0"], "failures": []}
+
+
+def test_functions_of_a_composition_succeed_or_fail_together() -> None:
+    def weigh(box: list[str]) -> list[list[str]]:
+        if "lead" in box[0]:
+            raise Raised("Weigh", "too heavy")
+        return [[f"{len(box[0])} EUR"]]
+
+    orders: Functions = {
+        "Pack": lambda order: [[f"box of {order[0]}"]],
+        "Weigh": weigh,
+        "Apologize": lambda failures: [[json.loads(f)["message"] for f in failures]],
+    }
+    found, _ = invoke("Orders", orders, orders=["tea", "lead"])
+    assert found["prices"] == ["10 EUR"]
+    (letter,) = found["letters"]
+    assert letter.startswith("Prepare.Weigh (instance 0): function 'Weigh' raised too heavy")
+    assert invoke("Orders", orders, orders=["tea"])[0] == {"prices": ["10 EUR"], "letters": []}

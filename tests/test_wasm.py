@@ -89,7 +89,7 @@ def _honest_afterwards(engine: Engine) -> Iterator[None]:
 def test_driver_is_found_by_name() -> None:
     driver = load_driver("wasm")
     assert driver.formats == {"wasm"}
-    assert driver.hosting is Hosting.THREAD
+    assert driver.hosting is Hosting.CONFINED
     assert driver.factory().probe()
     with pytest.raises(BackendUnavailable):
         driver.factory().engine("100000")

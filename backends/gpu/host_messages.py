@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from dandelion.engine_process.messages import Channel, Done, Failed, Ready
+from dandelion.engine_process.channel import Channel
+from dandelion.engine_process.messages import Done, Failed, Ready
 
 REPLY_LIMIT_BYTES = 1 << 20
 """Of one message from a kernel host: a compiler's words, or a few numbers."""

@@ -11,7 +11,15 @@ from pathlib import Path
 import msgspec
 
 from dandelion.driver import Call, Capacity
-from dandelion.engine_process.messages import Done, Ended, Failed, Load, Ready, Run, WireSets
+from dandelion.engine_process.channel import Ended
+from dandelion.engine_process.messages import (
+    Done,
+    Failed,
+    Load,
+    Ready,
+    Run,
+    WireSets,
+)
 from dandelion.errors import (
     BadOutput,
     Cancelled,

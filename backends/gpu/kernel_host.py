@@ -32,7 +32,8 @@ from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call, InstanceSets, load_driver
-from dandelion.engine_process.messages import Ended, Failed, Ready, request_channel
+from dandelion.engine_process.channel import Ended
+from dandelion.engine_process.messages import Failed, Ready, request_channel
 from dandelion.engine_process.serving import EngineProcess
 from dandelion.errors import BackendUnavailable, DandelionError, InternalError
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of

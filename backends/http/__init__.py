@@ -1,13 +1,15 @@
 """HTTP: the platform function by which a composition sends HTTP requests.
 
-``HTTP (requests) => (headers, bodies)``. Each item of `requests` is one request, written as text.
+``HTTP (requests) => (headers, bodies)``, and ``HTTP_RESPONSE (request) => (response, body)``, whose
+first output also has the body. Each item of `requests` is one request, written as text.
 It is sent once, and results in one item in each output, with the name and key of the request. The
 requests of a call are sent concurrently, up to `HttpSettings.concurrency`. Any status is a success.
 A request without a response fails the call; the error names its item. ``docs/http-function.md`` has
 the format and the settings.
 
 Files: `settings` (the operator's settings), `policy` (which addresses may be reached), `request`
-(item to request, response to item, redirects), `engine` (requests over aiohttp).
+(item to request, response to item, redirects), `engine` (requests over aiohttp), `cache_rules` and
+`cache` (responses that are used again).
 """
 
 from __future__ import annotations
@@ -28,13 +30,21 @@ from dandelion.driver import (
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import CodeObject, Function, FunctionSpec
 
-from .settings import HttpSettings, read_settings
+from .settings import WHOLE_RESPONSE, HttpSettings, read_settings
 
 HTTP = FunctionSpec(
     "HTTP",
     inputs=(SetSpec("requests"),),
     outputs=(SetSpec("headers"), SetSpec("bodies")),
     code=(CodeObject("http"),),
+    kind="io",
+)
+
+HTTP_RESPONSE = FunctionSpec(
+    "HTTP_RESPONSE",
+    inputs=(SetSpec("request"),),
+    outputs=(SetSpec("response"), SetSpec("body")),
+    code=(CodeObject("http", options={WHOLE_RESPONSE: "yes"}),),
     kind="io",
 )
 
@@ -49,7 +59,7 @@ class HttpDriver(Driver):
     name: ClassVar[str] = "http"
     formats: ClassVar[frozenset[str]] = frozenset({"http"})
     hosting: ClassVar[Hosting] = Hosting.LOOP
-    platform_functions: ClassVar[tuple[FunctionSpec, ...]] = (HTTP,)
+    platform_functions: ClassVar[tuple[FunctionSpec, ...]] = (HTTP, HTTP_RESPONSE)
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self._checker = HttpChecker()
@@ -118,6 +128,7 @@ def _problems(function: Function) -> list[Problem]:
     problems.extend(
         Problem("unknown-option", f"unknown option '{option}'", f"code.options.{option}")
         for option in function.code.options
+        if option != WHOLE_RESPONSE
     )
     return problems
 

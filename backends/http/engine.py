@@ -16,11 +16,12 @@ The environment is ignored: no proxy, no credentials, no cookies.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import socket
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -28,10 +29,18 @@ from multidict import CIMultiDict
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import AsyncEngine, Call, InstanceSets
-from dandelion.errors import RequestFailed, TimedOut, TooLarge
+from dandelion.errors import (
+    RequestFailed,
+    RequestInterrupted,
+    RequestRefused,
+    TimedOut,
+)
 from dandelion.memory import MemoryDomain
 
-from .policy import AddressPolicy, Refused
+from . import cache_rules as rules
+from .cache import ResponseCache
+from .cache_rules import StoredResponse
+from .policy import AddressPolicy, AnswerRefused, Refused
 from .protocol import BoundedHandler
 from .request import (
     IDEMPOTENT,
@@ -40,31 +49,15 @@ from .request import (
     head_item,
     read_request,
 )
-from .settings import HttpSettings
-
-HEAP_BYTES = 1024
-"""Bodies up to this size stay on the heap, where they cost less than a context."""
+from .responses import HEAP_BYTES, Answer, OutputRoom, joined, receive, version_of
+from .settings import WHOLE_RESPONSE, HttpSettings
 
 SLICE_BYTES = 256 * 1024
-_COPY_BYTES = 4 * 1024 * 1024
 _LINE_LIMIT_BYTES = 64 * 1024
 _FIRST_PAUSE_S = 0.05
 _IDLE_S = 3.0  # less than servers keep a connection open: a POST on a closed one is lost
 _NO_DEFAULT_HEADERS = ("User-Agent", "Accept-Encoding", "Content-Type")
 _LOST = (aiohttp.ClientConnectionError, ConnectionError)  # before a response began
-
-
-@dataclass(slots=True)
-class _Room:
-    """The remaining bytes for the responses of one call."""
-
-    limit_bytes: int
-    taken_bytes: int = 0
-
-    def take(self, item: str, size_bytes: int) -> None:
-        self.taken_bytes += size_bytes
-        if self.taken_bytes > self.limit_bytes:
-            raise TooLarge(f"response of item '{item}'", self.taken_bytes, self.limit_bytes)
 
 
 class HttpEngine(AsyncEngine):
@@ -73,12 +66,21 @@ class HttpEngine(AsyncEngine):
     Args:
         settings: the operator's settings.
         resolver: resolves names; by default the system's resolver.
+        clock: seconds since 1970, for the ages of cached responses.
     """
 
     name = "http"
 
-    def __init__(self, settings: HttpSettings, resolver: AbstractResolver | None = None) -> None:
+    def __init__(
+        self,
+        settings: HttpSettings,
+        resolver: AbstractResolver | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._settings = settings
+        self._clock = clock
+        sizes = settings.cache_bytes, settings.cache_entry_bytes
+        self._cache = ResponseCache(*sizes) if settings.cache_bytes else None
         self._resolver = resolver
         self._places = asyncio.Semaphore(settings.concurrency)
         self._session: aiohttp.ClientSession | None = None
@@ -104,40 +106,129 @@ class HttpEngine(AsyncEngine):
         )
 
     async def _all(self, call: Call, requests: ItemSet) -> list[tuple[Item, Item]]:
-        room = _Room(call.function.spec.limits.output_bytes)
+        room = OutputRoom(call.function.spec.limits.output_bytes)
         if len(requests) == 1:
             return [await self._one(call, requests[0], room)]
         try:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(self._one(call, item, room)) for item in requests]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            error: BaseException = failed.exceptions[0]
+            if isinstance(error, RequestFailed) and error.may_repeat:
+                error = dataclasses.replace(error, may_repeat=_are_idempotent(requests))
+            raise error from None
         return [each.result() for each in running]
 
-    async def _one(self, call: Call, item: Item, room: _Room) -> tuple[Item, Item]:
+    async def _one(self, call: Call, item: Item, room: OutputRoom) -> tuple[Item, Item]:
+        request = None
         try:
-            request = read_request(item.data)
+            request = read_request(item.data).traced(call.trace_context)
             async with self._places:
-                head, body = await self._follow(request, item.name, room, call.domain)
+                head, body = await self._follow(request, item.name, room, call)
+            if WHOLE_RESPONSE in call.function.code.options:
+                room.take(item.name, 1 + len(body))
+                whole = await joined(head, body, call.domain)
+                return Item(item.name, item.key, whole), Item(item.name, item.key, body)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
             message = _describe(error, self._settings)
-            raise RequestFailed(call.function.spec.name, item.name, message) from None
+            kind = _kind_of(error)
+            failure = kind(call.function.spec.name, item.name, message)
+            idempotent = request is not None and request.method in IDEMPOTENT
+            failure.may_repeat = failure.transient and idempotent
+            raise failure from None
         return Item(item.name, item.key, head), Item(item.name, item.key, body)
 
     async def _follow(
-        self, request: HttpRequest, item: str, room: _Room, domain: MemoryDomain
+        self, request: HttpRequest, item: str, room: OutputRoom, call: Call
     ) -> tuple[bytes, Bytes]:
         for _ in range(self._settings.redirects + 1):
-            async with await self._send(request) as response:
-                location = response.headers.get("Location")
-                if response.status not in REDIRECTS or location is None:
-                    return await _receive(request, response, item, room, domain)
-                request = request.redirected(response.status, location)
-        raise Refused(f"more than {self._settings.redirects} redirects")
+            if self._cache is None:
+                answer = await self._exchange(request, item, room, call)
+            else:
+                answer = await self._cached(self._cache, request, item, room, call)
+            if not isinstance(answer, HttpRequest):
+                return answer
+            request = answer
+        raise AnswerRefused(f"more than {self._settings.redirects} redirects")
 
-    async def _send(self, request: HttpRequest) -> aiohttp.ClientResponse:
+    async def _exchange(
+        self, request: HttpRequest, item: str, room: OutputRoom, call: Call
+    ) -> Answer | HttpRequest:
+        """Send a request; return its response, or the request of a redirect."""
+        async with await self._send(request) as response:
+            redirected = _redirected(request, response)
+            return redirected or await receive(request, response, item, room, call.domain)
+
+    async def _cached(
+        self, cache: ResponseCache, request: HttpRequest, item: str, room: OutputRoom, call: Call
+    ) -> Answer | HttpRequest:
+        """As `_exchange`, by way of the cache."""
+        self._check_host(request)
+        passes = rules.passes_by(request)
+        known = None if passes else cache.find(call.tenant, request)
+        if known is not None and rules.is_usable(known, request, self._clock()):
+            return self._served(known, item, room, call.domain)
+        if not passes and rules.only_if_cached(request):
+            return head_item((1, 1), 504, ()), b""
+        asked = request
+        if known is not None:
+            asked = replace(request, headers=request.headers + rules.validators(known))
+        sent_s = self._clock()
+        async with await self._send(asked) as response:
+            times_s = sent_s, self._clock()
+            for url in rules.invalidated(request, response.status, response.raw_headers):
+                cache.drop(call.tenant, url)
+            if known is not None and response.status == 304:
+                fresh = rules.freshened(known, response.raw_headers, times_s)
+                if fresh is not None:
+                    cache.put(call.tenant, request, fresh)
+                    return self._served(fresh, item, room, call.domain)
+                cache.drop(call.tenant, request.url)
+            else:
+                redirected = _redirected(request, response)
+                if redirected is not None:
+                    return redirected
+                head, body = await receive(request, response, item, room, call.domain)
+                if not passes:
+                    self._store(cache, request, response, body, times_s, call)
+                return head, body
+        return await self._exchange(request, item, room, call)  # the 304 was about another response
+
+    def _store(
+        self,
+        cache: ResponseCache,
+        request: HttpRequest,
+        response: aiohttp.ClientResponse,
+        body: Bytes,
+        times_s: tuple[float, float],
+        call: Call,
+    ) -> None:
+        parts = version_of(response), response.status, response.raw_headers
+        made = None
+        if len(body) <= cache.entry_bytes:
+            made = rules.stored(request, *parts, bytes(body), times_s)
+        if made is not None:
+            cache.put(call.tenant, request, made)
+        elif response.status < 500:  # what is stored is not the current one any more
+            cache.drop(call.tenant, request.url)
+
+    def _served(
+        self, known: StoredResponse, item: str, room: OutputRoom, domain: MemoryDomain
+    ) -> Answer:
+        head = rules.served_head(known, self._clock())
+        room.take(item, len(head) + len(known.body))
+        if len(known.body) <= HEAP_BYTES:
+            return head, known.body
+        context = domain.acquire_to_fill(len(known.body))
+        context.write(0, known.body)
+        return head, context.read(0, len(known.body))
+
+    def _check_host(self, request: HttpRequest) -> None:
         assert request.url.raw_host is not None
         self._settings.policy.check_literal(request.url.raw_host)
+
+    async def _send(self, request: HttpRequest) -> aiohttp.ClientResponse:
+        self._check_host(request)
         attempts = 1 + (self._settings.retries if request.method in IDEMPOTENT else 0)
         for attempt in range(attempts):
             try:
@@ -172,6 +263,14 @@ class HttpEngine(AsyncEngine):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _are_idempotent(requests: ItemSet) -> bool:
+    """Tell whether a call may be run again, although some of its requests were performed."""
+    try:
+        return all(read_request(item.data).method in IDEMPOTENT for item in requests)
+    except Refused:
+        return False
 
 
 class _CheckedResolver(AbstractResolver):
@@ -227,55 +326,19 @@ async def _slices(body: Bytes) -> AsyncIterator[memoryview]:
         yield view[start : start + SLICE_BYTES]
 
 
-async def _receive(
-    request: HttpRequest,
-    response: aiohttp.ClientResponse,
-    item: str,
-    room: _Room,
-    domain: MemoryDomain,
-) -> tuple[bytes, Bytes]:
-    version = response.version or aiohttp.HttpVersion11
-    head = head_item((version.major, version.minor), response.status, response.raw_headers)
-    room.take(item, len(head))
-    bodiless = request.method.upper() == "HEAD" or response.status in (204, 304)
-    if bodiless or response.content_length == 0:
-        return head, b""
-    if response.content_length is None:
-        return head, await _receive_unsized(response, item, room, domain)
-    room.take(item, response.content_length)
-    if response.content_length <= HEAP_BYTES:
-        return head, await response.read()
-    return head, await _receive_sized(response, response.content_length, domain)
+def _redirected(request: HttpRequest, response: aiohttp.ClientResponse) -> HttpRequest | None:
+    location = response.headers.get("Location")
+    if response.status not in REDIRECTS or location is None:
+        return None
+    return request.redirected(response.status, location)
 
 
-async def _receive_sized(
-    response: aiohttp.ClientResponse, size_bytes: int, domain: MemoryDomain
-) -> Bytes:
-    context = domain.acquire(size_bytes)
-    offset = 0
-    async for piece in response.content.iter_any():
-        context.write(offset, piece)
-        offset += len(piece)
-    if offset != size_bytes:
-        raise aiohttp.ClientPayloadError(f"{offset} of {size_bytes} bytes")
-    return context.read(0, size_bytes)
-
-
-async def _receive_unsized(
-    response: aiohttp.ClientResponse, item: str, room: _Room, domain: MemoryDomain
-) -> Bytes:
-    body = bytearray()  # not a list, which is many times larger for chunks of two bytes
-    async for piece in response.content.iter_any():
-        room.take(item, len(piece))
-        body += piece
-    if len(body) <= HEAP_BYTES:
-        return bytes(body)
-    context = domain.acquire(len(body))
-    with memoryview(body) as view:
-        for start in range(0, len(view), _COPY_BYTES):
-            context.write(start, view[start : start + _COPY_BYTES])
-            await asyncio.sleep(0)  # a large body takes a tenth of a second
-    return context.read(0, len(body))
+def _kind_of(error: Exception) -> type[RequestFailed]:
+    if isinstance(error, Refused | aiohttp.InvalidURL):
+        return RequestFailed if isinstance(error, AnswerRefused) else RequestRefused
+    if isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientResponseError):
+        return RequestFailed
+    return RequestInterrupted
 
 
 def _describe(error: Exception, settings: HttpSettings) -> str:

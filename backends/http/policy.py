@@ -34,6 +34,10 @@ class Refused(Exception):
     """The request of an item is refused; the text says why."""
 
 
+class AnswerRefused(Refused):
+    """A server's answer is refused, after the request was sent."""
+
+
 class AddressPolicy(msgspec.Struct, frozen=True):
     """Which addresses may be reached.
 

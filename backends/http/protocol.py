@@ -23,7 +23,7 @@ import time
 
 from aiohttp.client_proto import ResponseHandler
 
-from .policy import Refused
+from .policy import AnswerRefused
 
 PIECE_BYTES = 512
 """The smallest piece, and the first one; some twenty interim responses."""
@@ -116,7 +116,7 @@ class BoundedHandler(ResponseHandler):
             self._refuse()
 
     def _refuse(self) -> None:
-        error = Refused(
+        error = AnswerRefused(
             f"the server sent {FRAMING_LIMIT_BYTES >> 10} KiB of headers, interim responses or"
             " chunk framing without a byte of body"
         )

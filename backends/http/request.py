@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from yarl import URL
 
 from dandelion.data import Bytes
+from dandelion.trace_context import TraceContext
 
 from .policy import Refused
 
@@ -52,6 +53,16 @@ class HttpRequest:
     url: URL
     headers: tuple[tuple[str, str], ...] = ()
     body: Bytes = b""
+
+    def traced(self, context: TraceContext | None) -> HttpRequest:
+        """Return the request with a trace context, unless it has one of its own."""
+        if context is None or any(name == "traceparent" for name, _ in self.headers):
+            return self
+        kept = _without(self.headers, {"tracestate"})  # it belongs to a traceparent
+        added = [("traceparent", context.traceparent)]
+        if context.state:
+            added.append(("tracestate", context.state))
+        return replace(self, headers=(*kept, *added))
 
     def redirected(self, status: int, location: str) -> HttpRequest:
         """Return the request of a redirect.

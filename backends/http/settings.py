@@ -10,6 +10,9 @@ from dandelion.errors import InvalidInput, nearest
 
 from .policy import AddressPolicy, read_policy
 
+WHOLE_RESPONSE = "whole_response"
+"""Option of a code object: the first output is head, empty line and body."""
+
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """HttpSettings of the HTTP function.
@@ -20,6 +23,8 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         connect_s: seconds for resolving a name and connecting.
         retries: how often an idempotent request is repeated after its connection failed.
         redirects: how many redirects are followed.
+        cache_bytes: memory for responses that may be used again; with 0 there is no cache.
+        cache_entry_bytes: largest body that is stored there.
     """
 
     policy: AddressPolicy = AddressPolicy()
@@ -27,9 +32,18 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_s: float = 10.0
     retries: int = 2
     redirects: int = 10
+    cache_bytes: int = 0
+    cache_entry_bytes: int = 1 << 20
 
 
-_LOWEST = {"concurrency": 1, "connect_s": 0.001, "retries": 0, "redirects": 0}
+_LOWEST = {
+    "concurrency": 1,
+    "connect_s": 0.001,
+    "retries": 0,
+    "redirects": 0,
+    "cache_bytes": 0,
+    "cache_entry_bytes": 1,
+}
 
 
 def read_settings(options: Mapping[str, str]) -> HttpSettings:
@@ -63,6 +77,7 @@ def _number(name: str, text: str) -> int | float:
         value = float(text) if name.endswith("_s") else int(text)
     except ValueError:
         raise InvalidInput(f"options.http.{name}", f"'{text}' is not a number") from None
-    if not _LOWEST[name] <= value < 1e9:
+    most = 1e12 if name == "cache_bytes" else 1e9
+    if not _LOWEST[name] <= value < most:
         raise InvalidInput(f"options.http.{name}", f"{text} is too small or too large")
     return value

@@ -25,6 +25,7 @@ from dandelion.errors import OutOfMemory
 
 from . import launcher
 from .elf import LOWEST, page_up
+from .names import input_names, output_names
 from .programs import NativeProgram, Shared, bounds, context_bytes
 from .structures import NATIVE, Inputs, align, lay_out, system_data
 
@@ -63,7 +64,8 @@ def lay_out_context(call: Call, program: NativeProgram) -> ContextLayout:
     """
     spec = call.function.spec
     start = align(program.executable.end)
-    inputs = lay_out(NATIVE, start, call.inputs, spec.input_names, spec.output_names)
+    names = input_names(call.function), output_names(call.function)
+    inputs = lay_out(NATIVE, start, call.inputs, *names)
     size = limit = context_bytes(call.function)
     if "context_bytes" not in call.function.code.options:
         size += page_up(inputs.size_bytes)

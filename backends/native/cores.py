@@ -23,11 +23,12 @@ from dandelion.function import Function
 
 from . import elf
 from .engine import NativeEngine
+from .names import NAMES_OPTIONS, names_problem
 from .programs import LEAST_BYTES, MOST_BYTES, NativePrograms, bounds, context_bytes
 from .sandbox_pool import NativeSandboxPool
 
 AHEAD_LIMIT = 256
-_OPTIONS = ("context_bytes",)
+_OPTIONS = ("context_bytes", *NAMES_OPTIONS)
 _SETTINGS = ("ahead", "pin")
 
 
@@ -144,7 +145,9 @@ def enforcement() -> dict[str, str]:
 
 def _check(function: Function) -> None:
     limit = function.spec.limits.memory_bytes
-    problems = [p for item in function.code.options.items() if (p := _problem(*item, limit))]
+    options = function.code.options
+    problems = [p for item in options.items() if (p := _problem(*item, limit))]
+    problems += [p for name in options if (p := names_problem(function, name))]
     if not problems:
         _, problems = elf.read(function.main, bounds(context_bytes(function))[0])
     if problems:
@@ -156,6 +159,8 @@ def _problem(option: str, value: str, limit_bytes: int) -> Problem | None:
     if option not in _OPTIONS:
         close = nearest(option, _OPTIONS) or ""
         return Problem("unknown-option", f"unknown option '{option}'", where, nearest=close)
+    if option in NAMES_OPTIONS:
+        return None
     if not value.isascii() or not value.isdecimal() or not LEAST_BYTES <= int(value) <= MOST_BYTES:
         return Problem("bad-option", f"'{value}' is not a valid context size", where,
                        expected=f"{LEAST_BYTES} to {MOST_BYTES} bytes")  # fmt: skip

@@ -33,6 +33,7 @@ from dandelion.function import Function
 
 from . import report
 from .context import NativeContext
+from .names import output_names
 from .outputs import OutputReader
 from .programs import NativeProgram, NativePrograms
 from .sandbox_pool import NativeSandbox, NativeSandboxPool, SandboxNotReady
@@ -178,12 +179,13 @@ class NativeEngine(Engine):
         halted = found.halted(context.code(found.instruction, report.HALT_BYTES))
         if not found.exited and not halted:
             raise report.error_of(found, spec, context.layout, self._architecture)
-        reader = OutputReader(NATIVE, context, spec)
+        reader = OutputReader(NATIVE, context, spec, output_names(call.function))
         data = reader.system_data(program.executable.system_data)
         if halted and data.exit_code == NOT_EXITED:  # it reached the instruction by mistake
             raise report.error_of(found, spec, context.layout, self._architecture)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, context.layout.limit_bytes)
+        call.printed = reader.printed(data)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)

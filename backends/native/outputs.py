@@ -12,11 +12,12 @@ The groups of two sets may not overlap: the indices of the sets must ascend.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from dandelion.call_logs import STDERR, STDOUT, PrintedLine, bounded, printed_lines
 from dandelion.data import KEY_LIMIT, NAME_LIMIT_BYTES, Bytes, Item, ItemSet
 from dandelion.driver import InstanceSets
 from dandelion.errors import BadOutput
@@ -29,6 +30,7 @@ HEAP_BYTES = 4096
 """Outputs up to this size are bytes on the heap; larger ones are in a context of the domain."""
 
 _DATA_ALIGNMENT = 64
+_LOG_BYTES = 16 * 1024
 
 
 class Memory(Protocol):
@@ -65,12 +67,20 @@ class OutputReader:
         structures: the size of words.
         memory: the function's memory.
         spec: its declared sets and its limits.
+        names: of the output sets as the function sees them; by default the declared ones.
     """
 
-    def __init__(self, structures: Structures, memory: Memory, spec: FunctionSpec) -> None:
+    def __init__(
+        self,
+        structures: Structures,
+        memory: Memory,
+        spec: FunctionSpec,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self._structures = structures
         self._memory = memory
         self._spec = spec
+        self._names = spec.output_names if names is None else tuple(names)
         self._size_bytes = 0
 
     def system_data(self, address: int) -> SystemData:
@@ -106,10 +116,10 @@ class OutputReader:
             raise self._bad(f"{firsts[-1]} items are more than {limit}")
         if any(one > two for one, two in pairwise(firsts)):
             raise self._bad("the buffers of its sets overlap")
-        for spec, (at, length, _) in zip(declared, rows, strict=False):
+        for expected, (at, length, _) in zip(self._names, rows, strict=False):
             name = self._name(at, length, "a set")
-            if name and name != spec.name:
-                raise self._bad(f"set '{name}' instead of '{spec.name}'")
+            if name and name != expected:
+                raise self._bad(f"set '{name}' instead of '{expected}'")
         return firsts
 
     def _array(
@@ -160,12 +170,21 @@ class OutputReader:
             entries = self.entries(data)
         except BadOutput:
             return ""
-        for spec, listed in zip(self._spec.outputs, entries, strict=True):
-            for entry in listed if spec.name == set_name else ():
+        for name, listed in zip(self._names, entries, strict=True):
+            for entry in listed if name == set_name else ():
                 if entry.name == item_name and entry.size_bytes:
                     size = min(entry.size_bytes, limit_bytes)
                     return self._memory.read(entry.address, size).decode("utf-8", "replace")
         return ""
+
+    def printed(self, data: SystemData) -> tuple[PrintedLine, ...]:
+        """Read what the function wrote, if it declares the set ``stdio``."""
+        if not any(spec.name == "stdio" for spec in self._spec.outputs):
+            return ()
+        lines = []
+        for stream in (STDOUT, STDERR):
+            lines += printed_lines(self.text("stdio", stream, _LOG_BYTES, data), stream)
+        return bounded(lines)
 
     def outputs(self, entries: list[list[OutputEntry]], domain: MemoryDomain) -> InstanceSets:
         """Copy the data of all items out, once.

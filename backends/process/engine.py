@@ -126,17 +126,20 @@ class ProcessEngine(Engine):
             if end is None:
                 end = watch.wait(self._buffer, deadline, spec.limits.cpu_s)
             ran = time.monotonic_ns()
+            written = outcome.read_log(sandbox)
+            if written:
+                call.printed = outcome.lines_of(written)
             if running.cancelled:
                 raise Cancelled("while it ran")
             if watch.denied is not None:
-                raise self._unauthorized(call, sandbox, watch, end)
+                raise self._unauthorized(call, sandbox, watch, end, written)
             if end is StopReason.LATE:
                 raise TimedOut(spec.name, "wall", limit_s)
             if end is StopReason.SPENT:
                 raise TimedOut(spec.name, "cpu", spec.limits.cpu_s)
             if end is StopReason.CLOSED:
-                raise self._closed_early(call, sandbox, pool)
-            outputs = self._outputs(call, sandbox, watch.size_bytes)
+                raise self._closed_early(call, sandbox, pool, written)
+            outputs = self._outputs(call, sandbox, watch.size_bytes, written)
         except BaseException:
             sandbox.kill()
             raise
@@ -175,31 +178,35 @@ class ProcessEngine(Engine):
             if running.cancelled or self._closed:
                 raise Cancelled("before it ran")
 
-    def _outputs(self, call: Call, sandbox: Sandbox, size_bytes: int) -> InstanceSets:
+    def _outputs(
+        self, call: Call, sandbox: Sandbox, size_bytes: int, written: bytes
+    ) -> InstanceSets:
         answer = outcome.SandboxReply(
             memoryview(self._buffer)[:size_bytes], sandbox.output, call.function
         )
         reply = answer.reply()
         if isinstance(reply, wire.Returned):
             return answer.outputs(reply.sets, call)
-        raise outcome.error_of(reply, call.function, sandbox)
+        raise outcome.error_of(reply, call.function, written)
 
     def _unauthorized(
-        self, call: Call, sandbox: Sandbox, watch: Watch, end: StopReason
+        self, call: Call, sandbox: Sandbox, watch: Watch, end: StopReason, written: bytes
     ) -> DandelionError:
         """Make the error; it has a traceback if the denied call made the code raise."""
         assert watch.denied is not None
         shown = ""
         if end is StopReason.REPLIED:
             try:
-                self._outputs(call, sandbox, watch.size_bytes)
+                self._outputs(call, sandbox, watch.size_bytes, written)
             except Raised as error:
                 shown = error.traceback
             except DandelionError:
                 shown = ""
         return Unauthorized(call.function.spec.name, watch.denied, shown)
 
-    def _closed_early(self, call: Call, sandbox: Sandbox, pool: SandboxPool) -> DandelionError:
+    def _closed_early(
+        self, call: Call, sandbox: Sandbox, pool: SandboxPool, written: bytes
+    ) -> DandelionError:
         spec = call.function.spec
         if not sandbox.ended(_EXIT_GRACE_S):
             return BadOutput(spec.name, "it closed its channel without a reply")
@@ -216,7 +223,9 @@ class ProcessEngine(Engine):
         if ended.code < 0 and -ended.code not in outcome.OWN_SIGNALS:
             name = outcome.signal_name(-ended.code)
             return SandboxLost(self.name, f"it was killed by {name}, sent from outside")
-        return outcome.error_of_end(ended, call.function, sandbox)
+        written += outcome.read_log(sandbox)  # it may have written until its end
+        call.printed = outcome.lines_of(written)
+        return outcome.error_of_end(ended, call.function, written)
 
     def cancel(self, call_id: int) -> bool:
         with self._lock:

@@ -14,6 +14,15 @@ import signal
 import msgspec
 
 from dandelion.arrays import Shape, checked_type
+from dandelion.call_logs import (
+    CALL_LINES,
+    LOGGING,
+    STDERR,
+    STDOUT,
+    PrintedLine,
+    bounded,
+    printed_lines,
+)
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, InstanceSets
 from dandelion.errors import (
@@ -180,25 +189,25 @@ class SandboxReply:
             done += count
 
 
-def error_of(reply: wire.Failure, function: Function, sandbox: Sandbox) -> DandelionError:
+def error_of(reply: wire.Failure, function: Function, written: bytes) -> DandelionError:
     """Turn a reply without outputs into an error of the user's function."""
     spec = function.spec
     if isinstance(reply, wire.DidRaise):
         shown = traceback_text(reply.frames, function)
-        return Raised(spec.name, reply.exception[:_MESSAGE_LIMIT], shown, printed(sandbox))
+        return Raised(spec.name, reply.exception[:_MESSAGE_LIMIT], shown, printed(written))
     if isinstance(reply, wire.DidExit):
-        return Exited(spec.name, reply.code, printed(sandbox))
+        return Exited(spec.name, reply.code, printed(written))
     if isinstance(reply, wire.MemoryExhausted):
         return OutOfMemory(spec.name, spec.limits.memory_bytes)
     return BadOutput(spec.name, reply.message[:_MESSAGE_LIMIT])
 
 
-def error_of_end(ended: wire.SandboxExit, function: Function, sandbox: Sandbox) -> DandelionError:
+def error_of_end(ended: wire.SandboxExit, function: Function, written: bytes) -> DandelionError:
     """Turn the end of a process that sent no reply into an error of the user's function."""
     name = function.spec.name
     if ended.code >= 0:
-        return Exited(name, ended.code, printed(sandbox))
-    return Faulted(name, signal_name(-ended.code), printed(sandbox))
+        return Exited(name, ended.code, printed(written))
+    return Faulted(name, signal_name(-ended.code), printed(written))
 
 
 def signal_name(number: int) -> str:
@@ -223,19 +232,43 @@ def traceback_text(frames: list[wire.Frame], function: Function) -> str:
     return "\n".join(text) + "\n"
 
 
-def printed(sandbox: Sandbox) -> str:
-    """Return what a sandbox wrote to standard output and error, up to `LOG_BYTES`."""
-    kept = bytearray()
+def read_log(sandbox: Sandbox) -> bytes:
+    """Read what a sandbox wrote to its log until now, one byte more than `LOG_BYTES` at most."""
+    kept = b""
     while len(kept) <= LOG_BYTES:
         try:
-            part = os.read(sandbox.log, LOG_BYTES)
+            part = os.read(sandbox.log, LOG_BYTES + 1 - len(kept))
         except BlockingIOError:
             break
         if not part:
             break
         kept += part
-    text = kept[:LOG_BYTES].decode("utf-8", "replace")
-    return f"{text}\n[the rest was dropped]" if len(kept) > LOG_BYTES else text
+    return kept
+
+
+def printed(written: bytes) -> str:
+    """Return what a sandbox wrote as text, up to `LOG_BYTES`, without marks."""
+    first, *marked = written[:LOG_BYTES].split(wire.MARK)
+    text = b"".join([first, *(part[1:] for part in marked)]).decode("utf-8", "replace")
+    return f"{text}\n[the rest was dropped]" if len(written) > LOG_BYTES else text
+
+
+def lines_of(written: bytes) -> tuple[PrintedLine, ...]:
+    """Return what a sandbox wrote as lines with their streams."""
+    first, *marked = written[:LOG_BYTES].split(wire.MARK, LOG_BYTES)
+    lines = printed_lines(first.decode("utf-8", "replace"), STDOUT)
+    for part in marked:
+        text = part[1:].decode("utf-8", "replace")
+        level = wire.LEVELS.get(part[0], "") if part else ""
+        if level:
+            lines += printed_lines(text, LOGGING, level)
+        else:
+            lines += printed_lines(text, STDERR if part[:1] == b"e" else STDOUT)
+        if len(lines) > CALL_LINES:
+            break
+    if len(written) > LOG_BYTES:
+        lines.append(PrintedLine(STDERR, "[the rest was dropped]"))
+    return bounded(lines)
 
 
 def whole_seconds(seconds: float) -> int:

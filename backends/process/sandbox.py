@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import io
 import linecache
+import logging
 import marshal
 import mmap
 import os
@@ -62,19 +63,61 @@ class _InvalidReturn(Exception):
 
 
 class _Log(io.BufferedIOBase):
-    """Standard output and error; drops what does not fit into the pipe, without waiting."""
+    """Standard output or error; drops what does not fit into the pipe, without waiting.
+
+    Args:
+        mark: of the stream.
+    """
+
+    last = wire.STDOUT_MARK
+    """Of both streams: the mark that counts now. Native code writes without a mark."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:  # Any: memoryview does not accept typeshed's Buffer
         with contextlib.suppress(BlockingIOError):
-            os.write(2, data)
+            if _Log.last is not self._mark:
+                _Log.last = self._mark
+                os.write(2, b"%b%b" % (self._mark, data))
+            else:
+                os.write(2, data)
         return memoryview(data).nbytes
 
 
-def _text_log() -> io.TextIOWrapper:
-    log: Any = _Log()  # typeshed also requires a file's `name`
+_LEVEL_MARKS = (
+    (logging.CRITICAL, b"\0c"),
+    (logging.ERROR, b"\0r"),
+    (logging.WARNING, b"\0w"),
+    (logging.INFO, b"\0i"),
+)
+
+
+_emit = logging.StreamHandler.emit
+
+
+def _emit_marked(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+    """Write a record of `logging` with its level, if it goes to one of the two streams."""
+    if not isinstance(getattr(handler.stream, "buffer", None), _Log):
+        _emit(handler, record)
+        return
+    try:
+        text = handler.format(record) + handler.terminator
+        mark = next((m for level, m in _LEVEL_MARKS if record.levelno >= level), b"\0d")
+        _Log.last = b""
+        with contextlib.suppress(BlockingIOError):
+            os.write(2, mark + text.encode("utf-8", "backslashreplace"))
+    except RecursionError:
+        raise
+    except Exception:  # as the method that this replaces
+        handler.handleError(record)
+
+
+def _text_log(mark: bytes) -> io.TextIOWrapper:
+    log: Any = _Log(mark)  # typeshed also requires a file's `name`
     return io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True)
 
 
@@ -83,7 +126,8 @@ def prepare_interpreter() -> None:
     linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
     os.cpu_count = lambda: 1
     modules.close()
-    sys.stdout = sys.stderr = _text_log()
+    sys.stdout, sys.stderr = _text_log(wire.STDOUT_MARK), _text_log(wire.STDERR_MARK)
+    logging.StreamHandler.emit = _emit_marked  # type: ignore[method-assign,assignment]
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
     random.seed(0)  # a retried function returns the same outputs

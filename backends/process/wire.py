@@ -207,6 +207,20 @@ class SandboxExit(msgspec.Struct, frozen=True):
 
 Buffers: TypeAlias = list[Bytes]
 
+# In its log a sandbox marks which stream the bytes that follow belong to: MARK and one byte. Code
+# that writes marks itself can only change the labels of its own lines.
+MARK = b"\0"
+STDOUT_MARK = b"\0o"
+STDERR_MARK = b"\0e"
+LEVELS = {
+    b"d"[0]: "debug",
+    b"i"[0]: "info",
+    b"w"[0]: "warning",
+    b"r"[0]: "error",
+    b"c"[0]: "critical",
+}
+"""The bytes of marks for records of `logging`, with their levels."""
+
 
 def aligned(size_bytes: int) -> int:
     """Round up to a multiple of the alignment."""

@@ -1,17 +1,18 @@
-"""The driver of WebAssembly functions: engines for cores."""
+"""The driver of WebAssembly functions: engines for cores, in confined processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from dandelion.driver import Checker, Driver, EngineFactory, Hosting, Resource
+from dandelion.driver import Checker, Driver, Engine, EngineFactory, Hosting, Resource
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.function import Function
 
 from . import module
-from .compiler import require
+from .compiler import require, require_installed
+from .confine_check import confined_facts
 from .programs import WasmPrograms
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class WasmDriver(Driver):
 
     name: ClassVar[str] = "wasm"
     formats: ClassVar[frozenset[str]] = frozenset({"wasm"})
-    hosting: ClassVar[Hosting] = Hosting.THREAD
+    hosting: ClassVar[Hosting] = Hosting.CONFINED
 
     def __init__(self) -> None:
         programs = WasmPrograms()
@@ -61,6 +62,9 @@ class WasmChecker(Checker):
         except BackendUnavailable:
             return  # a node without the library may register functions that others run
 
+    def binary(self, function: Function) -> bytes:
+        return self._programs.compiled(function.main)
+
     def close(self) -> None:
         self._programs.close()
 
@@ -73,11 +77,12 @@ class WasmFactory(EngineFactory):
         self._programs = programs
 
     def probe(self) -> list[Resource]:
-        require()
+        require_installed()
         cores = sorted(os.sched_getaffinity(0))
         return [Resource(str(at), f"core {core}") for at, core in enumerate(cores)]
 
     def engine(self, resource: str) -> WasmEngine:
+        require()
         from .engine import WasmEngine
 
         known = [r.name for r in self.probe()]
@@ -86,3 +91,21 @@ class WasmFactory(EngineFactory):
                 self._name, f"no core '{resource}'", f"use 0 to {len(known) - 1}"
             )
         return WasmEngine(f"{self._name}:{resource}", self._programs)
+
+    def confine(
+        self, engine: Engine, channel: int, start_threads: Callable[[], None]
+    ) -> Mapping[str, str]:
+        from .confine import confine
+        from .engine import WasmEngine
+
+        assert isinstance(engine, WasmEngine)
+        return confine(engine, channel, start_threads)
+
+
+def enforcement() -> Mapping[str, str]:
+    """Tell what confines engines on this machine, for ``dandelion doctor``.
+
+    Raises:
+        BackendUnavailable: a process cannot be confined here.
+    """
+    return confined_facts()

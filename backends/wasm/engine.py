@@ -1,8 +1,9 @@
-"""The engine: a fresh instance for each call, in the node's own process.
+"""The engine: a fresh instance for each call.
 
 The compiler confines a function: every memory access is checked or cannot leave the instance's
 range, jumps stay within its code, and it imports nothing. Two mechanisms limit its time: fuel,
-counted alike on every machine, enforces the CPU limit; the epoch enforces the deadline.
+counted alike on every machine, enforces the CPU limit; the epoch enforces the deadline. In a node,
+the engine runs in a process of its own without rights (`.confine`), which holds if all this fails.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class WasmEngine(Engine):
         self._programs = programs
         self._engine = compiler.new_engine()
         self._interrupt = Interrupt(self._engine, f"interrupt-{name}")
+        self._interrupt.start()
         self._modules: OrderedDict[Digest, _Loaded] = OrderedDict()
         self._lock = threading.Lock()
         self._call_id: int | None = None
@@ -181,8 +183,8 @@ class WasmEngine(Engine):
         facts, problems = module.read(function.main, function.spec.limits.memory_bytes)
         if facts is None:
             raise InvalidFunction(tuple(problems))
-        made = self._programs.compiled(function.main)
-        loaded = _Loaded(facts, wasmtime.Module.deserialize(self._engine, made))
+        made = function.binary or self._programs.compiled(function.main)
+        loaded = _Loaded(facts, wasmtime.Module.deserialize(self._engine, bytes(made)))
         self._modules[function.identity] = loaded
         if len(self._modules) > _MODULES:
             self._modules.popitem(last=False)
@@ -235,10 +237,25 @@ class WasmEngine(Engine):
             raise Faulted(spec.name, _fault(trap))
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, limit)
+        call.printed = reader.printed(data)
         if data.exit_code:
             printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
             raise Exited(spec.name, data.exit_code, printed)
         return reader.outputs(reader.entries(data), call.domain)
+
+    def compiled(self, main: bytes) -> bytes:
+        """Compile a trusted module in this process."""
+        import wasmtime
+
+        return bytes(wasmtime.Module(self._engine, main).serialize())
+
+    def start_interrupt(self) -> None:
+        """Start the engine's thread again."""
+        self._interrupt.start()
+
+    def end_interrupt(self) -> None:
+        """End the engine's thread until it is started again; meanwhile there are no calls."""
+        self._interrupt.close()
 
     def clean_up(self) -> None:
         used, self._used = self._used, None

@@ -29,8 +29,14 @@ class Interrupt:
         self._changed = threading.Condition()
         self._deadline_ns: float = math.inf
         self._sleeps_until_ns: float = math.inf
+        self._closed = True
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; before the first call."""
         self._closed = False
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
 
     def arm(self, store: wasmtime.Store, deadline_ns: int) -> None:
@@ -53,11 +59,13 @@ class Interrupt:
                 self._engine.increment_epoch()
 
     def close(self) -> None:
-        """End the thread. May be called twice."""
+        """End the thread; it may be started again. May be called twice."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def _main(self) -> None:
         with self._changed:

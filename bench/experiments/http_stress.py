@@ -8,7 +8,7 @@ longest answer counts: it is the longest time for which one thing occupied the e
 keeps its peak rate however many there are, and only the latency grows. Rate is lost to work for
 each connection instead of each request, and to what delays new connections. After each load 16
 clients ask for a second: they must find the whole rate again. The null function is over before its
-request waits, so none is refused. One of ``wasm`` runs in a thread, so more clients than
+request waits, so none is refused. One of ``wasm`` runs in a process, so more clients than
 `Settings.max_waiting` get status 429 at once.
 """
 

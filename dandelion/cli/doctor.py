@@ -57,7 +57,7 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0 if verdict.runs_functions else 1
 
 
-_NO_COMPUTE = ("null", "http")
+_NO_COMPUTE = ("null", "http", "s3", "kv", "files")
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def lines_of(verdict: Verdict, findings: Sequence[Finding]) -> Iterator[str]:
             continue
         command, _, rest = finding.remedy.partition(", ")
         besides = f" (it also needs {rest.removeprefix('and ')})" if rest else ""
-        yield f"\nto install {finding.name}{besides}:"
+        yield f"\nto use {finding.name}{besides}:"
         yield f"    {command}"
     yield ""
     if verdict.runs_functions:

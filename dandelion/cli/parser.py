@@ -59,6 +59,9 @@ class Arguments(argparse.Namespace):
     outputs: str | None
     device: str
     no_check: bool
+    function: str | None
+    invocation: str | None
+    follow: bool
     calls: bool
     call: str | None
     changes: list[Path]
@@ -102,6 +105,7 @@ def make_parser() -> MainParser:
         "name", nargs="?", metavar="FUNCTION", help="also tell what would happen to a call of it"
     )
     _version(capacity)
+    _logs(verbs.add_parser("logs", parents=[remote], help="show what functions wrote"))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
         named.add_argument("name", metavar="NAME", help="a function, composition or library")
@@ -126,6 +130,12 @@ def make_parser() -> MainParser:
     _token(verbs.add_parser("token", help="make, list and remove bearer tokens"), local)
     _bench(verbs.add_parser("bench", help="measure this machine and show results"), local)
     return parser
+
+
+def _logs(logs: VerbParser) -> None:
+    logs.add_argument("-f", "--follow", action="store_true", help="also show all later lines")
+    logs.add_argument("--function", metavar="NAME", help="only lines of this function")
+    logs.add_argument("--invocation", metavar="ID", help="only lines of this invocation")
 
 
 def _common() -> tuple[VerbParser, VerbParser]:

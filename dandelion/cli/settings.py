@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from dandelion.settings import Settings
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
+_NamedText: TypeAlias = tuple[str, str]
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 _PREFIX = "DANDELION_"
 _NO_SETTINGS = frozenset({"CA", "SETTINGS", "TOKEN", "TRITON", "URL"})
@@ -127,17 +128,32 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:
-    """Read ``[options.BACKEND]``; numbers may be written without quotes."""
+    """Read ``[options.BACKEND]`` and tables in it, whose names are joined with dots."""
     options: dict[str, dict[str, str]] = {}
     for backend, given in table.items() if isinstance(table, dict) else [("", table)]:
         place = f"{where}.{backend}".rstrip(".")
         if not isinstance(given, dict):
             raise InvalidInput(place, f"{given!r} is not a table", "write [options.BACKEND]")
-        for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise InvalidInput(f"{place}.{name}", f"{value!r} is not text", "put it in quotes")
-            options.setdefault(backend, {})[name] = str(value)
+        found = dict(_texts_of_table(place, given))
+        if found:
+            options[backend] = found
     return options
+
+
+def _texts_of_table(where: str, table: Mapping[str, Any], above: str = "") -> Iterator[_NamedText]:
+    """Yield options as text: numbers too, and in inner tables also booleans and lists of text."""
+    for name, value in table.items():
+        match value:
+            case dict():
+                yield from _texts_of_table(f"{where}.{name}", value, f"{above}{name}.")
+            case bool() if above:
+                yield above + name, "yes" if value else "no"
+            case str() | int() | float() if not isinstance(value, bool):
+                yield above + name, str(value)
+            case list() if above and all(isinstance(v, str) and "," not in v for v in value):
+                yield above + name, ",".join(value)
+            case _:
+                raise InvalidInput(f"{where}.{name}", f"{value!r} is not text", "put it in quotes")
 
 
 def read_text(where: str, name: str, text: str) -> Any:

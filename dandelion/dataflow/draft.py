@@ -8,7 +8,8 @@ Names are deterministic and unique:
 
 - a returned set has the name of its output;
 - every other used set is called ``FUNCTION_OUTPUT`` in lower case (``fan_out_requests``), with a
-  number for further uses of a function and wherever that name is already used;
+  number for further uses of a function and wherever that name is already used; an errors set is
+  called ``FUNCTION_errors``;
 - unused outputs have no name: the language drops them.
 
 In the language a set has only one name. If a set is returned twice, or an input is returned under
@@ -32,7 +33,9 @@ from typing import Any, NoReturn
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
     Application,
+    AttemptsClause,
     Binding,
+    CatchClause,
     Composition,
     CompositionModule,
     Declaration,
@@ -77,13 +80,19 @@ class SetHandle:
 
 @dataclass(slots=True, eq=False)
 class DraftApplication:
-    """One application: its function, its bindings, and handles of the outputs used so far."""
+    """One application: its function, its bindings, and handles of the outputs used so far.
+
+    `errors` is its errors set, if it catches failures, of `caught` kinds.
+    """
 
     signature: FunctionSignature
     bindings: tuple[DraftBinding, ...]
     join: Join | None
     place: SourcePosition
     repeat: RepeatClause | None = None
+    attempts: AttemptsClause | None = None
+    errors: SetHandle | None = None
+    caught: tuple[str, ...] = ()
     outputs: dict[str, SetHandle] = field(default_factory=dict)
 
 
@@ -170,6 +179,9 @@ class Draft:
                 if wanted is not None and wanted in used and wanted not in names:
                     names[wanted] = _free(f"{base}_{output}", taken)
                     taken.add(names[wanted])
+            if application.errors is not None and application.errors not in names:
+                names[application.errors] = _free(f"{base}_errors", taken)
+                taken.add(names[application.errors])
         return names
 
 
@@ -266,8 +278,11 @@ def _application(application: DraftApplication, names: Mapping[SetHandle, str]) 
         for b in application.bindings
     ]
     name = application.signature.name
-    join, repeat = application.join, application.repeat
-    return Application(name, tuple(bindings), tuple(returns), join, repeat, place)
+    join, repeat, attempts = application.join, application.repeat, application.attempts
+    catch = None
+    if application.errors is not None:
+        catch = CatchClause(names[application.errors], application.caught, place)
+    return Application(name, tuple(bindings), tuple(returns), join, repeat, attempts, catch, place)
 
 
 def _ordered(application: DraftApplication) -> list[SetHandle]:

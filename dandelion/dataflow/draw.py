@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from dandelion.dataflow.draw_layout import graph_of, layers_of
 from dandelion.dataflow.draw_svg import to_svg
 from dandelion.dataflow.graph import Application, Binding, Composition
-from dandelion.dataflow.printer import print_repeat
+from dandelion.dataflow.printer import print_attempts, print_repeat
 
 __all__ = ["to_json", "to_mermaid", "to_svg"]
 
@@ -27,6 +29,7 @@ def to_json(composition: Composition) -> str:
             "label": data["label"],
             "layer": layer[node],
             **_repeat_fields(data.get("application")),
+            **_failure_fields(data.get("application")),
         }
         for node, data in graph.nodes(data=True)
     ]
@@ -58,6 +61,23 @@ def _repeat_fields(application: Application | None) -> dict[str, object]:
     return {"repeat": {"times": repeat.times, "until": repeat.until, "feedback": fed}}
 
 
+def _failure_fields(application: Application | None) -> dict[str, object]:
+    """Return the fields of the clauses `attempts` and `catch`, if there are any."""
+    fields: dict[str, object] = {}
+    if application is None:
+        return fields
+    if application.attempts is not None:
+        attempts = application.attempts
+        fields["attempts"] = {
+            "times": attempts.times,
+            "kinds": attempts.kinds,
+            "backoff_s": attempts.backoff_s,
+        }
+    if application.catch is not None:
+        fields["catch"] = {"target": application.catch.target, "kinds": application.catch.kinds}
+    return fields
+
+
 def to_mermaid(composition: Composition) -> str:
     """Write the graph in the language of Mermaid.
 
@@ -76,10 +96,17 @@ def to_mermaid(composition: Composition) -> str:
             lines.append(f"    {ids[source]} {_arrow(name, binding)} {ids[target]}")
     for node, data in graph.nodes(data=True):
         application = data.get("application")
-        if application is not None and application.repeat is not None:
-            text = _mermaid(print_repeat(application.repeat))
-            lines.append(f'    {ids[node]} -- "{text}" --> {ids[node]}')
+        texts = [_mermaid(text) for text in _own_arrows(application)]
+        lines += [f'    {ids[node]} -- "{text}" --> {ids[node]}' for text in texts]
     return "\n".join(lines) + "\n"
+
+
+def _own_arrows(application: Application | None) -> Iterator[str]:
+    """Yield the texts of the arrows from an application to itself."""
+    if application is not None and application.repeat is not None:
+        yield print_repeat(application.repeat)
+    if application is not None and application.attempts is not None:
+        yield print_attempts(application.attempts)
 
 
 def _arrow(name: str, binding: Binding | None) -> str:

@@ -12,6 +12,7 @@ ROW = 24.0  # height of a line: a port of an application, a slot
 PILL = 30.0  # height of an input or output
 LOOP = 8.0  # distance of the arrow around an application that is repeated
 LETTERS = 34  # of a name that are shown
+ERRORS = "⚠ errors"  # the port of an errors set
 
 Layers: TypeAlias = "list[list[Box]]"
 

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 import networkx as nx
 
 from dandelion.dataflow.draw_boxes import (
+    ERRORS,
     HEADER,
     PILL,
     ROW,
@@ -122,6 +123,8 @@ def _pill(box_id: str, kind: str, name: str) -> Box:
 def _application(app_id: str, application: Application, footer: tuple[str, ...]) -> Box:
     inputs = tuple(b.parameter for b in application.bindings)
     outputs = tuple(r.output for r in application.returns)
+    if application.catch is not None:
+        outputs += (ERRORS,)
     rows = max(len(inputs), len(outputs))
     left = max((text_width(shorten(n), 11) for n in inputs), default=0.0)
     right = max((text_width(shorten(n), 11) for n in outputs), default=0.0)
@@ -166,8 +169,8 @@ def _producers(composition: Composition, boxes: dict[str, Box]) -> dict[str, tup
     for app_id, application in zip(
         application_ids(composition), composition.applications, strict=True
     ):
-        for port, returned in enumerate(application.returns):
-            found.setdefault(returned.target, (boxes[f"app:{app_id}"], port))
+        for port, (target, _) in enumerate(application.targets()):
+            found.setdefault(target, (boxes[f"app:{app_id}"], port))
     return found
 
 

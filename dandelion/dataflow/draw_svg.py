@@ -23,7 +23,7 @@ from dandelion.dataflow.draw_boxes import (
 from dandelion.dataflow.draw_layout import arrange
 from dandelion.dataflow.draw_place import MARGIN
 from dandelion.dataflow.graph import Application, Binding, Composition, Sharding, application_ids
-from dandelion.dataflow.printer import print_binding, print_join
+from dandelion.dataflow.printer import print_attempts, print_binding, print_join
 
 SIGNS = {
     Sharding.ALL: "●",
@@ -89,13 +89,17 @@ def to_svg(composition: Composition) -> str:
 
 
 def _footer(application: Application) -> Iterator[str]:
-    """Yield the lines below the ports of an application: its join, its loop."""
+    """Yield the lines below the ports of an application: its join, its loop, its attempts."""
     if application.join is not None:
         yield f"by {print_join(application.join)}"
     if application.repeat is not None:
         until = application.repeat.until
         yield f"{LOOPS} {application.repeat.times}" + (f" until no {until}" if until else "")
         yield ", ".join(f"{f.parameter} ← {f.output}" for f in application.repeat.feedback)
+    if application.attempts is not None:
+        yield print_attempts(application.attempts)
+    if application.catch is not None and application.catch.kinds:
+        yield f"catches {', '.join(application.catch.kinds)}"
 
 
 def _document(name: str, width: float, height: float, parts: list[str]) -> str:

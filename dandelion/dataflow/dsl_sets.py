@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from dandelion.data import next_name
 from dandelion.dataflow.draft import (
@@ -16,9 +16,16 @@ from dandelion.dataflow.draft import (
     user_place,
 )
 from dandelion.dataflow.excerpt import with_excerpts
-from dandelion.dataflow.graph import Feed, RepeatClause, Sharding, SourcePosition, Strategy
+from dandelion.dataflow.graph import (
+    AttemptsClause,
+    Feed,
+    RepeatClause,
+    Sharding,
+    SourcePosition,
+    Strategy,
+)
 from dandelion.dataflow.rules_names import FunctionSignature, meant, problem
-from dandelion.errors import InvalidComposition
+from dandelion.errors import DandelionError, InvalidComposition
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,8 +40,8 @@ class BoundSet:
 class ApplicationHandle:
     """One application: its output sets are attributes, or items where Python needs the name.
 
-    An application with a single output set can be used wherever a set can. An output set called
-    ``repeat``, like the method, is ``application["repeat"]``.
+    An application with a single output set can be used wherever a set can. An output set with the
+    name of a method, such as ``repeat``, is ``application["repeat"]``.
     """
 
     __slots__ = ("_application", "_draft")
@@ -116,6 +123,57 @@ class ApplicationHandle:
         is_stepped = name not in signature.outputs and name in signature.inputs
         return next_name(name) if is_stepped and next_name(name) in signature.outputs else name
 
+    def attempts(
+        self, times: int, *, backoff_s: float = 0.0, on: Kind | Iterable[Kind] = ()
+    ) -> ApplicationHandle:
+        """Run instances that fail again; see ``docs/language.md``.
+
+        Args:
+            times: how often an instance is run in total, from 1 to 100.
+            backoff_s: pause after the first attempt, up to 60 s in whole milliseconds; it doubles
+                with each further one, up to 60 s.
+            on: the errors after which it is run again, as names or classes of `dandelion.errors`;
+                by default those that are safe to try again and may not occur again.
+
+        Returns:
+            The application itself.
+
+        Raises:
+            InvalidComposition: it has attempts already, or an argument has another type. Numbers
+                and names are checked when the description is complete.
+        """
+        application = self._application
+        if application.attempts is not None:
+            refuse("bad-attempts", f"'{application.signature.name}' has attempts already")
+        numbers = [type(times) is int, type(backoff_s) in (int, float)]
+        if not all(numbers):
+            rule = ".attempts(3, backoff_s=0.5, on=[RequestFailed])"
+            refuse("bad-attempts", "attempts take a number and a pause in seconds", expected=rule)
+        kinds = _kind_names(on)
+        application.attempts = AttemptsClause(times, kinds, float(backoff_s), user_place())
+        return self
+
+    def catch(self, *kinds: Kind) -> SetHandle:
+        """Catch failures: each failed instance gives an item of the errors set, and no outputs.
+
+        Args:
+            kinds: the errors that are caught, as names or classes of `dandelion.errors`; by default
+                all that can be.
+
+        Returns:
+            The errors set; it is empty if no instance fails.
+
+        Raises:
+            InvalidComposition: its failures are caught already, or an argument is not a kind.
+        """
+        application = self._application
+        if application.errors is not None:
+            name = application.signature.name
+            refuse("bad-attempts", f"the failures of '{name}' are caught already")
+        application.caught = _kind_names(kinds)
+        application.errors = SetHandle(self._draft, "errors", application)
+        return application.errors
+
     def __dir__(self) -> list[str]:
         return list(self._application.signature.outputs)
 
@@ -123,6 +181,31 @@ class ApplicationHandle:
         return f"<application of {self._application.signature}>"
 
 
+def _kind_names(kinds: Kind | Iterable[Kind]) -> tuple[str, ...]:
+    """Return the names of kinds of errors, which may be given as classes."""
+    if isinstance(kinds, str | type):
+        return (_kind_name(kinds),)
+    if not isinstance(kinds, Iterable):
+        _refuse_kind(kinds)
+    return tuple([_kind_name(kind) for kind in kinds])
+
+
+def _kind_name(kind: object) -> str:
+    if isinstance(kind, str):
+        return kind
+    if not (isinstance(kind, type) and issubclass(kind, DandelionError)):
+        _refuse_kind(kind)
+    return kind.__name__
+
+
+def _refuse_kind(kind: object) -> NoReturn:
+    message = "a kind of error is a name, or a class of dandelion.errors"
+    refuse(
+        "bad-attempts", message, expected='RequestFailed or "RequestFailed"', found=f"{kind!r:.60}"
+    )
+
+
+Kind: TypeAlias = str | type[DandelionError]
 SetLike: TypeAlias = SetHandle | ApplicationHandle | BoundSet
 Returned: TypeAlias = SetHandle | ApplicationHandle | Mapping[str, SetHandle | ApplicationHandle]
 

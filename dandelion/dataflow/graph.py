@@ -115,6 +115,37 @@ class RepeatClause(msgspec.Struct, frozen=True, omit_defaults=True):
     place: SourcePosition = NOWHERE
 
 
+class AttemptsClause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Runs an instance that failed again.
+
+    Attributes:
+        times: how often an instance is run in total, from 1 to `dandelion.failures.ATTEMPTS_LIMIT`.
+        kinds: names of the errors after which it is run again; by default those that are safe to
+            try again and may not occur again, see `dandelion.failures.may_succeed`.
+        backoff_s: pause after the first attempt, in whole milliseconds; it doubles each time.
+        place: its position.
+    """
+
+    times: int
+    kinds: tuple[str, ...] = ()
+    backoff_s: float = 0.0
+    place: SourcePosition = NOWHERE
+
+
+class CatchClause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Makes an item of set `target` of each instance that failed, and lets the others go on.
+
+    Attributes:
+        target: the errors set, a set of the composition.
+        kinds: names of the errors that are caught; by default all that can be.
+        place: its position.
+    """
+
+    target: str
+    kinds: tuple[str, ...] = ()
+    place: SourcePosition = NOWHERE
+
+
 class Application(msgspec.Struct, frozen=True, omit_defaults=True):
     """One use of a function in a composition."""
 
@@ -123,7 +154,16 @@ class Application(msgspec.Struct, frozen=True, omit_defaults=True):
     returns: tuple[Return, ...] = ()
     join: Join | None = None
     repeat: RepeatClause | None = None
+    attempts: AttemptsClause | None = None
+    catch: CatchClause | None = None
     place: SourcePosition = NOWHERE
+
+    def targets(self) -> list[tuple[str, SourcePosition]]:
+        """List the sets that it produces, with their positions: its results, its errors set."""
+        found = [(returned.target, returned.place) for returned in self.returns]
+        if self.catch is not None:
+            found.append((self.catch.target, self.catch.place))
+        return found
 
 
 class Composition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,8 +218,8 @@ def to_networkx(composition: Composition) -> CompositionGraph:
     ids = application_ids(composition)
     for app_id, application in zip(ids, composition.applications, strict=True):
         graph.add_node(f"app:{app_id}", kind="application", label=app_id, application=application)
-        for returned in application.returns:
-            producer.setdefault(returned.target, f"app:{app_id}")
+        for target, _ in application.targets():
+            producer.setdefault(target, f"app:{app_id}")
     for app_id, application in zip(ids, composition.applications, strict=True):
         for binding in application.bindings:
             if binding.source in producer:

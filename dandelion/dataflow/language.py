@@ -19,7 +19,9 @@ from lark.exceptions import UnexpectedInput
 
 from dandelion.dataflow.graph import (
     Application,
+    AttemptsClause,
     Binding,
+    CatchClause,
     Composition,
     CompositionModule,
     Declaration,
@@ -140,7 +142,10 @@ class _Builder(Transformer[Token, Any]):
         name, bindings, returns, *clauses = parts
         join = next((c for c in clauses if isinstance(c, Join)), None)
         repeat = next((c for c in clauses if isinstance(c, RepeatClause)), None)
-        return Application(str(name), bindings, returns, join, repeat, self._place(name))
+        attempts = next((c for c in clauses if isinstance(c, AttemptsClause)), None)
+        catch = next((c for c in clauses if isinstance(c, CatchClause)), None)
+        place = self._place(name)
+        return Application(str(name), bindings, returns, join, repeat, attempts, catch, place)
 
     def bindings(self, parts: Children) -> tuple[Binding, ...]:
         return tuple(parts)
@@ -171,6 +176,22 @@ class _Builder(Transformer[Token, Any]):
         keyword, times, *until, feeds = parts
         place = self._place(keyword)
         return RepeatClause(int(times), str(until[0]) if until else None, feeds, place)
+
+    def attempts(self, parts: Children) -> AttemptsClause:
+        keyword, times, *rest = parts
+        kinds = next((part for part in rest if isinstance(part, tuple)), ())
+        backoff_s = next((part for part in rest if isinstance(part, float)), 0.0)
+        return AttemptsClause(int(times), kinds, backoff_s, self._place(keyword))
+
+    def backoff(self, parts: Children) -> float:
+        return float(parts[-1])
+
+    def catch(self, parts: Children) -> CatchClause:
+        _, target, *kinds = parts
+        return CatchClause(str(target), kinds[0] if kinds else (), self._place(target))
+
+    def kinds(self, parts: Children) -> tuple[str, ...]:
+        return tuple(str(part) for part in parts)
 
     def until(self, parts: Children) -> Token:
         name: Token = parts[-1]

@@ -1,8 +1,9 @@
 """Printing compositions: canonical text, and JSON.
 
 ``parse(print_module(m)) == m`` and ``from_json(to_json(m)) == m`` for every module that the
-language can express. Without `repeat` the text also fits the grammar of the original system: no
-comments, no commas at the end of lists, no blanks inside the brackets of declarations.
+language can express. Without `repeat`, `attempts` and `catch` the text also fits the grammar of the
+original system: no comments, no commas at the end of lists, no blanks inside the brackets of
+declarations.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import msgspec
 
 from dandelion.dataflow.graph import (
     Application,
+    AttemptsClause,
     Binding,
+    CatchClause,
     Composition,
     CompositionModule,
     Declaration,
@@ -61,6 +64,22 @@ def print_repeat(repeat: RepeatClause) -> str:
     return f"{_repeat_head(repeat)} feeding ({', '.join(_feeds(repeat))})"
 
 
+def print_attempts(attempts: AttemptsClause) -> str:
+    """Write ``attempts 3 on (TimedOut) backoff 0.5``."""
+    backoff = f" backoff {print_seconds(attempts.backoff_s)}" if attempts.backoff_s else ""
+    return f"attempts {attempts.times}{_kinds(attempts.kinds)}{backoff}"
+
+
+def print_seconds(seconds: float) -> str:
+    """Write a number of seconds without an exponent, in milliseconds at most: ``0.5``, ``10``."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+
+
+def print_catch(catch: CatchClause) -> str:
+    """Write ``catch failures on (Raised, TimedOut)``."""
+    return f"catch {catch.target}{_kinds(catch.kinds)}"
+
+
 def to_json(module: CompositionModule, *, indent: int = 2) -> str:
     """Write a module as JSON, without positions in the source.
 
@@ -98,6 +117,8 @@ def _application(application: Application) -> str:
     clauses = [f"by {print_join(application.join)}"] if application.join else []
     if application.repeat is not None:
         clauses.append(print_repeat(application.repeat))
+    failures = _failure_clauses(application)
+    clauses += failures
     head = f"{application.function}({', '.join(bindings)})"
     tail = " ".join([f"=> ({', '.join(returns)})", *clauses])
     line = f"{INDENT}{head} {tail};\n"
@@ -108,12 +129,32 @@ def _application(application: Application) -> str:
         return f"{first}\n{second}\n"
     head = f"{application.function}({_broken(bindings)})"
     tail = " ".join([f"=> ({_broken(returns)})", *clauses])
-    if application.repeat is not None and max(map(len, f"{tail};".split("\n"))) > WIDTH:
-        feeds = (
-            f"{_repeat_head(application.repeat)} feeding ({_broken(_feeds(application.repeat))})"
-        )
-        tail = " ".join([f"=> ({_broken(returns)})", *clauses[:-1], feeds])
+    if _is_wide(tail):
+        clauses = clauses[: len(clauses) - len(failures)]
+        tail = " ".join([f"=> ({_broken(returns)})", *clauses])
+        if application.repeat is not None and _is_wide(tail):
+            feeds = _broken(_feeds(application.repeat))
+            last = f"{_repeat_head(application.repeat)} feeding ({feeds})"
+            tail = " ".join([f"=> ({_broken(returns)})", *clauses[:-1], last])
+        tail = f"\n{INDENT * 2}".join([tail, *failures])
     return f"{INDENT}{head} {tail};\n"
+
+
+def _is_wide(text: str) -> bool:
+    return max(map(len, f"{text};".split("\n"))) > WIDTH
+
+
+def _failure_clauses(application: Application) -> list[str]:
+    found = []
+    if application.attempts is not None:
+        found.append(print_attempts(application.attempts))
+    if application.catch is not None:
+        found.append(print_catch(application.catch))
+    return found
+
+
+def _kinds(kinds: tuple[str, ...]) -> str:
+    return f" on ({', '.join(kinds)})" if kinds else ""
 
 
 def _broken(parts: list[str]) -> str:

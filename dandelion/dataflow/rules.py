@@ -3,7 +3,8 @@
 Every set of a composition is an input or produced by exactly one application; every set that is
 read exists; no application waits for itself. A rule is a function that yields the problems it
 finds. Applications of unknown functions are skipped here, since they are already reported. The
-rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`.
+rules of joins and of `repeat` are in `dandelion.dataflow.rules_clauses`, those of `attempts` and
+`catch` in `dandelion.dataflow.rules_failures`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dandelion.dataflow.graph import (
     to_networkx,
 )
 from dandelion.dataflow.rules_clauses import join_problems, repeat_problems
+from dandelion.dataflow.rules_failures import attempts_problems, catch_problems
 from dandelion.dataflow.rules_names import (
     FunctionSignature,
     bad_names,
@@ -88,12 +90,16 @@ def check_composition(
             yield from join_problems(application, application.join, called)
         if application.repeat is not None:
             yield from repeat_problems(application, application.repeat, called)
+        if application.attempts is not None:
+            yield from attempts_problems(application, application.attempts)
+        if application.catch is not None:
+            yield from catch_problems(application.catch)
     yield from _undriven(composition, sources)
     yield from _cycles(composition)
 
 
 def _sources(composition: Composition) -> dict[str, None]:
-    produced = (r.target for a in composition.applications for r in a.returns)
+    produced = (target for a in composition.applications for target, _ in a.targets())
     return dict.fromkeys((*composition.inputs, *produced))
 
 
@@ -105,6 +111,8 @@ def _names(application: Application) -> Iterator[str]:
         yield from (returned.target, returned.output)
     if application.repeat is not None:
         yield from (name for f in application.repeat.feedback for name in (f.parameter, f.output))
+    if application.catch is not None:
+        yield application.catch.target
 
 
 def _header(composition: Composition) -> Iterator[Problem]:
@@ -121,13 +129,14 @@ def _producers(composition: Composition) -> Iterator[Problem]:
     for app_id, application in zip(
         application_ids(composition), composition.applications, strict=True
     ):
-        for returned in application.returns:
-            other = first.setdefault(returned.target, f"is produced by {app_id}")
+        targets = application.targets()
+        for target, place in targets:
+            other = first.setdefault(target, f"is produced by {app_id}")
             if other != f"is produced by {app_id}":
-                message = f"{app_id} cannot produce set '{returned.target}': it {other} already"
-                yield problem("duplicate-producer", f"{message}; {_RENAME}", returned.place)
-        for twice in repeated(r.target for r in application.returns):
-            place = [r.place for r in application.returns if r.target == twice][1]
+                message = f"{app_id} cannot produce set '{target}': it {other} already"
+                yield problem("duplicate-producer", f"{message}; {_RENAME}", place)
+        for twice in repeated(target for target, _ in targets):
+            place = [place for target, place in targets if target == twice][1]
             message = f"{app_id} produces set '{twice}' twice; {_RENAME}"
             yield problem("duplicate-producer", message, place)
 

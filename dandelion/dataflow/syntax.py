@@ -36,7 +36,9 @@ from dandelion.dataflow.syntax_words import (
 from dandelion.errors import Problem
 
 LIMIT = 20  # problems reported of one text
-_BAD = re.compile(r"->|:|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL)
+_BAD = re.compile(
+    r"->|:|\d*\.\d+\w*|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL
+)
 _OPEN_BODY = (
     ("COMPOSITION", "composition"),
     ("WORD", "_"),
@@ -115,6 +117,8 @@ class _Reading:
         rule = "names of ASCII letters, digits and '_', or a sign"
         if bad.isdigit():
             rule = "a number of at most 18 digits, without zeros in front"
+        elif "." in bad and bad[-1].isalnum():
+            rule = "a number of seconds, such as 0.5"
         message = f"cannot read '{printable(bad)}'"
         if bad[0] in "\"'":
             message += ": a composition contains no data; pass data as a set"

@@ -12,6 +12,8 @@ from dandelion.dataflow.syntax_words import END, KEYWORDS, printable
 
 FORM = "an application is 'Function(input = all set) => (set = output);'"
 FEEDING = "say which input is fed with which output, as in 'feeding (input = output)'"
+CLAUSES = ("BY", "REPEAT", "ATTEMPTS", "CATCH")
+"""First words of the clauses of an application, in their order."""
 SHARDINGS = frozenset(sharding.value for sharding in Sharding)
 
 
@@ -75,9 +77,37 @@ def _equals(mistake: SyntaxMistake) -> str:
 
 
 def _loop(mistake: SyntaxMistake) -> str:
+    if mistake.accepted == {"NUMBER"} and mistake.before == "attempts":
+        return "say how often an instance may be run, as in 'attempts 3'"
     if mistake.accepted == {"NUMBER"}:
         return "say how many iterations there may be, as in 'repeat 10 feeding (input = output)'"
     return FEEDING if mistake.accepted == {"UNTIL", "FEEDING"} else ""
+
+
+def _failures(mistake: SyntaxMistake) -> str:
+    """Advise on what follows `attempts` and `catch`."""
+    if mistake.accepted == {"NUMBER", "DECIMAL"}:
+        return "say how many seconds to wait before the second attempt, as in 'backoff 0.5'"
+    if mistake.accepted == {"LPAR"} and mistake.since and mistake.since[-1].type == "ON":
+        kind = printable(mistake.token) if mistake.is_word else "RequestFailed"
+        return f"write kinds of errors in brackets, as in 'on ({kind})'"
+    if mistake.since and mistake.since[-1].type == "CATCH" and "WORD" in mistake.accepted:
+        return "name the errors set, as in 'catch errors'"
+    return ""
+
+
+def _order(mistake: SyntaxMistake) -> str:
+    """Advise on a clause that is there twice, or after one that it comes before."""
+    kind, before = mistake.token.type, [token.type for token in mistake.since]
+    if "SEMICOLON" not in mistake.accepted or "_ARROW" not in before:
+        return ""
+    if kind == "ON" and "BACKOFF" in before:
+        return "write 'on' before 'backoff', as in 'attempts 3 on (RequestFailed) backoff 0.5'"
+    if kind not in CLAUSES:
+        return ""
+    if kind in before[before.index("_ARROW") :]:
+        return f"an application has one clause '{mistake.token}'"
+    return "clauses have the order 'by', 'repeat', 'attempts', 'catch'"
 
 
 def _end(mistake: SyntaxMistake) -> str:
@@ -108,6 +138,8 @@ _RULES: tuple[Callable[[SyntaxMistake], str], ...] = (
     _sharding,
     _equals,
     _loop,
+    _failures,
+    _order,
     _end,
     _brackets,
     _outputs,

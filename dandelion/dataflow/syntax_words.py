@@ -22,6 +22,17 @@ MEANT = {
     "while": "until",
     "feed": "feeding",
     "with": "feeding",
+    "attempt": "attempts",
+    "retry": "attempts",
+    "retries": "attempts",
+    "tries": "attempts",
+    "pause": "backoff",
+    "wait": "backoff",
+    "except": "catch",
+    "rescue": "catch",
+    "errors": "catch",
+    "for": "on",
+    "of": "on",
 }
 
 
@@ -51,8 +62,11 @@ def expected_words(accepted: Iterable[str]) -> str:
     if "WORD" in words:
         words = {w for w in words if not spelled.get(w, "").isalpha()}
     signs = [w for w in spelled if not spelled[w].isalpha()]
-    order = ["WORD", "NUMBER", *signs, *(w for w in spelled if w not in signs), END]
-    said = {"WORD": "a name", "NUMBER": "a number", END: "the end of the text"}
+    if "DECIMAL" in words:
+        words.discard("NUMBER")  # the same to a reader
+    order = ["WORD", "NUMBER", "DECIMAL", *signs, *(w for w in spelled if w not in signs), END]
+    said = {"WORD": "a name", "NUMBER": "a number", "DECIMAL": "a number of seconds"}
+    said[END] = "the end of the text"
     parts = [said.get(w) or f"'{spelled[w]}'" for w in sorted(words, key=order.index)]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 

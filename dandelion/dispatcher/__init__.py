@@ -1,13 +1,15 @@
 """The dispatcher: a pure state machine that executes one invocation's graph."""
 
+from dandelion.dispatcher.instructions import Cancel, Complete, Fail, Instruction, Pause, Run
 from dandelion.dispatcher.plan import (
     ApplicationPlan,
     CompositionPlan,
+    FailurePlan,
     RepeatPlan,
     Target,
     compile_composition,
 )
-from dandelion.dispatcher.walk import Cancel, Complete, Fail, Instruction, Run, Walk
+from dandelion.dispatcher.walk import Walk
 
 __all__ = [
     "ApplicationPlan",
@@ -15,7 +17,9 @@ __all__ = [
     "Complete",
     "CompositionPlan",
     "Fail",
+    "FailurePlan",
     "Instruction",
+    "Pause",
     "RepeatPlan",
     "Run",
     "Target",

@@ -13,12 +13,16 @@ from typing import TypeAlias, Union
 from dandelion.data import SetSpec
 from dandelion.dataflow.graph import (
     Application,
+    AttemptsClause,
+    CatchClause,
     Composition,
     RepeatClause,
     Sharding,
     application_ids,
 )
 from dandelion.dataflow.sharding import Group, groups_of
+from dandelion.errors import DandelionError
+from dandelion.failures import Kinds, Purity, kinds_of, may_succeed
 from dandelion.function import FunctionSpec
 
 _ORIGINS = (Sharding.EACH, Sharding.KEYED)
@@ -45,6 +49,40 @@ class RepeatPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FailurePlan:
+    """What becomes of the instances of an application that fail.
+
+    Attributes:
+        attempts: how often an instance is run in total.
+        backoff_s: pause after the first attempt, in seconds.
+        retried: classes of errors after which it is run again; None for those that are safe.
+        purity: of the target.
+        errors: id of the errors set, if failures are caught.
+        caught: classes of errors that are caught.
+    """
+
+    attempts: int
+    backoff_s: float
+    retried: Kinds | None
+    purity: Purity
+    errors: int | None
+    caught: Kinds
+
+    def tries_again(self, error: DandelionError, attempt: int) -> bool:
+        """Tell whether an instance is run again.
+
+        Args:
+            error: the first one of its failure.
+            attempt: which attempt failed, from 1.
+        """
+        if attempt >= self.attempts:
+            return False
+        if self.retried is None:
+            return may_succeed(error, self.purity)
+        return isinstance(error, self.retried)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ApplicationPlan:
     """One application, by numbers.
 
@@ -68,6 +106,7 @@ class ApplicationPlan:
         parts: what is run in place of a function that was made of several, if it fails or if one
             of its sets is absent. Its inputs are `part_inputs`.
         part_inputs: for each input of `parts` the position of that set.
+        failures: how failed instances are handled; None if the invocation fails with them.
     """
 
     id: str
@@ -87,6 +126,7 @@ class ApplicationPlan:
     origins: tuple[tuple[int, bool], ...] = ()
     parts: CompositionPlan | None = None
     part_inputs: tuple[int, ...] = ()
+    failures: FailurePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +145,7 @@ class CompositionPlan:
         readers: for each input set the formats of the functions that take all of it unchanged.
         is_call: made for a call of one function by its name.
         output_forms: forms of the outputs, see `SetSpec`; empty if none has one.
+        is_pure: it applies compute functions only, also in its compositions.
     """
 
     name: str
@@ -118,6 +159,7 @@ class CompositionPlan:
     readers: tuple[frozenset[str], ...]
     is_call: bool = False
     output_forms: tuple[str, ...] = ()
+    is_pure: bool = True
 
 
 def compile_composition(
@@ -138,8 +180,8 @@ def compile_composition(
     for name in (*composition.inputs, *composition.outputs):
         ids.setdefault(name, len(ids))
     for application in composition.applications:
-        for returned in application.returns:
-            ids.setdefault(returned.target, len(ids))
+        for target, _ in application.targets():
+            ids.setdefault(target, len(ids))
     applications = tuple(
         _with_parts(
             _compile_application(index, name, application, find(application.function), ids),
@@ -166,6 +208,7 @@ def compile_composition(
         tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
         tuple(_readers(set_id, applications) for set_id in range(len(composition.inputs))),
         output_forms=_output_forms(outputs, applications),
+        is_pure=all(_purity(plan.target) is Purity.PURE for plan in applications),
     )
 
 
@@ -279,6 +322,7 @@ def _compile_application(
         all(s in (None, Sharding.ALL) for s in shardings),
         repeat,
         tuple((at, s is Sharding.EACH) for s in _ORIGINS for at in _at(shardings, s)),
+        failures=_compile_failures(application.attempts, application.catch, target, ids),
     )
 
 
@@ -304,6 +348,31 @@ def _compile_repeat(
     until = None if repeat.until is None else outputs.index(repeat.until)
     feedback = [(inputs.index(f.parameter), outputs.index(f.output)) for f in repeat.feedback]
     return RepeatPlan(repeat.times, until, tuple(feedback), ())
+
+
+def _compile_failures(
+    attempts: AttemptsClause | None,
+    catch: CatchClause | None,
+    target: Target,
+    ids: dict[str, int],
+) -> FailurePlan | None:
+    if attempts is None and catch is None:
+        return None
+    retried = kinds_of(attempts.kinds) if attempts is not None and attempts.kinds else None
+    return FailurePlan(
+        1 if attempts is None else attempts.times,
+        0.0 if attempts is None else attempts.backoff_s,
+        retried,
+        _purity(target),
+        None if catch is None else ids[catch.target],
+        () if catch is None else kinds_of(catch.kinds),
+    )
+
+
+def _purity(target: Target) -> Purity:
+    if isinstance(target, CompositionPlan):
+        return Purity.PURE if target.is_pure else Purity.MIXED
+    return Purity.PURE if target.kind == "compute" else Purity.IO
 
 
 def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:

@@ -1,8 +1,8 @@
 """The walk of one invocation: a pure state machine, events in, instructions out.
 
-Events are the methods `start`, `finished`, `failed`, `cancel` and `resume`; each returns a list of
-instructions for the node to carry out. The walk has no clock, no I/O and no lock; only one thread
-may call it at a time.
+Events are the methods `start`, `finished`, `failed`, `again`, `give_up`, `cancel` and `resume`;
+each returns a list of instructions for the node to carry out. The walk has no clock, no I/O and no
+lock; only one thread may call it at a time.
 
 Life of an application within a frame (a frame is one run of a composition)::
 
@@ -22,8 +22,13 @@ Life of an application within a frame (a frame is one run of a composition)::
 * An application of a function that was made of several (`dandelion.fusion`) is run as these, in a
   frame of their own, if a call of it fails, or if one of its sets is absent: then some of its parts
   may run and others not.
-* The first failure ends the walk: instances in flight are cancelled, sets are dropped. Events of
-  instances that are no longer in flight are ignored, so cancelling may race with finishing.
+* An instance that fails may be handled by its application, else by the instance of a composition
+  that it is inside of, and so on outwards. It is run again with the same inputs, after a pause, or
+  it becomes an item of an errors set, as if it had no outputs. Whatever else is in flight inside of
+  a nested composition that failed is cancelled first.
+* A failure that is not handled ends the walk: instances in flight are cancelled, sets are dropped.
+  Events of instances that are no longer in flight are ignored, so cancelling may race with
+  finishing. Each attempt is an instance in flight of its own; so is a pause.
 
 Source: execution model of the Dandelion paper; skipping and optional sets as in its language.
 """
@@ -32,16 +37,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
-
-import msgspec
 
 from dandelion.data import ItemSet, Origin
-from dandelion.dataflow.graph import Sharding
 from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
-from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, RepeatPlan
-from dandelion.errors import ApplicationFailed, Cancelled, DandelionError
-from dandelion.function import FunctionSpec
+from dandelion.dispatcher.frames import (
+    Caught,
+    Frame,
+    InFlight,
+    Iteration,
+    Running,
+    errors_set,
+    first_iteration,
+    is_inside,
+    renamed,
+)
+from dandelion.dispatcher.instructions import Cancel, Complete, Fail, Instruction, Pause, Run
+from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, FailurePlan
+from dandelion.errors import ApplicationFailed, Cancelled, DandelionError, root_of
+from dandelion.failures import CAUGHT_LIMIT, MESSAGES_LIMIT, NEVER, caught_item, pause_s
 
 _FRAME_END = -1  # resolved last: all sets of the frame are known
 _NEXT_ITERATION = -2  # and below: the next iteration of application 0, 1, ... of the frame
@@ -50,109 +63,6 @@ _NONE: Iterator[Instance] = iter(())
 
 WINDOW = 64
 """How many instances of one application are in flight at once."""
-
-
-class Run(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Run an instance of a function; reply with `Walk.finished` or `Walk.failed`.
-
-    Attributes:
-        instance: id of the instance within the walk.
-        function: the function.
-        inputs: its sets by position; static ones are absent here.
-        application: the application, for errors and traces.
-        number: of the instance in its application, from 0, counted over all iterations.
-        origin: the item that the instance is made for, if it is made for one.
-    """
-
-    instance: int
-    function: FunctionSpec
-    inputs: Instance
-    application: ApplicationPlan
-    number: int
-    origin: Origin | None = None
-
-
-class Cancel(msgspec.Struct, frozen=True):
-    """Stop an instance if possible; its outputs are dropped."""
-
-    instance: int
-
-
-class Complete(msgspec.Struct, frozen=True):
-    """The invocation has completed, with its output sets by position."""
-
-    outputs: tuple[ItemSet | None, ...]
-
-
-class Fail(msgspec.Struct, frozen=True):
-    """The invocation failed."""
-
-    error: DandelionError
-
-
-Instruction: TypeAlias = Run | Cancel | Complete | Fail
-
-
-class _Running(msgspec.Struct, eq=False, gc=False):
-    """A running application.
-
-    `made` counts instances of all iterations, `before` those of earlier ones; `left` is the largest
-    number of iterations from here on, including this one. `sets` are those that instances are still
-    made from, if the frame does not have them.
-    """
-
-    plan: ApplicationPlan
-    source: Iterator[Instance]
-    outputs: list[tuple[ItemSet | None, ...]] = []
-    made: int = 0
-    in_flight: int = 0
-    exhausted: bool = False
-    before: int = 0
-    left: int = 1
-    sets: Instance = ()
-
-
-class _Iteration(msgspec.Struct, eq=False, gc=False):
-    """The next iteration of a loop: its bound sets, and the number of instances made so far."""
-
-    sets: Instance
-    made: int
-    left: int
-
-
-class _Frame(msgspec.Struct, eq=False, gc=False):
-    """One run of a composition. `parent` is the instance of the enclosing frame, if any.
-
-    `missing` counts the sets that an application waits for, `left` the applications that have not
-    merged, `uses` the applications that still need a set: without uses a set is dropped. `origin`
-    is the item that the frame is made for; its instances inherit it unless they have their own.
-    """
-
-    plan: CompositionPlan
-    sets: list[ItemSet | None]
-    missing: list[int]
-    parent: _InFlight | None
-    left: int
-    uses: list[int]
-    origin: Origin | None = None
-
-
-class _InFlight(msgspec.Struct, eq=False, gc=False):
-    """An instance in flight: its frame, its application, its number and its inputs."""
-
-    frame: _Frame
-    running: _Running
-    number: int
-    inputs: Instance
-
-    def key(self) -> int | None:
-        """Return the key of its first sharded set, which identifies the instance in errors."""
-        for group in self.running.plan.groups:
-            for position in group.positions:
-                item_set = self.inputs[position]
-                if group.sharding is not Sharding.ALL and item_set is not None:
-                    return item_set.items[0].key
-        return None
 
 
 class Walk:
@@ -164,6 +74,14 @@ class Walk:
         window: how many instances of an application may be in flight at once.
         slice_: how many sets an event resolves at most; 0 resolves all. With a slice, call `resume`
             while `has_pending_sets`.
+
+    Attributes:
+        done: it has completed or failed.
+        has_pending_sets: it stopped after a slice, or instructions were put back.
+        has_dropped: instances were cancelled while others go on, so that instructions to run them
+            may be outdated; see `expects`.
+        caught, retried: numbers of failures that were caught, and tried again.
+        caught_bytes: size of all items of errors sets so far.
     """
 
     def __init__(
@@ -172,19 +90,26 @@ class Walk:
         self.plan = plan
         self.done = False
         self.has_pending_sets = False
+        self.has_dropped = False
+        self.caught = self.retried = self.caught_bytes = 0
         self._policy = policy
         self._window = window
         self._slice = slice_
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._next_instance = 0
         self._instructions: list[Instruction] = []
-        self._pending: list[tuple[_Frame, int, ItemSet | None]] = []
-        self._iterations: dict[tuple[_Frame, int], _Iteration] = {}
+        self._put_back: list[Instruction] = []
+        self._pending: list[tuple[Frame, int, ItemSet | None]] = []
+        self._iterations: dict[tuple[Frame, int], Iteration] = {}
 
     @property
     def in_flight(self) -> int:
-        """Number of function instances in flight."""
+        """Number of function instances in flight, and of pauses."""
         return len(self._in_flight)
+
+    def expects(self, instance: int) -> bool:
+        """Tell whether an instance, or a pause, is in flight."""
+        return instance in self._in_flight
 
     def start(self, inputs: Sequence[ItemSet | None]) -> list[Instruction]:
         """Start, with the input sets by position."""
@@ -200,15 +125,48 @@ class Walk:
         return self._take()
 
     def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
-        """Record an instance's failure, which fails the invocation or runs its parts."""
+        """Record an instance's failure: handle it, run its parts, or fail the invocation."""
         call = self._in_flight.pop(instance, None)
         if call is None or self.done:
             return []
         if call.running.plan.parts is not None and not isinstance(error, Cancelled):
             self._enter_parts(call)
             return self._take()
-        parent: _InFlight | None = call
+        return self._failed(call, error, may_try_again=True)
+
+    def again(self, instance: int) -> list[Instruction]:
+        """Run an instance again, whose pause is over."""
+        call = self._in_flight.pop(instance, None)
+        if call is None or self.done:
+            return []
+        call.attempt += 1
+        self._send(call)
+        return self._take()
+
+    def give_up(self, instance: int, error: DandelionError) -> list[Instruction]:
+        """Fail an instance that cannot pause, with the error of its last attempt."""
+        call = self._in_flight.pop(instance, None)
+        if call is None or self.done:
+            return []
+        self.retried -= 1
+        return self._failed(call, error, may_try_again=False)
+
+    def put_back(self, instructions: list[Instruction]) -> None:
+        """Take instructions back that are to be carried out later; call `resume` for them."""
+        self._put_back += instructions
+        self.has_pending_sets = True
+
+    def _failed(
+        self, call: InFlight, error: DandelionError, may_try_again: bool
+    ) -> list[Instruction]:
+        """Have a failure handled where it can be, from the inside to the outside."""
+        parent: InFlight | None = call
         while parent is not None:
+            failures = parent.running.plan.failures
+            if failures is not None:
+                if self._is_handled(parent, failures, error, may_try_again):
+                    return self._take()
+                may_try_again = True
             frame = parent.frame
             outer = frame.parent
             within = parent
@@ -222,8 +180,9 @@ class Walk:
         return self.cancel(error)
 
     def resume(self) -> list[Instruction]:
-        """Continue after the end of a slice."""
-        return self._take()
+        """Continue after the end of a slice, or with what was put back."""
+        instructions, self._put_back = self._put_back, []
+        return [*instructions, *self._take()]
 
     def cancel(self, error: DandelionError) -> list[Instruction]:
         """End the invocation with an error: of an instance, a deadline, a closed connection."""
@@ -233,6 +192,7 @@ class Walk:
         instructions: list[Instruction] = [Cancel(instance) for instance in self._in_flight]
         self._in_flight.clear()
         self._instructions.clear()
+        self._put_back.clear()
         self._pending.clear()
         self.has_pending_sets = False
         self._iterations.clear()
@@ -253,7 +213,7 @@ class Walk:
         """Yield all sets that are still needed, perhaps several times."""
         in_flight, pending, iterations = self._in_flight.values(), self._pending, self._iterations
         runs = {call.running: None for call in in_flight}
-        frames: dict[_Frame, None] = {}
+        frames: dict[Frame, None] = {}
         busy = [call.frame for call in in_flight]
         busy += [frame for frame, _, _ in pending]
         busy += [frame for frame, _ in iterations]
@@ -269,6 +229,9 @@ class Walk:
         for running in runs:
             yield from running.sets
             yield from itertools.chain.from_iterable(running.outputs)
+        caught = [running.caught for running in runs]
+        caught += [iteration.caught for iteration in iterations.values()]
+        yield from (one.items_only() for one in caught if one is not None)
         for sets in (*(c.inputs for c in in_flight), *(i.sets for i in iterations.values())):
             yield from sets
         yield from (item_set for _, _, item_set in pending)
@@ -281,7 +244,7 @@ class Walk:
             left -= 1
             if not left:
                 break
-        self.has_pending_sets = bool(pending)
+        self.has_pending_sets = bool(pending or self._put_back)
         instructions = self._instructions
         self._instructions = []
         return instructions
@@ -290,10 +253,10 @@ class Walk:
         self,
         plan: CompositionPlan,
         inputs: Sequence[ItemSet | None],
-        parent: _InFlight | None,
+        parent: InFlight | None,
         origin: Origin | None = None,
     ) -> None:
-        frame = _Frame(
+        frame = Frame(
             plan,
             [None] * plan.set_count,
             [application.waits for application in plan.applications],
@@ -310,7 +273,7 @@ class Walk:
         if not plan.applications:
             self._pending.insert(0, (frame, _FRAME_END, None))
 
-    def _resolve(self, frame: _Frame, set_id: int, item_set: ItemSet | None) -> None:
+    def _resolve(self, frame: Frame, set_id: int, item_set: ItemSet | None) -> None:
         """Record a known set of a frame: start the applications that wait for it."""
         if set_id < 0:
             self._end_or_repeat(frame, set_id)
@@ -322,7 +285,7 @@ class Walk:
             if not frame.missing[index]:
                 self._begin(frame, frame.plan.applications[index])
 
-    def _end_or_repeat(self, frame: _Frame, event: int) -> None:
+    def _end_or_repeat(self, frame: Frame, event: int) -> None:
         """Leave a frame, or start the next iteration of one of its applications."""
         if event == _FRAME_END:
             self._leave(frame)
@@ -331,25 +294,30 @@ class Walk:
         self._begin(frame, plan, self._iterations.pop((frame, plan.index)))
 
     def _begin(
-        self, frame: _Frame, plan: ApplicationPlan, iteration: _Iteration | None = None
+        self, frame: Frame, plan: ApplicationPlan, iteration: Iteration | None = None
     ) -> None:
         if iteration is None:
             known = frame.sets
             sets = tuple([None if s is None else known[s] for s in plan.sources])
             if plan.repeat is not None:
-                iteration = _first_iteration(frame, plan.repeat, sets)
+                iteration = first_iteration(frame, plan.repeat, sets)
         else:
             sets = iteration.sets
         for at in plan.required:
             if sets[at] is None:
-                self._lack(frame, plan, sets)
+                self._lack(frame, plan, sets, iteration)
                 return
-        running = _Running(plan, _NONE, exhausted=True)
+        running = Running(plan, _NONE, exhausted=True)
         if iteration is not None:
             running.made = running.before = iteration.made
             running.left = iteration.left
+            running.caught = iteration.caught
         if plan.is_single:
-            self._send(_InFlight(frame, running, running.made, sets))
+            call = InFlight(frame, running, running.made, sets)
+            running.made += 1
+            running.in_flight += 1
+            running.outputs.append(())
+            self._send(call)
             return
         running.source = instances(plan.groups, sets, self._policy)
         running.exhausted = False
@@ -357,21 +325,28 @@ class Walk:
             running.sets = sets
         self._advance(frame, running)
 
-    def _lack(self, frame: _Frame, plan: ApplicationPlan, sets: Instance) -> None:
+    def _lack(
+        self,
+        frame: Frame,
+        plan: ApplicationPlan,
+        sets: Instance,
+        iteration: Iteration | None,
+    ) -> None:
         """Skip an application with an absent set; run the parts that do not need it."""
         if plan.parts is None:
-            self._merge(frame, _Running(plan, _NONE))
+            caught = None if iteration is None else iteration.caught
+            self._merge(frame, Running(plan, _NONE, caught=caught))
             return
-        running = _Running(plan, _NONE, exhausted=True, made=1, in_flight=1, outputs=[()])
-        self._enter_parts(_InFlight(frame, running, 0, sets))
+        running = Running(plan, _NONE, exhausted=True, made=1, in_flight=1, outputs=[()])
+        self._enter_parts(InFlight(frame, running, 0, sets))
 
-    def _enter_parts(self, call: _InFlight) -> None:
+    def _enter_parts(self, call: InFlight) -> None:
         plan = call.running.plan
         assert plan.parts is not None, "it has parts"
         inputs = [call.inputs[position] for position in plan.part_inputs]
         self._enter(plan.parts, inputs, call, self._origin(call))
 
-    def _advance(self, frame: _Frame, running: _Running) -> None:
+    def _advance(self, frame: Frame, running: Running) -> None:
         """Make instances up to the window; merge after the last one has finished."""
         while not running.exhausted and running.in_flight < self._window:
             inputs = next(running.source, None)
@@ -379,16 +354,17 @@ class Walk:
                 running.exhausted = True
                 running.sets = ()
                 break
-            self._send(_InFlight(frame, running, running.made, inputs))
+            call = InFlight(frame, running, running.made, inputs)
+            running.made += 1
+            running.in_flight += 1
+            running.outputs.append(())
+            self._send(call)
         if running.exhausted and not running.in_flight:
             self._merge(frame, running)
 
-    def _send(self, call: _InFlight) -> None:
-        running = call.running
-        running.made += 1
-        running.in_flight += 1
-        running.outputs.append(())
-        plan = running.plan
+    def _send(self, call: InFlight) -> None:
+        """Run an instance, for the first time or again."""
+        plan = call.running.plan
         target = plan.target
         origin = self._origin(call)
         if isinstance(target, CompositionPlan):
@@ -397,10 +373,12 @@ class Walk:
         instance = self._next_instance
         self._next_instance += 1
         self._in_flight[instance] = call
-        self._instructions.append(Run(instance, target, call.inputs, plan, call.number, origin))
+        self._instructions.append(
+            Run(instance, target, call.inputs, plan, call.number, origin, call.attempt)
+        )
 
     @staticmethod
-    def _origin(call: _InFlight) -> Origin | None:
+    def _origin(call: InFlight) -> Origin | None:
         for position, is_each in call.running.plan.origins:
             item_set = call.inputs[position]
             if item_set is not None:
@@ -408,7 +386,7 @@ class Walk:
                 return Origin(item.name if is_each else None, item.key)
         return call.frame.origin
 
-    def _collect(self, call: _InFlight, outputs: tuple[ItemSet | None, ...]) -> None:
+    def _collect(self, call: InFlight, outputs: tuple[ItemSet | None, ...]) -> None:
         running = call.running
         running.outputs[call.number - running.before] = outputs
         running.in_flight -= 1
@@ -417,7 +395,7 @@ class Walk:
         elif not running.in_flight:
             self._merge(call.frame, running)
 
-    def _merge(self, frame: _Frame, running: _Running) -> None:
+    def _merge(self, frame: Frame, running: Running) -> None:
         plan = running.plan
         outputs: tuple[ItemSet | None, ...]
         if running.outputs:
@@ -435,10 +413,13 @@ class Walk:
         for produced, item_set in zip(plan.produced, outputs, strict=True):
             if produced is not None:
                 self._pending.append((frame, produced, item_set))
+        failures = plan.failures
+        if failures is not None and failures.errors is not None:
+            self._pending.append((frame, failures.errors, errors_set(running.caught)))
         if not frame.left:
             self._pending.insert(0, (frame, _FRAME_END, None))
 
-    def _feed(self, frame: _Frame, running: _Running, outputs: Instance) -> bool:
+    def _feed(self, frame: Frame, running: Running, outputs: Instance) -> bool:
         """Schedule the next iteration; False if the loop ends here."""
         plan, repeat = running.plan, running.plan.repeat
         assert repeat is not None, "only a repeated application has iterations left"
@@ -447,16 +428,77 @@ class Walk:
         sets = [None if s is None else frame.sets[s] for s in plan.sources]
         for parameter, output in repeat.feedback:
             sets[parameter] = outputs[output]
-        next_one = _Iteration(tuple(sets), running.made, running.left - 1)
+        next_one = Iteration(tuple(sets), running.made, running.left - 1, running.caught)
         self._iterations[frame, plan.index] = next_one
         self._pending.append((frame, _NEXT_ITERATION - plan.index, None))
         return True
 
-    def _leave(self, frame: _Frame) -> None:
+    # --- failures -----------------------------------------------------------------------------
+
+    def _is_handled(
+        self, call: InFlight, failures: FailurePlan, error: DandelionError, may_try_again: bool
+    ) -> bool:
+        """Try an instance again that failed, or catch its failure; False if neither is declared."""
+        root, running = root_of(error), call.running
+        if isinstance(root, NEVER):
+            return False
+        if may_try_again and failures.tries_again(root, call.attempt):
+            self.retried += 1
+            self._drop_inside(call)
+            self._try_again(call, pause_s(failures.backoff_s, call.attempt), error)
+            return True
+        if failures.errors is None or not isinstance(root, failures.caught):
+            return False
+        if running.caught is None:
+            running.caught = Caught()
+        elif len(running.caught.items) >= CAUGHT_LIMIT:
+            return False
+        self.caught += 1
+        self._drop_inside(call)
+        self._note(call, running.caught, error)
+        self._collect(call, (None,) * len(running.plan.produced))
+        return True
+
+    def _try_again(self, call: InFlight, pause: float, error: DandelionError) -> None:
+        if not pause:
+            call.attempt += 1
+            self._send(call)
+            return
+        instance = self._next_instance
+        self._next_instance += 1
+        self._in_flight[instance] = call
+        self._instructions.append(Pause(instance, pause, error))
+
+    def _note(self, call: InFlight, caught: Caught, error: DandelionError) -> None:
+        """Add an item to the errors set."""
+        left = MESSAGES_LIMIT - caught.characters
+        name, origin = call.running.plan.id, self._origin(call)
+        item = caught_item(error, name, call.number, call.attempt, origin, left)
+        caught.items.append((call.number, item))
+        caught.characters += item.size_bytes
+        self.caught_bytes += item.size_bytes
+
+    def _drop_inside(self, call: InFlight) -> None:
+        """Cancel everything that is in flight inside of an instance of a composition."""
+        if not isinstance(call.running.plan.target, CompositionPlan):
+            return
+        self.has_dropped = True
+        for instance, one in list(self._in_flight.items()):
+            if is_inside(one.frame, call):
+                del self._in_flight[instance]
+                self._instructions.append(Cancel(instance))
+        self._pending = [entry for entry in self._pending if not is_inside(entry[0], call)]
+        self._iterations = {
+            at: iteration
+            for at, iteration in self._iterations.items()
+            if not is_inside(at[0], call)
+        }
+
+    def _leave(self, frame: Frame) -> None:
         plan, sets = frame.plan, frame.sets
         outputs = tuple(
             [
-                _named(name, sets[set_id])
+                renamed(name, sets[set_id])
                 for name, set_id in zip(plan.output_names, plan.outputs, strict=True)
             ]
         )
@@ -465,18 +507,3 @@ class Walk:
             return
         self.done = True
         self._instructions.append(Complete(outputs))
-
-
-def _named(name: str, item_set: ItemSet | None) -> ItemSet | None:
-    if item_set is None or item_set.name == name:
-        return item_set
-    return ItemSet(name, item_set.items, item_set.dtype, item_set.shape)
-
-
-def _first_iteration(frame: _Frame, repeat: RepeatPlan, sets: Instance) -> _Iteration:
-    """Start a loop; drop the sets that only its first iteration needs."""
-    for set_id in repeat.dropped:
-        frame.uses[set_id] -= 1
-        if not frame.uses[set_id]:
-            frame.sets[set_id] = None
-    return _Iteration(sets, 0, repeat.times)

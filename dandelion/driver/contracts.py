@@ -18,13 +18,13 @@ without the backend's heavy library. Only the factory may load that.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from dandelion.data import Bytes
 from dandelion.driver.engine import AsyncEngine, Engine, InstanceSets
 from dandelion.driver.records import Demand, Hosting, Resource, Sharing
-from dandelion.errors import InvalidInput
+from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import ArenaMap
 
@@ -67,8 +67,18 @@ class Checker:
             InvalidFunction: the code for the device does not compile.
         """
 
+    def binary(self, function: Function) -> Bytes:
+        """Give what confined engines run instead of the code, which they cannot compile.
+
+        Called in a thread of the node, before an engine gets the function.
+
+        Raises:
+            InvalidFunction, BackendUnavailable, EngineDied, Cancelled: it cannot be compiled.
+        """
+        return b""
+
     def close(self) -> None:
-        """Stop whatever `check` and `prepare` have started, such as processes.
+        """Stop whatever `check`, `prepare` and `binary` have started, such as processes.
 
         The checker may be used again and then restarts it. May be called twice.
         """
@@ -132,6 +142,27 @@ class EngineFactory(abc.ABC):
             device_bytes: memory that the lost engine had for a call, and may still hold for a
                 while; 0 if unknown.
         """
+
+    def confine(
+        self, engine: Engine, channel: int, start_threads: Callable[[], None]
+    ) -> Mapping[str, str]:
+        """Give up all rights of this process that running functions does not need.
+
+        Called once in each process with the hosting CONFINED, before it gets code or data of users.
+
+        Args:
+            engine: from now on the only thing that this process runs.
+            channel: descriptor of the socket to the node, which stays usable.
+            start_threads: starts the last threads of the process. Rights that belong to a thread
+                are given up before, the right to start threads after it.
+
+        Returns:
+            What is enforced, by subject, as readable text.
+
+        Raises:
+            BackendUnavailable: something that is required is not possible here.
+        """
+        raise BackendUnavailable(engine.name, "its backend does not confine processes")
 
     @abc.abstractmethod
     def engine(self, resource: str) -> Engine | AsyncEngine:

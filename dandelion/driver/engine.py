@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet, Origin, check_item, checked
 from dandelion.driver.records import Capacity, Demand
 from dandelion.errors import (
@@ -24,7 +25,8 @@ from dandelion.errors import (
 )
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
-from dandelion.secrets import redact
+from dandelion.secrets import redact, redacted_text
+from dandelion.trace_context import TraceContext
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None for an absent set."""
@@ -46,6 +48,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        tenant: that invoked the function, for engines in the node's process; empty elsewhere.
+        printed: what the function wrote to its standard streams and to `logging`; written by the
+            engine, also of a call that fails.
+        trace_context: of I/O functions: the span that their requests to other services are below,
+            if there is one.
     """
 
     id: int
@@ -59,6 +66,9 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    tenant: str = ""
+    printed: tuple[PrintedLine, ...] = ()
+    trace_context: TraceContext | None = None
 
     def start_deadline(self, now_ns: int) -> None:
         """Set the deadline, counting the limit from now."""
@@ -114,6 +124,9 @@ class Engine(abc.ABC):
             raise
         except Exception as error:
             raise InternalError(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            if call.printed and call.function.spec.secrets:
+                call.printed = _redacted(call.printed, call.function)
 
     @abc.abstractmethod
     def _run(self, call: Call) -> InstanceSets: ...
@@ -168,6 +181,13 @@ class AsyncEngine(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Close connections and sessions."""
+
+
+def _redacted(lines: tuple[PrintedLine, ...], function: Function) -> tuple[PrintedLine, ...]:
+    """Take the secrets of a function out of what it wrote."""
+    return tuple(
+        PrintedLine(line.stream, redacted_text(line.text, function), line.level) for line in lines
+    )
 
 
 def check_inputs(function: Function, inputs: InstanceSets) -> InstanceSets:

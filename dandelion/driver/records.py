@@ -15,8 +15,10 @@ class Hosting(enum.Enum):
 
     ========= ==================================================================================
     INLINE    on the node's loop; for functions that cost less than a thread switch
-    THREAD    in a thread of the node, one for each engine, which isolates untrusted code itself
+    THREAD    in a thread of the node, one for each engine; untrusted code runs in its sandboxes
     PROCESS   in a child process that maps the arena; for devices, whose faults end a process
+    CONFINED  in child processes, one for each engine, that are started when calls need them, map
+              no arena, and give up all rights before they get code of users
     LOOP      many at once on the node's event loop, as coroutines (`AsyncEngine`); for I/O
     ========= ==================================================================================
     """
@@ -24,6 +26,7 @@ class Hosting(enum.Enum):
     INLINE = "inline"
     THREAD = "thread"
     PROCESS = "process"
+    CONFINED = "confined"
     LOOP = "loop"
 
 

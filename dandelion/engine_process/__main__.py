@@ -1,9 +1,10 @@
 """The main program of an engine process: one engine, one arena mapping, one socket.
 
 Run by the node as ``python -m dandelion.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
-RESOURCE SPIN_US OPTIONS BACKEND...``. It opens the first backend of the list that works, says
-`Ready`, then serves calls until the socket ends. After a call it looks for the next one for SPIN_US
-microseconds before it sleeps: where cores are free this saves the time of waking up.
+RESOURCE SPIN_US OPTIONS BACKEND...``; ARENA_FD is -1 for a confined process. It opens the first
+backend of the list that works, says `Ready`, then serves calls until the socket ends. After a call
+it looks for the next one for SPIN_US microseconds before it sleeps: where cores are free this saves
+the time of waking up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 
 import msgspec
 
-from dandelion.engine_process.messages import Ended, Failed, request_channel
+from dandelion.engine_process.channel import Ended
+from dandelion.engine_process.confined import ConfinedProcess
+from dandelion.engine_process.messages import Failed, request_channel
 from dandelion.engine_process.serving import EngineProcess
 from dandelion.errors import DandelionError
 from dandelion.memory import ArenaMap
@@ -29,9 +32,12 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the node's to handle
     socket_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = arguments
     with socket.socket(fileno=int(socket_fd)) as peer:
-        arena = ArenaMap(int(arena_fd), int(arena_bytes))
         node = request_channel(peer)
-        process = EngineProcess(node, arena, int(spin_us))
+        process = (
+            ConfinedProcess(node, int(spin_us))
+            if int(arena_fd) < 0
+            else EngineProcess(node, ArenaMap(int(arena_fd), int(arena_bytes)), int(spin_us))
+        )
         try:
             engine = process.open(
                 backends, resource, msgspec.json.decode(options, type=dict[str, dict[str, str]])

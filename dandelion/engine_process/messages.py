@@ -1,6 +1,7 @@
 """What a node and an engine process say to each other: MessagePack, length-prefixed, over a socket.
 
-Data never travels here: sets name items by (offset, size) in the arena, which both sides map.
+Sets name items by (offset, size). This is a place in the arena, which both sides map; or, if the
+process is confined and maps no arena, in the data that follows the message, `data_bytes` long.
 
 ========== ================================ =====================================================
 request    answer                           meaning
@@ -20,31 +21,22 @@ order to leave, so an engine process never outlives its node.
 
 from __future__ import annotations
 
-import contextlib
-import select
 import socket
-import struct
-import time
 from collections.abc import Mapping
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
-from dandelion.data import Bytes, Item, ItemSet
+from dandelion.data import Item, ItemSet
 from dandelion.driver import Capacity, Demand
+from dandelion.engine_process.channel import MESSAGE_LIMIT_BYTES, Channel
 from dandelion.errors import ErrorRecord, InternalError
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.memory import ArenaMap
 
-_HEADER = struct.Struct("<I")
-MESSAGE_LIMIT_BYTES = 1 << 30
-_BUFFER_BYTES = 64 * 1024
-LONG_S = 86400.0
-"""The longest sleep in one piece: the system knows no limit beyond some weeks."""
-
 
 class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An item by reference: name, key, offset and size in the arena, in bytes; its type."""
+    """An item by reference: name, key, offset and size in bytes, see the module; its type."""
 
     name: str
     key: int
@@ -87,6 +79,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         scope: see `Function`.
         main, files: its code, by reference or as it is.
         static: its static sets, by name.
+        binary: see `Function`.
+        data_bytes: of the data that follows.
     """
 
     identity: str
@@ -96,6 +90,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     files: Mapping[str, bytes | WireItem]
     static: dict[str, WireSet]
     scope: str = ""
+    binary: WireItem | None = None
+    data_bytes: int = 0
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
@@ -115,6 +111,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
         latest_ns: when its invocation ends, on the clock that all processes of a machine share.
         limit_s: how long it may run, from when the process begins with it.
         keep: the device keeps the function's constants.
+        data_bytes: of the data that follows.
     """
 
     call: int
@@ -125,6 +122,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     latest_ns: int
     limit_s: float
     keep: bool = False
+    data_bytes: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="plan"):
@@ -183,11 +181,17 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun")
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
-    """A call gave its outputs; `stages` are durations in nanoseconds."""
+    """A call gave its outputs.
+
+    Attributes:
+        stages: durations in nanoseconds.
+        data_bytes: of the data that follows.
+    """
 
     call: int
     outputs: WireSets
     stages: dict[str, int]
+    data_bytes: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -214,181 +218,8 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="plann
 
 Reply: TypeAlias = Ready | Planned | Begun | Done | Failed
 
-_ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_NOTHING = memoryview(b"")
-_Message = TypeVar("_Message")
-
-
-class Ended(Exception):
-    """The other side is gone, or sent an invalid message."""
-
-
-class Channel(Generic[_Message]):
-    """One end of the conversation: whole messages, never half of one.
-
-    Nothing here waits unless it is told to: a reply is looked for by threads that have better to do
-    than to sleep. One thread at a time sends, one at a time takes.
-
-    Args:
-        peer: a stream socket; it becomes non-blocking. The channel closes it.
-        decoder: of what comes in.
-        limit_bytes: of a message that comes in; a longer one is the end.
-    """
-
-    def __init__(
-        self,
-        peer: socket.socket,
-        decoder: msgspec.msgpack.Decoder[_Message],
-        limit_bytes: int = MESSAGE_LIMIT_BYTES,
-    ) -> None:
-        peer.setblocking(False)
-        self.peer = peer
-        self._limit_bytes = limit_bytes
-        self._decoder = decoder
-        self._out = bytearray(_HEADER.size)
-        self._in = bytearray(_BUFFER_BYTES)
-        self._view = memoryview(self._in)
-        self._held = 0
-
-    def fileno(self) -> int:
-        """Give the descriptor, to wait for it."""
-        return self.peer.fileno()
-
-    def close(self) -> None:
-        """Close the socket; the other side takes that as the end."""
-        self.peer.close()
-
-    def post(self, *messages: msgspec.Struct) -> memoryview:
-        """Send without waiting, all at once.
-
-        Returns:
-            What there was no room for; it has to be `push`ed before anything else.
-
-        Raises:
-            OSError: the other side is gone.
-        """
-        out = self._out
-        at = 0
-        for message in messages:
-            start = at + _HEADER.size
-            if len(out) < start:
-                out.extend(bytes(start - len(out)))
-            _ENCODER.encode_into(message, out, start)
-            _HEADER.pack_into(out, at, len(out) - start)
-            at = len(out)
-        try:
-            sent = self.peer.send(out)
-        except BlockingIOError:
-            sent = 0
-        if sent == at and at <= _BUFFER_BYTES:
-            return _NOTHING
-        self._out = bytearray(_HEADER.size)
-        return memoryview(out)[sent:]
-
-    def push(self, data: Bytes, limit_s: float | None = None) -> None:
-        """Send what is left of a message, and wait until it is.
-
-        Raises:
-            OSError: the other side is gone, or takes longer than the limit.
-        """
-        left = memoryview(data)
-        while len(left):
-            if not self._wait(select.POLLOUT, limit_s):
-                raise TimeoutError("the other side does not read")
-            with contextlib.suppress(BlockingIOError):
-                left = left[self.peer.send(left) :]
-
-    def send(self, message: msgspec.Struct, limit_s: float | None = None) -> None:
-        """Send a message and wait until it is sent; raises as `push`."""
-        rest = self.post(message)
-        if len(rest):
-            self.push(rest, limit_s)
-
-    def take(self) -> _Message | None:
-        """Give the next message, or None if it is not here yet.
-
-        Raises:
-            Ended: there will be none.
-        """
-        while True:
-            size = _HEADER.size
-            if self._held >= size:
-                size += _HEADER.unpack_from(self._in)[0]
-                if size > self._limit_bytes:
-                    raise Ended("a message beyond all limits")
-                if self._held >= size:
-                    return self._cut(size)
-            self._make_room(size)
-            try:
-                got = self.peer.recv_into(self._view[self._held :])
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                raise Ended(str(error)) from None
-            if not got:
-                raise Ended("the end of the stream")
-            self._held += got
-
-    def receive(self, limit_s: float | None = None, spin_ns: int = 0) -> _Message | None:
-        """Wait for the next message; None if it takes longer than the limit.
-
-        Args:
-            limit_s: how long in all; None waits for ever.
-            spin_ns: how long to look for it before this thread sleeps.
-
-        Raises:
-            Ended: there will be none.
-        """
-        message = self.take()
-        if message is None and spin_ns:
-            end_ns = time.monotonic_ns() + spin_ns
-            while message is None and time.monotonic_ns() < end_ns:
-                message = self.take()
-        end = None if limit_s is None else time.monotonic() + limit_s
-        while message is None:
-            if not self._wait(select.POLLIN, None if end is None else end - time.monotonic()):
-                return None
-            message = self.take()
-        return message
-
-    def _cut(self, size: int) -> _Message:
-        try:
-            message = self._decoder.decode(self._view[_HEADER.size : size])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Ended(f"a message that cannot be read: {error}") from None
-        rest = self._held - size
-        if rest:
-            self._view[:rest] = self._in[size : self._held]
-        self._held = rest
-        if len(self._in) > _BUFFER_BYTES and rest <= _BUFFER_BYTES:
-            self._resize(_BUFFER_BYTES)
-        return message
-
-    def _make_room(self, size: int) -> None:
-        """Grow with what really comes, not with what a header promises."""
-        if self._held == len(self._in) and size > len(self._in):
-            self._resize(min(size, 4 * len(self._in)))
-
-    def _resize(self, size: int) -> None:
-        grown = bytearray(size)
-        grown[: self._held] = self._view[: self._held]
-        self._in, self._view = grown, memoryview(grown)
-
-    def _wait(self, events: int, limit_s: float | None) -> bool:
-        poll = select.poll()
-        try:
-            poll.register(self.peer, events)
-        except ValueError:
-            raise OSError("the channel was closed") from None
-        if limit_s is None:
-            return bool(poll.poll())
-        while limit_s > LONG_S:
-            if poll.poll(LONG_S * 1e3):
-                return True
-            limit_s -= LONG_S
-        return bool(poll.poll(max(0.0, limit_s) * 1e3))
 
 
 def request_channel(peer: socket.socket) -> Channel[Request]:

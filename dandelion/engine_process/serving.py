@@ -12,16 +12,16 @@ from dandelion.driver import (
     Call,
     Driver,
     Engine,
+    EngineFactory,
     InstanceSets,
     Planner,
     Resource,
     load_driver,
 )
+from dandelion.engine_process.channel import Channel, Ended
 from dandelion.engine_process.messages import (
     Begun,
-    Channel,
     Done,
-    Ended,
     Evict,
     Failed,
     Forget,
@@ -93,7 +93,7 @@ class _Call(Call, eq=False, gc=False):
 class EngineProcess:
     """Serves one engine to the node."""
 
-    def __init__(self, node: Channel[Request], arena: ArenaMap, spin_us: int) -> None:
+    def __init__(self, node: Channel[Request], arena: ArenaMap | None, spin_us: int) -> None:
         self.node = node
         self._arena = arena
         self._spin_ns = 1000 * spin_us
@@ -118,7 +118,8 @@ class EngineProcess:
                 driver = load_driver(name)
                 driver.configure(options.get(name, {}))
                 factory = driver.factory()
-                factory.attach(self._arena)
+                if self._arena is not None:
+                    factory.attach(self._arena)
                 resources = factory.probe()
                 chosen = resource or resources[0].name
                 factory.warm(chosen)
@@ -131,6 +132,7 @@ class EngineProcess:
                 continue
             assert isinstance(engine, Engine), "only synchronous engines live in a process"
             self._planner = driver.planner()
+            self._confine(factory, engine)
             self._greet(driver, engine, chosen, resources)
             return engine
         if len(reasons) == 1:
@@ -138,6 +140,9 @@ class EngineProcess:
         missing = "; ".join(f"{r.backend}: {r.missing}" for r in reasons)
         remedy = next((r.remedy for r in reversed(reasons) if r.remedy), "")
         raise BackendUnavailable("|".join(backends), missing, remedy)
+
+    def _confine(self, factory: EngineFactory, engine: Engine) -> None:
+        """Give up rights before the node is told that the engine is up, if it runs user code."""
 
     def _greet(
         self, driver: Driver, engine: Engine, chosen: str, resources: list[Resource]
@@ -206,7 +211,11 @@ class EngineProcess:
             {name: self._set(wire) for name, wire in request.static.items()},
             identity=Digest(request.identity),
             scope=request.scope,
+            binary=self._binary(request),
         )
+
+    def _binary(self, request: Load) -> Bytes:
+        return b""
 
     def _code(self, wire: bytes | WireItem) -> bytes:
         return wire if isinstance(wire, bytes) else bytes(self._item(wire).data)
@@ -235,7 +244,7 @@ class EngineProcess:
             request.call,
             function,
             self._inputs(function, request.inputs),
-            SliceDomain(self._arena, request.result_offset, request.result_bytes),
+            self._domain(function, request),
             min(request.latest_ns, time.monotonic_ns() + int(request.limit_s * 1e9)),
             request.limit_s,
             latest_ns=request.latest_ns,
@@ -243,20 +252,33 @@ class EngineProcess:
             process=self,
         )
         try:
-            outputs = self._wire(engine.run(call))
+            outputs = engine.run(call)
         except DandelionError as error:
             fatal = engine.lost or isinstance(error, DeviceFault | EngineDied)
             self.node.send(Failed(request.call, error.record(), call.stages, fatal))
             return fatal
         finally:
             self._stopped.discard(request.call)
-        self.node.send(Done(request.call, outputs, call.stages))
+        self._done(request, outputs, call.stages)
+        del outputs  # its data ends before the memory of the call is cleaned up
         engine.clean_up()
         return False
 
+    def _domain(self, function: Function, request: Run) -> MemoryDomain:
+        return SliceDomain(self._mapped, request.result_offset, request.result_bytes)
+
+    @property
+    def _mapped(self) -> ArenaMap:
+        assert self._arena is not None, "only confined processes have none"
+        return self._arena
+
+    def _done(self, request: Run, sets: InstanceSets, stages: dict[str, int]) -> None:
+        """Answer a call with its outputs."""
+        self.node.send(Done(request.call, self._wire(sets), stages))
+
     def _item(self, wire: WireItem) -> Item:
         end = wire.offset + wire.size
-        data = self._arena.view[wire.offset : end].toreadonly() if wire.size else b""
+        data = self._mapped.view[wire.offset : end].toreadonly() if wire.size else b""
         return Item(wire.name, wire.key, data, wire.dtype, wire.shape)
 
     def _set(self, wire: WireSet) -> ItemSet:
@@ -264,4 +286,4 @@ class EngineProcess:
         return ItemSet(wire.name, items, wire.dtype, wire.shape)
 
     def _wire(self, sets: InstanceSets) -> WireSets:
-        return tuple(None if s is None else wire_set(s, self._arena) for s in sets)
+        return tuple(None if s is None else wire_set(s, self._mapped) for s in sets)

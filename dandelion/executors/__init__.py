@@ -8,6 +8,7 @@ file              what it has
 `threads`         an engine in a thread of its own
 `coroutines`      an asynchronous engine on the node's loop
 `process`         an engine in a process of its own
+`confined`        an engine in a process without rights, which maps no arena
 `worker`          a thread that does the jobs of one executor
 `staging`         preparing calls for a process
 `processes`       starting, replacing and ending such processes
@@ -16,6 +17,7 @@ file              what it has
 ================  ============================================================================
 """
 
+from dandelion.executors.confined import ConfinedExecutor
 from dandelion.executors.contract import Events, Executor, Functions, StartedEngine, Surroundings
 from dandelion.executors.coroutines import LoopExecutor
 from dandelion.executors.demands import Demands
@@ -26,6 +28,7 @@ from dandelion.executors.processes import Processes
 from dandelion.executors.threads import ThreadExecutor
 
 __all__ = [
+    "ConfinedExecutor",
     "Demands",
     "Events",
     "Executor",

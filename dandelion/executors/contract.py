@@ -192,6 +192,7 @@ def begin_call(executor: Executor, call: CallState) -> Call:
         call.demand,
         latest_ns,
         run.origin,
+        tenant=call.flow.tenant.name,
     )
 
 

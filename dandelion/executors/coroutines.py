@@ -17,6 +17,7 @@ from dandelion.executors.contract import (
 )
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.scheduler import CallState, EngineState, Flow
+from dandelion.trace_context import new_span_id
 
 PLACES = 1024
 """How many calls it takes at once."""
@@ -54,7 +55,14 @@ class LoopExecutor(Executor):
         self.events.up(self.engine, self.info)
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
-        task = self._loop.create_task(self._run(call, begin_call(self, call)))
+        begun = begin_call(self, call)
+        span = call.invocation.span
+        if span is not None:
+            begun.trace_context = span.context
+            if span.recorded:
+                call.span_id = new_span_id()
+                begun.trace_context = span.context.below(call.span_id)
+        task = self._loop.create_task(self._run(call, begun))
         self._tasks[call] = task
         task.add_done_callback(lambda task: self._ended(call, task))
 

@@ -47,7 +47,10 @@ class InlineExecutor(Executor):
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
         assert self._engine is not None, "it is up"
-        finish(self.events, call, *run_call(self._engine, begin_call(self, call)))
+        begun = begin_call(self, call)
+        outputs, error = run_call(self._engine, begun)
+        call.printed = begun.printed
+        finish(self.events, call, outputs, error)
 
     def forget(self, flow: Flow) -> None:
         if self._engine is not None:

@@ -22,17 +22,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import Bytes, Item, ItemSet
+from dandelion.driver import InstanceSets
+from dandelion.engine_process.channel import Ended
 from dandelion.engine_process.messages import (
     Begun,
-    Ended,
+    Done,
     Evict,
     Failed,
     Forget,
@@ -73,6 +75,9 @@ from dandelion.function import Function
 from dandelion.memory import Context
 from dandelion.scheduler import CallState, EngineState, Flow
 
+if TYPE_CHECKING:
+    from dandelion.executors.confined import Incoming
+
 GRACE_NS = 250_000_000
 """How long after a call's deadline its process may still answer before it is killed."""
 CODE_LIMIT_S = 0.05
@@ -91,18 +96,21 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
+class SentCall:
     """A call that the process has.
 
     Attributes:
+        result: the context for its outputs; None if the process maps no arena.
+        incoming: its outputs, if they come behind the answer.
         deadline_ns: when it must have been answered, without the grace; meaningful for the first.
     """
 
     call: CallState
     function: Function
-    result: Context
+    result: Context | None
     limit_ns: int
     deadline_ns: int = 0
+    incoming: Incoming | None = None
 
     def begin(self, now_ns: int) -> None:
         """Count its time from now."""
@@ -148,9 +156,9 @@ class ProcessExecutor(Executor):
         self._watcher = watcher
         self._demands = demands
         self._process: Process | None = None
-        self._messages: list[msgspec.Struct] = []
+        self._messages: list[msgspec.Struct | Bytes] = []
         self._waiting: deque[Order] = deque()
-        self._out: deque[_Sent] = deque()
+        self._out: deque[SentCall] = deque()
         self._plans: dict[int, Order] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._constants = KeptConstants()
@@ -300,12 +308,18 @@ class ProcessExecutor(Executor):
                 self._waiting.popleft()
                 self._give_up(order, to_dandelion_error(error, self.info.name))
                 continue
+            if prepared and self._is_held(order):
+                return
             if not prepared:
                 self._preparing = True
                 self.around.pool.submit(self._prepare, order)
                 return
             self._waiting.popleft()
             self._post(order)
+
+    def _is_held(self, order: Order) -> bool:
+        """Tell whether a call that is prepared waits until others are answered."""
+        return False
 
     def _give_up(self, order: Order, error: DandelionError) -> None:
         self._evict(order)
@@ -326,9 +340,9 @@ class ProcessExecutor(Executor):
         self.flush()
 
     def _post(self, order: Order) -> None:
-        call, function, wire = order.call, order.function, self.stager.wire(order)
+        call, function = order.call, order.function
         try:
-            self._load(call.flow, function)
+            self._load(call.flow, order)
         except Exception as error:
             self._give_up(order, to_dandelion_error(error, self.info.name))
             return
@@ -340,41 +354,56 @@ class ProcessExecutor(Executor):
         if order.is_plan:
             order.behind = self._out[-1].call.id if self._out else 0
             self._plans[call.id] = order
-            self._messages.append(Plan(call.id, function.identity, wire))
+            self._messages.append(Plan(call.id, function.identity, self.stager.wire(order)))
             return
-        result = order.result
-        assert result is not None, "it is prepared"
         self._evict(order)
         if order.keep:
             self._constants.kept(call.flow, function)
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
-        sent = _Sent(call, function, result, int(limit_s * 1e9))
+        sent = SentCall(call, function, order.result, int(limit_s * 1e9))
         if not self._out:
             sent.begin(time.monotonic_ns())
         self._out.append(sent)
-        self._messages.append(
-            Run(
-                call.id,
-                function.identity,
-                wire,
-                result.offset_bytes,
-                result.size_bytes,
-                call.invocation.deadline_ns,
-                limit_s,
-                order.keep,
-            )
+        self._messages += self._run_messages(order, limit_s)
+
+    def _run_messages(self, order: Order, limit_s: float) -> Sequence[msgspec.Struct | Bytes]:
+        """Return what makes the process run a call."""
+        call, result = order.call, order.result
+        assert result is not None, "it is prepared"
+        run = Run(
+            call.id,
+            order.function.identity,
+            self.stager.wire(order),
+            result.offset_bytes,
+            result.size_bytes,
+            call.invocation.deadline_ns,
+            limit_s,
+            order.keep,
         )
+        return (run,)
 
     def _evict(self, order: Order) -> None:
         """Have the device drop constants; the scheduler counts on it, even if no call follows."""
         self._messages += self._constants.evictions(order.evict)
 
-    def _load(self, flow: Flow, function: Function) -> None:
+    def _load(self, flow: Flow, order: Order) -> None:
         """Have the process load a function before the call that needs it."""
+        function = order.function
         loaded = self._loaded.get(function.identity)
         if loaded is not None:
             loaded.flows.add(flow)
             return
+        messages = self._load_messages(order)
+        self._loaded[function.identity] = _Loaded(function, {flow})
+        self._messages += messages
+
+    def has_loaded(self, function: Function) -> bool:
+        """Tell whether the process has a function, or is about to get it."""
+        return function.identity in self._loaded
+
+    def _load_messages(self, order: Order) -> Sequence[msgspec.Struct | Bytes]:
+        """Return what makes the process load the function of a call."""
+        function = order.function
         arena, files = self.around.arena.map, function.files.items()
         code: dict[str, bytes | WireItem] = {
             name: wire_item(Item(name, 0, data), arena) for name, data in files
@@ -384,8 +413,7 @@ class ProcessExecutor(Executor):
         load = Load(
             function.identity, function.spec, function.code, main, code, static, function.scope
         )
-        self._loaded[function.identity] = _Loaded(function, {flow})
-        self._messages.append(load)
+        return (load,)
 
     def flush(self) -> None:
         messages = self._messages
@@ -397,10 +425,10 @@ class ProcessExecutor(Executor):
         except OSError:
             self._lose({})
             return
-        if len(rest):
+        if rest:
             self._send_rest(rest)
 
-    def _send_rest(self, rest: memoryview) -> None:
+    def _send_rest(self, rest: list[memoryview]) -> None:
         """The socket is full: the process does not read. Send the rest in a thread."""
         process = self._process
         assert process is not None, "it was sent to"
@@ -445,13 +473,23 @@ class ProcessExecutor(Executor):
         """Take all answers that are here."""
         while (process := self._process) is not None:
             try:
-                reply = process.channel.take()
+                reply = self._take(process)
             except Ended:
                 self._lose({})
                 return
             if reply is None:
                 return
             self._answered(reply)
+            if process.channel.is_empty:
+                return  # what comes now makes the socket readable again
+
+    def _take(self, process: Process) -> Reply | None:
+        """Take the next answer, if it is here.
+
+        Raises:
+            Ended: there will be none.
+        """
+        return process.channel.take()
 
     def _answered(self, reply: Reply) -> None:
         if isinstance(reply, Planned):
@@ -480,9 +518,7 @@ class ProcessExecutor(Executor):
             return
         # The process is trusted, and has checked the outputs against the declaration.
         try:
-            outputs = tuple(
-                [None if s is None else _read_set(s, first.result) for s in reply.outputs]
-            )
+            outputs = self._outputs(reply, first)
         except Exception as error:
             text = f"{self.info.name} put outputs of call {first.call.id} elsewhere: {error}"
             self._lose({first.call.id: InternalError(text)})
@@ -490,12 +526,18 @@ class ProcessExecutor(Executor):
         self._next(now_ns)
         finish(self.events, first.call, outputs, None)
 
+    def _outputs(self, reply: Done, sent: SentCall) -> InstanceSets:
+        """Read the outputs of a call."""
+        result = sent.result
+        assert result is not None, "it was sent with one"
+        return tuple([None if s is None else _read_set(s, result) for s in reply.outputs])
+
     def _next(self, now_ns: int) -> None:
         self._out.popleft()
         if self._out:
             self._out[0].begin(now_ns)
 
-    def _confused(self, first: _Sent | None, reply: Reply) -> dict[int, DandelionError]:
+    def _confused(self, first: SentCall | None, reply: Reply) -> dict[int, DandelionError]:
         if first is None:
             return {}
         text = f"{self.info.name} answered {type(reply).__name__}, not call {first.call.id}"

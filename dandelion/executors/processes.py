@@ -20,13 +20,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.engine_process.messages import Channel, Ended, Open, Ready, Reply, reply_channel
+from dandelion.engine_process.channel import MESSAGE_LIMIT_BYTES, Channel, Ended
+from dandelion.engine_process.messages import Open, Ready, Reply, reply_channel
 from dandelion.memory import ArenaMap
-from dandelion.search_path import environment
+from dandelion.search_path import environment, small_environment
 
 log = logging.getLogger("dandelion.node")
 
 START_LIMIT_S = 60.0
+CONFINED_LIMIT_BYTES = 64 << 20
+"""Longest message of a confined process, without the data that follows it."""
 _REAP_LIMIT_S = 5.0
 _LOOK_S = 0.005
 
@@ -47,7 +50,7 @@ class Processes:
         resource: which resource, or empty for the best.
         options: settings of the backends.
         environment: further variables of the processes.
-        arena: mapped by them.
+        arena: mapped by them; None if they are confined.
         spin_us: how long a process looks for the next call before it sleeps, in microseconds.
 
     Attributes:
@@ -62,7 +65,7 @@ class Processes:
         resource: str,
         options: dict[str, dict[str, str]],
         environment: Mapping[str, str],
-        arena: ArenaMap,
+        arena: ArenaMap | None,
         spin_us: int,
     ) -> None:
         self._arguments = (
@@ -109,20 +112,22 @@ class Processes:
         """Start a process that prepares itself until it is told to open its engine."""
         ours, theirs = socket.socketpair()
         with theirs:
-            files = (theirs.fileno(), self._arena.fd)
+            arena = self._arena
+            place = (-1, 0) if arena is None else (arena.fd, arena.size_bytes)
             child = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     "dandelion.engine_process",
-                    *map(str, (*files, self._arena.size_bytes)),
+                    *map(str, (theirs.fileno(), *place)),
                     *self._arguments,
                 ],
-                pass_fds=files,
+                pass_fds=(theirs.fileno(),) if arena is None else (theirs.fileno(), arena.fd),
                 stdin=subprocess.DEVNULL,
-                env=environment(self._environment),
+                env=small_environment() if arena is None else environment(self._environment),
             )
-        return Process(child, reply_channel(ours))
+        limit_bytes = MESSAGE_LIMIT_BYTES if arena is not None else CONFINED_LIMIT_BYTES
+        return Process(child, reply_channel(ours, limit_bytes))
 
     def _opened(self, process: Process, device_bytes: int) -> Reply | None:
         """Make a process the one that is used; gives its first message."""

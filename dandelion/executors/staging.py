@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dandelion.data import Bytes
 from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import WireItem, WireSet, WireSets
 from dandelion.errors import ContextFull, DandelionError, EngineDied
@@ -50,6 +51,7 @@ class Order:
         is_plan: it is to be planned, not run.
         evict, keep: see `dandelion.scheduler.actions.Send`.
         result: the context for its outputs, once it has one.
+        binary: what a confined process runs; once it is known, if the process lacks it.
         behind: id of the call that the process comes to before it plans this one; 0 if there is
             none.
     """
@@ -60,6 +62,7 @@ class Order:
     evict: tuple[Flow, ...] = ()
     keep: bool = False
     result: Context | None = None
+    binary: Bytes | None = None
     behind: int = 0
 
 

@@ -108,6 +108,7 @@ class ThreadExecutor(Executor):
             self._answer(call, full)
             return
         outputs, error = run_call(engine, begun)
+        call.printed = begun.printed
         del begun
         if engine.lost and error is not None:
             self._lost(engine, {call.id: error})

@@ -39,7 +39,7 @@ _KNOWN_LIMIT = 1024
 _PREFLIGHT_AGE_S = 600
 _ALLOWED_HEADERS = (
     "authorization content-type accept dandelion-deadline dandelion-priority dandelion-dtype "
-    "dandelion-shape traceparent"
+    "dandelion-shape traceparent tracestate"
 )
 _PREFLIGHT = (
     (b"access-control-allow-headers", ", ".join(_ALLOWED_HEADERS.split()).encode()),

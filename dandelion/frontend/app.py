@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from dandelion.errors import CapacityError, DandelionError, InternalError, nearest, root_of
 from dandelion.frontend.access import Access, preflight_response
+from dandelion.frontend.access_log import (
+    AGENT_LIMIT,
+    CLIENT_LEFT,
+    PATH_LIMIT,
+    RequestRecord,
+    access_log_of,
+)
 from dandelion.frontend.adapter import Adapter, AdapterContext, load_adapter
 from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scope, Send, clipped
 from dandelion.frontend.audit import Change
@@ -26,7 +34,8 @@ from dandelion.frontend.page import PageAdapter
 from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
 from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
 from dandelion.frontend.service import Service
-from dandelion.tokens import Right
+from dandelion.settings import tracing_of
+from dandelion.tokens import ANONYMOUS, Right
 
 log = logging.getLogger("dandelion.frontend")
 
@@ -47,7 +56,8 @@ class App:
         converter: reads and writes documents that would block the event loop.
 
     Raises:
-        InvalidInput: the setting `hosts`, `cors_origins` or `protocols` is malformed.
+        InvalidInput: the setting `hosts`, `cors_origins` or `protocols` is malformed, or the access
+            log cannot be opened.
         BackendUnavailable: a protocol needs a module that is not installed.
     """
 
@@ -57,6 +67,9 @@ class App:
         self._node = node
         self._access = Access(bound, node.settings.hosts, node.settings.cors_origins)
         self._guard = guard or Guard()
+        self._tracing = tracing_of(node.settings)
+        self._log = access_log_of(node.settings.access_log)
+        self._reported_drops = 0
         self.converter = Converter(node)
         context = AdapterContext(node, self.converter)
         self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
@@ -97,12 +110,38 @@ class App:
         for adapter in self._adapters:
             adapter.close()
         self.converter.close()
+        if self._log is not None:
+            self._log.close()
+
+    def tick(self) -> None:
+        """Tell the node what it counts; to be called several times a second, on the loop."""
+        if self._log is not None and self._log.dropped > self._reported_drops:
+            dropped = self._log.dropped
+            self._node.lines_dropped(dropped - self._reported_drops)
+            self._reported_drops = dropped
+
+    def reload(self) -> None:
+        """Open the access log by its name again."""
+        if self._log is not None:
+            self._log.reopen()
 
     # --- requests -------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        request = Request(scope, receive)
+        request = Request(scope, receive, self._tracing)
+        if self._log is None:
+            await self._serve(request, send)
+            return
+        started_ns = time.monotonic_ns()
+        response: Response | None = None
+        try:
+            response = await self._serve(request, send)
+        finally:
+            self._log.add(self._record(request, response, started_ns))
+
+    async def _serve(self, request: Request, send: Send) -> Response | None:
+        """Handle a request; give the response that was sent, or None if its client left."""
         match: Match | None = None
         try:
             try:
@@ -121,11 +160,36 @@ class App:
                 response = _problem(request, ShuttingDown(), match)
             response.close = request.close
             response.headers += request.response_headers
-            await response.send(send, scope.get("extensions") or {})
+            await response.send(send, request.scope.get("extensions") or {})
         except asyncio.CancelledError:
             if not request.client_left:
                 raise  # the server is shutting down and does not wait for slow readers
             log.info("client disconnected", extra={"path": clipped(request.path)})
+            return None
+        return response
+
+    def _record(
+        self, request: Request, response: Response | None, started_ns: int
+    ) -> RequestRecord:
+        now_ns = time.monotonic_ns()
+        grant = request.grant
+        is_known = grant is not ANONYMOUS or not self._guard.is_closed
+        span = request.span
+        return RequestRecord(
+            now_ns,
+            now_ns - started_ns,
+            request.method,
+            request.path[: PATH_LIMIT + 1],
+            CLIENT_LEFT if response is None else response.status,
+            request.received_bytes,
+            0 if response is None or request.method == "HEAD" else response.sent_bytes,
+            grant.tenant if is_known else "",
+            grant.name if is_known else "",
+            request.scope.get("client"),
+            request.invocation,
+            span.context.traceparent if span is not None else "",
+            request.headers.get(b"user-agent", b"")[: AGENT_LIMIT + 1],
+        )
 
     async def _handle(self, request: Request, match: Match | None) -> Response:
         is_closed = self._guard.is_closed
@@ -186,7 +250,8 @@ def _problem(request: Request, error: DandelionError, match: Match | None) -> Re
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(request.path)})
     write: ProblemWriter = problem_response if match is None else match.problem
-    return write(error, error.invocation or request.invocation)
+    request.invocation = error.invocation or request.invocation
+    return write(error, request.invocation)
 
 
 def _no_route(path: str, routes: Iterable[Route]) -> NoRoute:

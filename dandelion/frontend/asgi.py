@@ -19,6 +19,13 @@ from typing import Any, TypeAlias
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput, nearest
 from dandelion.tokens import ANONYMOUS, Grant
+from dandelion.trace_context import (
+    NO_TRACING,
+    InvocationSpan,
+    TraceContext,
+    Tracing,
+    read_trace_context,
+)
 
 # ASGI messages are dictionaries whose values depend on their "type".
 Message: TypeAlias = MutableMapping[str, Any]
@@ -49,6 +56,7 @@ class Response:
         hold: whether the next request of the connection is read later.
         stream: gives the body in place of `chunks`, piece by piece; without a Content-Length. It is
             closed at the end, also if the client disconnects.
+        sent_bytes: size of the body that was sent; set by `send`.
     """
 
     chunks: list[Bytes]
@@ -58,6 +66,7 @@ class Response:
     close: bool = False
     hold: bool = False
     stream: AsyncGenerator[Bytes, None] | None = None
+    sent_bytes: int = 0
 
     async def send(self, send: Send, extensions: Mapping[str, object]) -> None:
         """Write status, headers and body to the connection.
@@ -71,6 +80,7 @@ class Response:
             return
         chunks = self.chunks
         size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+        self.sent_bytes = size
         headers = [
             (b"content-type", self.media_type),
             (b"content-length", b"%d" % size),
@@ -95,6 +105,7 @@ class Response:
         async with contextlib.aclosing(stream):
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
             async for chunk in stream:
+                self.sent_bytes += len(chunk)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -147,10 +158,13 @@ class Request:
     Args:
         scope: the ASGI scope.
         receive: gives the body, then the event that the client disconnected.
+        tracing: begins the span of its invocation.
     """
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, tracing: Tracing = NO_TRACING) -> None:
         self.scope = scope
+        self._tracing = tracing
+        self.span: InvocationSpan | None = None  # of its invocation, once there is one
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
@@ -160,6 +174,7 @@ class Request:
         self.grant: Grant = ANONYMOUS  # what its caller may do
         self.invocation = ""  # its id, once there is one
         self.disconnect_watcher: DisconnectWatcher | None = None
+        self.received_bytes = 0  # of the body
         self.close = False  # whether to close the connection without reading the rest of the body
         self.response_headers: list[Header] = []  # of every response, also of an error
 
@@ -173,6 +188,16 @@ class Request:
     def client_left(self) -> bool:
         """Whether the request was cancelled because its client disconnected."""
         return self.disconnect_watcher is not None and self.disconnect_watcher.seen
+
+    def begin_span(self) -> InvocationSpan | None:
+        """Begin the span of the request's invocation, which every response to it then names."""
+        parent: TraceContext | None = None
+        if b"traceparent" in self.headers:
+            parent = read_trace_context(self.scope["headers"])
+        span = self.span = self._tracing.begin(parent)
+        if span is not None:
+            self.response_headers.append((b"traceparent", span.context.traceparent.encode()))
+        return span
 
     def watch(self) -> None:
         """From now on, cancel the request if its client disconnects."""

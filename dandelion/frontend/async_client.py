@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
@@ -158,6 +159,16 @@ class AsyncClient:
     async def trace(self, invocation: str) -> bytes:
         """Return the trace of a recent invocation, as `Client.trace`."""
         return await self._run(client_protocol.trace(invocation))
+
+    async def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+    ) -> LogPage:
+        """Return lines that functions wrote lately, as `dandelion.node.Node.logs`."""
+        return await self._run(client_protocol.logs(function, invocation, after, limit))
 
     async def engines(self) -> Engines:
         """List the node's engines, and unavailable backends with the reason."""

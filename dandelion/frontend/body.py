@@ -122,6 +122,7 @@ class Body:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise _left()
+        self._request.received_bytes += len(message.get("body", b""))
         return message
 
     def _refuse(self, total_bytes: int) -> NoReturn:

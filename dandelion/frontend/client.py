@@ -12,11 +12,12 @@ asyncio.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
@@ -39,6 +40,8 @@ from dandelion.frontend.records import Description
 __all__ = ["Client", "Unreachable"]
 
 T = TypeVar("T")
+FOLLOW_S = 0.25
+"""How often `Client.follow_logs` asks for new lines, in seconds."""
 
 
 class Client:
@@ -225,6 +228,29 @@ class Client:
             Unknown: the node has no trace of that id, or no longer.
         """
         return self._run(client_protocol.trace(invocation))
+
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+    ) -> LogPage:
+        """Return lines that functions wrote lately, as `dandelion.node.Node.logs`."""
+        return self._run(client_protocol.logs(function, invocation, after, limit))
+
+    def follow_logs(
+        self, function: str | None = None, invocation: str | None = None
+    ) -> Iterator[LogLine]:
+        """Yield lines that functions wrote lately, then new ones as they come, without end.
+
+        If more than `PAGE_LINES` come within `FOLLOW_S`, the newest are given.
+        """
+        page = self.logs(function, invocation)
+        while True:
+            yield from page.lines
+            time.sleep(FOLLOW_S)
+            page = self.logs(function, invocation, page.last)
 
     def engines(self) -> Engines:
         """List the node's engines, and unavailable backends with the reason."""

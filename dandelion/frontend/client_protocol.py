@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from dandelion.call_logs import LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable, collect
@@ -271,6 +272,14 @@ def graph(name: str, format_: str, version: int | None) -> Steps[str]:
 def trace(invocation: str) -> Steps[bytes]:
     """Fetch the trace of an invocation."""
     return bytes(_checked((yield ClientRequest("GET", _path("/v1/traces", invocation)))).body)
+
+
+def logs(function: str | None, invocation: str | None, after: int, limit: int) -> Steps[LogPage]:
+    """Fetch lines that functions wrote."""
+    asked = {"function": function, "invocation": invocation, "after": after, "limit": limit}
+    given = {name: value for name, value in asked.items() if value is not None}
+    path = "/v1/logs?" + urllib.parse.urlencode(given)
+    return _decoded((yield ClientRequest("GET", path, {"Accept": "application/json"})), LogPage)
 
 
 def engines() -> Steps[Engines]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -56,7 +55,6 @@ RECORDING_TYPE = b"application/vnd.dandelion.recording"
 RECORDINGS_AT_ONCE = 2
 """A recording uses a thread while its invocation runs; more of them wait."""
 QUERY = ("version", "deadline_s", "priority", "set")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
@@ -127,6 +125,7 @@ class Invocations:
                 deadline_s=deadline_s,
                 priority=priority,
                 tenant=request.grant.tenant,
+                trace_context=request.begin_span(),
                 on_wait=request.watch,
             )
             del sets  # free the memory of the inputs before the response is written
@@ -134,8 +133,8 @@ class Invocations:
             outputs = _with_forms(outcome.sets, plan.forms) if plan.forms else outcome.sets
             codec = _writer(plan.response_codecs, outputs)
             if costs_json_response(outputs) if codec is Codec.JSON else many_items(outputs):
-                return await self._long_response(request, outcome.id, outputs, codec)
-            return _response(request, outcome.id, outputs, codec)
+                return await self._long_response(outcome.id, outputs, codec)
+            return _response(outcome.id, outputs, codec)
         finally:
             request.stop_watching()
 
@@ -220,14 +219,12 @@ class Invocations:
             return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
         return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
 
-    async def _long_response(
-        self, request: Request, id_: str, sets: Sets, codec: Codec
-    ) -> Response:
+    async def _long_response(self, id_: str, sets: Sets, codec: Codec) -> Response:
         """Write a large response: JSON in the converter, other formats in a thread."""
         if codec is not Codec.JSON:
-            return await self._converter.elsewhere(partial(_response, request, id_, sets, codec))
+            return await self._converter.elsewhere(partial(_response, id_, sets, codec))
         chunk = await self._converter.json_response(id_, sets)
-        return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(request, id_))
+        return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(id_))
 
 
 def _with_forms(sets: Sets, forms: Mapping[str, str]) -> Sets:
@@ -287,17 +284,13 @@ def _writer(codecs: tuple[Codec, ...], sets: Sets) -> Codec:
     raise NotAcceptable(Codec.RAW.value, message)
 
 
-def _response(request: Request, id_: str, sets: Sets, codec: Codec) -> Response:
-    headers = _headers(request, id_)
+def _response(id_: str, sets: Sets, codec: Codec) -> Response:
+    headers = _headers(id_)
     return Response(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
 
 
-def _headers(request: Request, id_: str) -> list[Header]:
-    headers = [(b"dandelion-invocation", id_.encode())]
-    trace = request.headers.get(b"traceparent")
-    if trace is not None and _TRACEPARENT.fullmatch(trace):
-        headers.append((b"traceparent", trace))
-    return headers
+def _headers(id_: str) -> list[Header]:
+    return [(b"dandelion-invocation", id_.encode())]
 
 
 def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes]:

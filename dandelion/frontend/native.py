@@ -13,6 +13,7 @@ from dandelion.frontend.adapter import Adapter, AdapterContext
 from dandelion.frontend.asgi import Request, Response, clipped
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
 from dandelion.frontend.invocations import Invocations
+from dandelion.frontend.logs_routes import LogsRoute
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import (
     capacity_operation,
@@ -21,6 +22,7 @@ from dandelion.frontend.openapi import (
     invoke_operation,
     json_content,
     list_operation,
+    logs_operation,
     operation_of,
     record_operation,
     register_operation,
@@ -40,6 +42,7 @@ class NativeAdapter(Adapter):
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node
         self._invocations = Invocations(context.node, context.converter)
+        self._logs = LogsRoute(context.node)
         self._catalogue = CatalogueRoutes(context.node, context.converter)
 
     def routes(self) -> Sequence[Route]:
@@ -69,9 +72,16 @@ class NativeAdapter(Adapter):
             *found,
             Route("GET", graph, catalogue.graph, read, graph_operation()),
             Route("GET", "/v1/traces/{id}", self._trace, read, trace_operation()),
+            Route("GET", "/v1/logs", self._logs, read, logs_operation()),
             Route("GET", "/v1/capacity", self._capacity, read, capacity_operation()),
             Route("GET", "/v1/engines", self._engines, Right.OPERATE, engines),
         ]
+
+    async def start(self) -> None:
+        self._logs.start()
+
+    async def stop(self) -> None:
+        self._logs.stop()
 
     async def _engines(self, request: Request) -> Response:
         request.expect_query(())

@@ -18,7 +18,7 @@ from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
-from dandelion.frontend.routing import Json, Route
+from dandelion.frontend.routing import ANY_METHOD, Json, Route
 from dandelion.priority import PRIORITY_LIMIT
 
 _REF = "#/components/schemas/{name}"
@@ -130,7 +130,8 @@ def openapi_document(routes: Iterable[Route], schemas: Mapping[str, Json]) -> by
         if route.operation is not None:
             security = [] if route.right is None else [{"token": [route.right.value]}]
             operation = {**route.operation, "security": security}
-            paths.setdefault(route.documented_path, {})[route.method.lower()] = operation
+            method = "post" if route.method == ANY_METHOD else route.method.lower()
+            paths.setdefault(route.documented_path, {})[method] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Dandelion", "version": __version__},
@@ -172,6 +173,20 @@ def trace_operation() -> Json:
     """Describe ``GET /v1/traces/{id}``."""
     identity = parameter("path", "id", {"type": "string"}, required=True)
     return operation_of("Trace of a recent invocation, for Perfetto", json_content({}), [identity])
+
+
+def logs_operation() -> Json:
+    """Describe ``GET /v1/logs``."""
+    number: Json = {"type": "integer", "minimum": 0}
+    parameters = [
+        parameter("query", "function", {"type": "string"}, "only lines of this function"),
+        parameter("query", "invocation", {"type": "string"}, "only lines of this invocation"),
+        parameter("query", "after", number, "only later lines; Dandelion-Logs-Last of a response"),
+        parameter("query", "limit", number, "how many, the newest; at most 1000"),
+        parameter("query", "follow", {"type": "boolean"}, "also give all later lines"),
+    ]
+    content: Json = {"application/x-ndjson": {"schema": {"type": "string"}}}
+    return operation_of("What functions wrote, a JSON object a line", content, parameters)
 
 
 def capacity_operation() -> Json:
@@ -218,7 +233,8 @@ def invoke_operation() -> Json:
         parameter(
             "header", "Dandelion-Shape", {"type": "string"}, "shape of a raw body, such as 2,3"
         ),
-        parameter("header", "traceparent", {"type": "string"}, "W3C trace context; echoed"),
+        parameter("header", "traceparent", {"type": "string"}, "W3C trace context of the caller"),
+        parameter("header", "tracestate", {"type": "string"}, "forwarded with it"),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
     return {**operation, "requestBody": {"required": True, "content": request}}

@@ -66,6 +66,17 @@ class MethodNotAllowed(RequestError):
 
 
 @dataclass(eq=False)
+class NoTunnel(RequestError):
+    """The method CONNECT is not supported."""
+
+    hint: str = "send the request itself; the node is not a proxy"
+    status = 501
+
+    def __str__(self) -> str:
+        return f"CONNECT is not supported; {self.hint}"
+
+
+@dataclass(eq=False)
 class ForeignHost(RequestError):
     """The Host header does not name this node."""
 

@@ -12,6 +12,15 @@ A connection that is closed before its whole request was read **lingers**: the r
 the sending half is closed, and further input is discarded for some time. If it were closed at once,
 the kernel would reset it, and the client could lose the response.
 
+A request may ask for another protocol (``Connection: upgrade``). The node serves no other one, so
+it answers as if the request did not ask, as RFC 9110 allows. httptools stops behind the head of
+such a request, since another protocol could follow; parsed as usual, the body would be the next
+request. So the parser gets the part of the head that tells where the body ends once more, without
+the upgrade, and then the rest. CONNECT is refused, since what follows it has no end.
+
+Trailers of a chunked body are discarded: as headers, they could change the meaning of a request
+that was already checked.
+
 It extends classes of uvicorn that are not documented, so `pyproject.toml` pins uvicorn to the
 tested releases, and `tests/node/test_uvicorn_range.py` checks the names that are used.
 `tests/node/test_frontend.py` compares whole responses with plain ASGI.
@@ -22,6 +31,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dandelion.errors import DandelionError, InvalidInput
@@ -34,6 +44,8 @@ from dandelion.frontend.problem import (
     RETRY_AFTER_S,
     Crowded,
     HeadTooLong,
+    NoTunnel,
+    RequestError,
     Stalled,
     closing_response,
     problem_response,
@@ -44,6 +56,7 @@ HEAD_LIMIT_BYTES = 64 * 1024
 LINGER_BYTES = 1024 * 1024 * 1024
 """How much input of a lingering connection is discarded before it is reset."""
 _PIECE_BYTES = 64 * 1024
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +96,7 @@ class Protocol(HttpToolsProtocol):
         "_answered",
         "_beginning",
         "_begun",
+        "_framing",
         "_head_bytes",
         "_held",
         "_in_body",
@@ -108,6 +122,7 @@ class Protocol(HttpToolsProtocol):
         self._begun: list[tuple[RequestResponseCycle, Any]] = []
         self._served = False
         self._head_bytes = 0
+        self._framing: bytes | None = None
         self._received_bytes = 0
         self._in_head = False
         self._in_body = False
@@ -246,17 +261,29 @@ class Protocol(HttpToolsProtocol):
     def _parse(self, piece: Any) -> None:
         if self.lingers or self.transport.is_closing():
             return
-        super().data_received(piece)
-        if not self._in_head:
+        self._feed(piece)
+        if not (self._in_head or self._in_body):
             self._head_bytes = 0
             return
         self._head_bytes += len(piece)
         if self._head_bytes > HEAD_LIMIT_BYTES + _PIECE_BYTES:
             self._fail(HeadTooLong(HEAD_LIMIT_BYTES))
 
-    def send_400_response(self, msg: str) -> None:
-        """Respond that this is not a request."""
-        self._fail(InvalidInput("request", "not valid HTTP/1.1"))
+    def _feed(self, piece: Any) -> None:
+        """Parse a piece; an upgrade is ignored."""
+        at = 0
+        try:
+            while True:
+                try:
+                    return self.parser.feed_data(memoryview(piece)[at:] if at else piece)
+                except HttpParserUpgrade as stopped:
+                    at += stopped.args[0]
+                    if self._framing is not None:
+                        self.parser.feed_data(self._framing)
+        except HttpParserError as error:
+            malformed = InvalidInput("request", "not valid HTTP/1.1")
+            cause = error.__context__
+            self._fail(cause if isinstance(cause, RequestError) else malformed)
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a head."""
@@ -264,13 +291,37 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Called by the parser at the end of a head."""
+        """Called by the parser at the end of a head, and of the part of it that is repeated."""
         self._in_head = False
         self._in_body = True
+        if self._framing is not None:
+            self._framing = None
+            return
+        if self.parser.should_upgrade():
+            self._framing = self._framing_again()
         super().on_headers_complete()
+        self.headers = []  # for trailers
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser with a part of a body."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def _framing_again(self) -> bytes:
+        """Return a head with the same body as the current one, without its upgrade.
+
+        Raises:
+            NoTunnel: the method is CONNECT.
+        """
+        if self.parser.get_method() == b"CONNECT":
+            raise NoTunnel
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
 
     def on_message_complete(self) -> None:
-        """Called by the parser at the end of a request."""
+        """Called by the parser at the end of a request, and where it stops at an upgrade."""
+        if self._framing is not None:
+            return
         self._in_body = False
         super().on_message_complete()
         self.cycle.more_body = False  # also if the response is complete

@@ -3,6 +3,8 @@
 A path is a template such as ``/v1/compositions/{name}/graph``. A parameter takes one segment that
 is not empty; ``{rest...}`` at the end takes all remaining segments, perhaps none. A literal segment
 wins over a parameter, and a parameter over the rest, so the order of registration has no meaning.
+``/{rest...}`` serves only paths whose first segment begins no other route, so that a mistyped path
+of one protocol is not served by another one.
 
 Paths that were found lately are kept in a bounded table, so the usual request costs one look-up.
 """
@@ -124,6 +126,8 @@ class RouteTable:
         if found is None:
             return None
         methods, values = found
+        if methods is self._root.rest and path.split("/")[1] in self._root.literals:
+            return None
         match = Match(methods, dict(zip(_names(next(iter(methods.values()))), values, strict=True)))
         if len(path) <= _KNOWN_PATH_LIMIT:
             if len(self._known) >= _KNOWN_LIMIT:

@@ -20,13 +20,14 @@ from types import TracebackType
 import uvicorn
 import uvloop
 
-from dandelion.errors import InvalidInput
-from dandelion.frontend.acceptor import Acceptor, Newcomer
+from dandelion.errors import DandelionError, InvalidInput
+from dandelion.frontend.acceptor import Acceptor
 from dandelion.frontend.admission import ConnectionTable, Limits
 from dandelion.frontend.app import App
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import connection_limit, reserve_descriptors
 from dandelion.frontend.guard import Guard
+from dandelion.frontend.http_versions import alpn_protocols, check_http2, protocol_factory
 from dandelion.frontend.listener import bind, url_of
 from dandelion.frontend.protocol import Protocol
 from dandelion.frontend.service import Service
@@ -59,8 +60,10 @@ class Server(uvicorn.Server):
         ready: Callable[[], None],
         guard: Guard,
         certificate: Certificate | None,
+        settings: Settings,
     ) -> None:
         super().__init__(config)
+        self._settings = settings
         self.guard = guard
         self.certificate = certificate
         self.tokens: TokenFile | None = None
@@ -79,10 +82,13 @@ class Server(uvicorn.Server):
         await self._app.start()
         loop = asyncio.get_running_loop()
 
-        def protocol(newcomer: Newcomer) -> Protocol:
-            state = self.lifespan.state
-            return Protocol(self.config, self.server_state, state, newcomer=newcomer)
-
+        protocol = protocol_factory(
+            self._settings,
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            has_tls=self.certificate is not None,
+        )
         tls = None if self.certificate is None else self.certificate.context
         # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
@@ -97,6 +103,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         now = asyncio.get_running_loop().time()
         self._table.sweep(now)
+        self._app.tick()
         if self.collector is not None:
             self.collector.tick(now, self.server_state.total_requests)
         return await super().on_tick(counter)
@@ -108,10 +115,15 @@ class Server(uvicorn.Server):
         finally:
             if self._watching is not None:
                 self._watching.cancel()
-            await asyncio.to_thread(self._app.close)  # its threads may wait for this loop
+            await asyncio.to_thread(self.end)  # its threads may wait for this loop
+
+    def end(self) -> None:
+        """Release everything, after the last request or a start that failed."""
+        self._app.close()
 
     def reload(self) -> None:
-        """Read the certificate and the tokens again."""
+        """Read the certificate and the tokens again, and open the access log again."""
+        self._app.reload()
         if self.certificate is not None:
             self.certificate.reload()
         if self.tokens is not None:
@@ -142,7 +154,7 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
-    again. Call it in the main thread.
+    again, and opens the access log again. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -173,7 +185,9 @@ async def serve(
         server.reload()
         reload_node(node)
 
-    if tokens is not None or server.certificate is not None or node.settings.secrets:
+    settings = node.settings
+    has_files = bool(settings.secrets or settings.access_log)
+    if tokens is not None or server.certificate is not None or has_files:
         loop.add_signal_handler(signal.SIGHUP, reload)
     server.collector = Collector()
     try:
@@ -196,6 +210,9 @@ class BackgroundServer:
 
     Attributes:
         url: of the server.
+
+    Raises:
+        DandelionError: the address cannot be bound, or a protocol cannot start.
     """
 
     def __init__(
@@ -214,12 +231,24 @@ class BackgroundServer:
         except BaseException:
             self._socket.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="dandelion-http", daemon=True)
+        self._failure: DandelionError | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="dandelion-http", daemon=True
+        )
         self._thread.start()
         ready.wait()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
 
-    def _run(self) -> None:
-        uvloop.run(self._server.serve([self._socket]))
+    def _run(self, ready: threading.Event) -> None:
+        try:
+            uvloop.run(self._server.serve([self._socket]))
+        except DandelionError as error:
+            self._failure = error
+            self._server.end()
+        finally:
+            ready.set()
 
     def close(self) -> None:
         """Drain, stop and join the thread. May be called twice."""
@@ -258,7 +287,8 @@ def make_server(
 ) -> Server:
     """Make the server of one listening socket; `name` is what it was asked to listen on."""
     host, port = bound.getsockname()[:2]
-    certificate = certificate_of(node.settings)
+    check_http2(node.settings)
+    certificate = certificate_of(node.settings, alpn_protocols(node.settings))
     table = ConnectionTable(_limits(node.settings))
     app = App(node, (name, host), guard)
     config = uvicorn.Config(
@@ -279,7 +309,7 @@ def make_server(
         if on_ready is not None:
             on_ready(host, port)
 
-    return Server(app, config, table, ready, guard, certificate)
+    return Server(app, config, table, ready, guard, certificate, node.settings)
 
 
 def _limits(settings: Settings) -> Limits:

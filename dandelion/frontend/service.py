@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dandelion.activity import Activity, ActivityQuery
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
@@ -17,6 +18,7 @@ from dandelion.documents import Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
+from dandelion.trace_context import InvocationSpan
 
 
 class Signature(Protocol):
@@ -103,6 +105,9 @@ class Service(Protocol):
     def register(self, document: RegistrationDocument, /, *, tenant: str) -> list[Registered]:
         """Register functions, libraries and compositions, all or nothing."""
 
+    def prepare(self, text: str, *, tenant: str) -> str:
+        """Compile a composition without registering it; give a name that holds for a while."""
+
     def remove(
         self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
     ) -> list[Record]:
@@ -133,6 +138,20 @@ class Service(Protocol):
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """Give the trace of an invocation of the tenant that ended lately."""
 
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+        *,
+        tenant: str,
+    ) -> LogPage:
+        """Give lines that functions of the tenant wrote lately."""
+
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost; on the event loop."""
+
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
 
@@ -145,9 +164,11 @@ class Service(Protocol):
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str,
+        trace_context: InvocationSpan | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Outcome:
         """Invoke with sets; cancelling it cancels the invocation.
 
+        `trace_context` is the span that the request has begun, see `Request.begin_span`.
         `on_wait` is called if the result is not there at once, before this waits for it.
         """

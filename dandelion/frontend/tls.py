@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Sequence
 
 from dandelion.errors import InvalidInput
 from dandelion.settings import Settings
@@ -17,6 +18,7 @@ class Certificate:
     Args:
         chain: file of the certificate chain in PEM, the server's own first.
         key: file of the private key in PEM, without a password.
+        protocols: that are offered to clients, best first (ALPN).
 
     Attributes:
         context: for the connections of the server; TLS 1.2 or later.
@@ -25,7 +27,8 @@ class Certificate:
         InvalidInput: a file cannot be read, or the key does not belong to the certificate.
     """
 
-    def __init__(self, chain: str, key: str) -> None:
+    def __init__(self, chain: str, key: str, protocols: Sequence[str] = ("http/1.1",)) -> None:
+        self._protocols = list(protocols)
         self._chain = chain
         self._key = key
         self.context = self._loaded()
@@ -43,7 +46,7 @@ class Certificate:
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols(self._protocols)
         self._load(context)
         return context
 
@@ -56,8 +59,10 @@ class Certificate:
             raise InvalidInput("tls_cert", f"{self._chain}, {self._key}: {what}", hint) from None
 
 
-def certificate_of(settings: Settings) -> Certificate | None:
-    """Read the certificate that settings name; None if they name none.
+def certificate_of(
+    settings: Settings, protocols: Sequence[str] = ("http/1.1",)
+) -> Certificate | None:
+    """Read the certificate that settings name; None if they name none. See `Certificate`.
 
     Raises:
         InvalidInput: see `Certificate`; also if only one of the two files is given.
@@ -67,4 +72,4 @@ def certificate_of(settings: Settings) -> Certificate | None:
     if not settings.tls_cert or not settings.tls_key:
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise InvalidInput(missing, "TLS needs a certificate and its key", f"set {missing}, too")
-    return Certificate(settings.tls_cert, settings.tls_key)
+    return Certificate(settings.tls_cert, settings.tls_key, protocols)

@@ -19,6 +19,7 @@ from dandelion.function import FunctionSpec
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.settings import Settings
 from dandelion.tokens import TokenRecord
+from dandelion.trace_context import InvocationSpan
 
 INLINE_BYTES = 4096
 """Data up to this size travels in the message."""
@@ -115,6 +116,13 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     tenant: str = DEFAULT_TENANT
 
 
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Compile a composition that is not registered; the answer is a name to invoke it by."""
+
+    text: str
+    tenant: str = DEFAULT_TENANT
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
     """Remove a name or one version of it; the answer is a list of `WireRecord`."""
 
@@ -150,6 +158,16 @@ class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     tenant: str = DEFAULT_TENANT
 
 
+class GetLogs(msgspec.Struct, frozen=True, array_like=True, tag="logs"):
+    """Ask for lines that functions wrote, a `LogPage`."""
+
+    function: str | None
+    invocation: str | None
+    after: int
+    limit: int
+    tenant: str = DEFAULT_TENANT
+
+
 class RecordInvocation(msgspec.Struct, frozen=True, array_like=True, tag="record"):
     """Invoke and record; the answer is the recording, bytes.
 
@@ -174,11 +192,13 @@ Query: TypeAlias = (
     | GetVersions
     | Describe
     | Register
+    | Prepare
     | Remove
     | GetEngines
     | GetCapacity
     | GetActivity
     | GetTrace
+    | GetLogs
     | RecordInvocation
     | GetMetrics
 )
@@ -242,6 +262,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="submit
     priority: int
     sets: WireSets
     tenant: str = DEFAULT_TENANT
+    span: InvocationSpan | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cancel"):
@@ -261,6 +282,12 @@ class Release(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="relea
     """Give memory back."""
 
     numbers: tuple[int, ...]
+
+
+class LinesDropped(msgspec.Struct, frozen=True, array_like=True, tag="lines_dropped"):
+    """Count lines of the access log that were lost."""
+
+    count: int
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -294,15 +321,15 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Reload(msgspec.Struct, frozen=True, array_like=True, tag="reload"):
-    """Use these tokens from now on, and read the certificate again.
+    """Use these tokens from now on, and read other files again.
 
     Attributes:
         tokens: None without a file of tokens.
-        certificate: whether to read it.
+        files: whether to read the certificate, and to open the access log again.
     """
 
     tokens: tuple[TokenRecord, ...] | None
-    certificate: bool
+    files: bool
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
@@ -339,7 +366,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: ErrorRecord
 
 
-FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | Ask
+FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | LinesDropped | Ask
 FromNode: TypeAlias = Open | Reload | Drain | Part | Ended | Leased | Answered | Failed
 
 from_frontend: msgspec.msgpack.Decoder[list[FromFrontend]] = msgspec.msgpack.Decoder(

@@ -33,6 +33,7 @@ from dandelion.frontend_process.messages import (
     FromFrontend,
     Lease,
     Leased,
+    LinesDropped,
     Open,
     Part,
     Ready,
@@ -98,6 +99,7 @@ class NodeLink:
             Lease: self._on_lease,
             Part: self._on_part,
             Ask: self._on_ask,
+            LinesDropped: lambda message: node.lines_dropped(message.count),
             Ready: lambda _: ready(),
         }
         self._link = Link(self._loop, peer, from_frontend, self._received, self._ended_by_itself)
@@ -183,6 +185,7 @@ class NodeLink:
                 deadline_s=message.deadline_s,
                 priority=message.priority,
                 tenant=message.tenant,
+                trace_context=message.span,
                 ended=partial(self._ended, number),
             )
         except DandelionError as error:

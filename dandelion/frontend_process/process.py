@@ -95,7 +95,7 @@ class Frontend:
         def reload(order: Reload) -> None:
             if order.tokens is not None:
                 guard.replace(order.tokens)
-            if order.certificate:
+            if order.files:
                 server.reload()
 
         node.on_drain = server.stop

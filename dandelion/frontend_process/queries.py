@@ -22,11 +22,13 @@ from dandelion.frontend_process.messages import (
     GetActivity,
     GetCapacity,
     GetEngines,
+    GetLogs,
     GetMetrics,
     GetRecords,
     GetSignature,
     GetTrace,
     GetVersions,
+    Prepare,
     Query,
     RecordInvocation,
     Register,
@@ -55,6 +57,7 @@ class Queries:
             Describe: lambda query: WireRecord.of(
                 node.describe(query.name, query.version, query.tenant)
             ),
+            Prepare: lambda query: node.prepare(query.text, query.tenant),
             Remove: lambda query: _wrapped(
                 node.remove(KINDS[query.kind], query.name, query.version, query.tenant)
             ),
@@ -62,6 +65,9 @@ class Queries:
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
+            GetLogs: lambda query: node.logs(
+                query.function, query.invocation, query.after, query.limit, query.tenant
+            ),
             GetMetrics: lambda _: node.metrics(),
         }
 

@@ -32,6 +32,7 @@ from dandelion.frontend_process.messages import (
     FromNode,
     Lease,
     Leased,
+    LinesDropped,
     Open,
     Part,
     Query,
@@ -49,6 +50,7 @@ from dandelion.frontend_process.status import StatusReader
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
 from dandelion.tokens.table import Buckets
+from dandelion.trace_context import InvocationSpan
 
 _RELEASE_S = 0.01
 """Memory that is no longer used goes back after so long, if no other message is sent before."""
@@ -140,6 +142,10 @@ class RemoteNode(RemoteQueries):
     def alive(self) -> bool:
         """Whether the node's event loop runs."""
         return self._status.alive()
+
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost."""
+        self._link.post(LinesDropped(count))
 
     def ready(self) -> bool:
         """Whether the node is ready."""
@@ -248,6 +254,7 @@ class RemoteNode(RemoteQueries):
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str,
+        trace_context: InvocationSpan | None = None,
         on_wait: Callable[[], None] | None = None,
     ) -> RemoteOutcome:
         """Invoke with sets; cancelling it cancels the invocation."""
@@ -256,7 +263,9 @@ class RemoteNode(RemoteQueries):
         try:
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
-            self._link.post(Submit(number, name, version, deadline_s, priority, wire, tenant))
+            self._link.post(
+                Submit(number, name, version, deadline_s, priority, wire, tenant, trace_context)
+            )
             self._release()  # after what refers to it
             del sets, wire
             if on_wait is not None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from dandelion.activity import Activity, ActivityQuery
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, ItemSet
@@ -22,11 +23,13 @@ from dandelion.frontend_process.messages import (
     GetActivity,
     GetCapacity,
     GetEngines,
+    GetLogs,
     GetMetrics,
     GetRecords,
     GetSignature,
     GetTrace,
     GetVersions,
+    Prepare,
     Query,
     RecordInvocation,
     Register,
@@ -47,7 +50,9 @@ _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
 _activity = msgspec.msgpack.Decoder(Activity)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
+_page = msgspec.msgpack.Decoder(LogPage)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
+_name = msgspec.msgpack.Decoder(str)
 _bytes = msgspec.msgpack.Decoder(bytes)
 _bytes_or_none: msgspec.msgpack.Decoder[bytes | None] = msgspec.msgpack.Decoder(bytes | None)
 
@@ -91,6 +96,10 @@ class RemoteQueries(abc.ABC):
         query = Register(self._blob([bare], kept), self._blob(contents, kept), tenant)
         return self._ask(query, _registered)
 
+    def prepare(self, text: str, *, tenant: str) -> str:
+        """See `Service`."""
+        return self._ask(Prepare(text, tenant), _name)
+
     def remove(
         self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
     ) -> list[Record]:
@@ -115,6 +124,18 @@ class RemoteQueries(abc.ABC):
     def trace(self, invocation: str, *, tenant: str) -> bytes | None:
         """See `Service`."""
         return self._ask(GetTrace(invocation, tenant), _bytes_or_none)
+
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+        *,
+        tenant: str,
+    ) -> LogPage:
+        """See `Service`."""
+        return self._ask(GetLogs(function, invocation, after, limit, tenant), _page)
 
     def record(
         self,

@@ -24,8 +24,8 @@ async def serve(
 ) -> None:
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
-    A second signal does not wait. SIGHUP reads the certificate and the tokens again. Call it in the
-    main thread.
+    A second signal does not wait. SIGHUP reads the certificate and the tokens again, and opens the
+    access log again. Call it in the main thread.
 
     Args:
         node: a node that was started on the running loop; it is not closed here.

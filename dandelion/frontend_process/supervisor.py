@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.errors import InternalError
+from dandelion.frontend.access_log import access_log_of
 from dandelion.frontend.server import reload_node, tokens_of
 from dandelion.frontend.tls import certificate_of
 from dandelion.frontend_process.listeners import bind_several
@@ -84,8 +85,8 @@ class Supervisor:
         drain_s: how long requests under way may take when it drains, in seconds.
 
     Raises:
-        InvalidInput: the address cannot be bound or is public; a file of tokens or of TLS cannot
-            be used.
+        InvalidInput: the address cannot be bound or is public; a file of tokens, of TLS or of the
+            access log cannot be used.
     """
 
     def __init__(self, node: Node, host: str, port: int, count: int, drain_s: int) -> None:
@@ -95,6 +96,9 @@ class Supervisor:
         self._tokens = tokens_of(node.settings)
         self._watching: asyncio.Task[None] | None = None
         certificate_of(node.settings)  # an error is reported here, not by each process
+        access_log = access_log_of(node.settings.access_log)
+        if access_log is not None:
+            access_log.close()
         listeners = bind_several(host, port, count, node.settings)
         self._places = [_Place(listener) for listener in listeners]
         self.address: tuple[str, int] = self._places[0].listener.getsockname()[:2]
@@ -131,18 +135,19 @@ class Supervisor:
     def can_reload(self) -> bool:
         """Whether there are files that can be read again."""
         settings = self._node.settings
-        return self._tokens is not None or bool(settings.tls_cert or settings.secrets)
+        files = settings.tls_cert or settings.secrets or settings.access_log
+        return self._tokens is not None or bool(files)
 
     def reload(self) -> None:
-        """Have the certificate, the tokens and the secrets read again."""
+        """Have certificate, tokens and secrets read again, and the access log opened again."""
         reload_node(self._node)
         if self._tokens is not None:
             self._tokens.hurry()
-        self._send(Reload(self._open.tokens, certificate=True))
+        self._send(Reload(self._open.tokens, files=True))
 
     def _send_tokens(self, records: tuple[TokenRecord, ...]) -> None:
         self._open = msgspec.structs.replace(self._open, tokens=records)
-        self._send(Reload(records, certificate=False))
+        self._send(Reload(records, files=False))
 
     def _send(self, order: Reload) -> None:
         for place in self._places:

@@ -16,6 +16,8 @@ call means the same and does not delay anything:
   it.
 * **Loops.** Each iteration takes what is fed back to it from the one before, as it is, and ends for
   sure: after a number of iterations, not by a condition.
+* **Failures.** No member has attempts or catches failures: each of its instances is a call of its
+  own, whose failure is known.
 * **Names.** All outputs of the group take over the name and key of the same item.
 """
 
@@ -87,6 +89,8 @@ def is_groupable(application: Application, spec: FunctionSpec) -> bool:
     return (
         (application.repeat is None or application.repeat.until is None)
         and application.join is None
+        and application.attempts is None
+        and application.catch is None
         and bool(application.returns)
         and not any(binding.optional for binding in bindings)
         and shardings.count(Sharding.EACH) <= (application.repeat is None)
@@ -107,9 +111,9 @@ class Groups:
         self._composition = composition
         self._candidates = candidates
         self._producers = {
-            returned.target: index
+            target: index
             for index, application in enumerate(composition.applications)
-            for returned in application.returns
+            for target, _ in application.targets()
         }
         self._foreign = [a for i, a in enumerate(composition.applications) if i not in candidates]
         graph: nx.DiGraph[int] = nx.DiGraph()

@@ -12,6 +12,7 @@ from dandelion.function import FunctionSpec
 from dandelion.memory import DomainStats, TransferCounts
 from dandelion.node.cache import CacheCounts
 from dandelion.node.observer import InvocationCounts
+from dandelion.node.spans import SpanCounts
 from dandelion.scheduler.counts import ConstantsCounts, FlowCounts
 
 
@@ -67,6 +68,9 @@ class NodeInfo:
         tenants: what each uses.
         constants: those that were copied to devices.
         workers: of devices where the node chooses how many run.
+        paused: instances that wait before they are run again.
+        spans: what became of those to be exported; None if there are none.
+        lines_dropped: of the access log.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -83,6 +87,12 @@ class NodeInfo:
     tenants: tuple[TenantCapacity, ...] = ()
     constants: ConstantsCounts = field(default_factory=ConstantsCounts)
     workers: tuple[WorkersCapacity, ...] = ()
+    paused: int = 0
+    spans: SpanCounts | None = None
+    lines_dropped: int = 0
+
+
+_ERRORS = SetSpec("errors")
 
 
 def output_specs(
@@ -106,6 +116,8 @@ def output_specs(
             declared = inner[id(target)]
         made = zip(application.produced, declared, strict=True)
         found.update({set_id: spec for set_id, spec in made if set_id is not None})
+        if application.failures is not None and application.failures.errors is not None:
+            found[application.failures.errors] = _ERRORS
     pairs = zip(plan.output_names, (found[set_id] for set_id in plan.outputs), strict=True)
     forms = plan.output_forms or ("",) * len(plan.outputs)
     return tuple(

@@ -8,9 +8,9 @@ import msgspec
 
 from dandelion.data import Sets
 from dandelion.errors import InternalError
-from dandelion.node.traces import Trace
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState
+from dandelion.traces import Trace
 
 
 class InvocationResult(msgspec.Struct, frozen=True, eq=False):

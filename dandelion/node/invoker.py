@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from dandelion.data import ItemSet
 from dandelion.dataflow.sharding import Partitioning
@@ -23,10 +24,13 @@ from dandelion.node.invocation import Invocation, InvocationResult
 from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
-from dandelion.node.traces import Trace
 from dandelion.priority import check_priority
 from dandelion.recording.recorder import InvocationRecorder
+from dandelion.trace_context import InvocationSpan, TraceContext, Tracing
+from dandelion.traces import Trace
 
+CallerSpan: TypeAlias = TraceContext | InvocationSpan | None
+"""The span of a caller, or the invocation's own, which a frontend has begun already."""
 SLICE = 1024
 """How many sets a walk settles before others have their turn."""
 
@@ -41,6 +45,7 @@ class Invoker:
         stager: copies large inputs of blocking callers.
         partitioning: of ``any`` shardings.
         default_deadline_s: of invocations that name none.
+        tracing: begins the spans of invocations.
 
     Attributes:
         running: whether invocations are accepted.
@@ -54,7 +59,9 @@ class Invoker:
         stager: InputStager,
         partitioning: Partitioning,
         default_deadline_s: float,
+        tracing: Tracing,
     ) -> None:
+        self._tracing = tracing
         self.running = False
         self._spaces = spaces
         self._loop = loop
@@ -84,14 +91,17 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        trace_context: CallerSpan = None,
         recorder: InvocationRecorder | None = None,
     ) -> InvocationResult:
         """Invoke, and block until the result is there; raises as `Node.invoke`."""
         if self._loop.is_current:
-            return self._call_here(plan, inputs, deadline_s, tenant, priority, recorder)
+            return self._call_here(
+                plan, inputs, deadline_s, tenant, priority, trace_context, recorder
+            )
         inputs, staged_bytes = self._stager.stage(plan, inputs)
         try:
-            invocation = self.made(plan, inputs, deadline_s, tenant, priority)
+            invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
             invocation.recorder = recorder
             del inputs
             lock = threading.Lock()
@@ -115,6 +125,7 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        trace_context: CallerSpan,
         recorder: InvocationRecorder | None,
     ) -> InvocationResult:
         """Invoke on the loop's own thread, which works until the result is there.
@@ -122,7 +133,7 @@ class Invoker:
         Functions that need the loop itself, such as HTTP, cannot go on meanwhile: they end with
         the deadline.
         """
-        invocation = self.made(plan, inputs, deadline_s, tenant, priority)
+        invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
         invocation.recorder = recorder
         self._runtime.submit(invocation)
         if not invocation.ended:
@@ -138,15 +149,16 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        trace_context: CallerSpan = None,
         on_wait: Callable[[], None] | None = None,
     ) -> InvocationResult:
         """Invoke, and wait on the running loop; raises as `Node.invoke`.
 
         Args:
-            plan, inputs, deadline_s, tenant, priority: what to invoke.
+            plan, inputs, deadline_s, tenant, priority, trace_context: what to invoke.
             on_wait: called if the result is not there at once, before this waits for it.
         """
-        invocation = self.made(plan, inputs, deadline_s, tenant, priority)
+        invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
         del inputs
         here = self._loop.is_current
         if here:
@@ -182,10 +194,12 @@ class Invoker:
         tenant: str,
         priority: int,
         ended: Callable[[Invocation], None],
+        trace_context: CallerSpan = None,
     ) -> Invocation:
         """Begin an invocation on the node's own loop; see `Node.submit`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
-        invocation = self.made(plan, positional(plan, sets), deadline_s, tenant, priority)
+        inputs = positional(plan, sets)
+        invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
         invocation.on_end = partial(ended, invocation)
         self._runtime.submit(invocation)
         return invocation
@@ -197,6 +211,7 @@ class Invoker:
         deadline_s: float | None,
         tenant: str,
         priority: int,
+        trace_context: CallerSpan = None,
     ) -> Invocation:
         """Make the record of an invocation.
 
@@ -213,6 +228,11 @@ class Invoker:
             raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
         if priority != 0:
             check_priority("priority", priority)
+        span = (
+            trace_context
+            if isinstance(trace_context, InvocationSpan)
+            else self._tracing.begin(trace_context)
+        )
         number = f"{self._prefix}-{next(self._ids):x}"
         now_ns = time.monotonic_ns()
         return Invocation(
@@ -224,6 +244,7 @@ class Invoker:
             deadline_s,
             sum([s.size_bytes for s in inputs if s is not None]),
             priority,
+            span=span,
             trace=Trace(number, plan.name, now_ns, tenant),
         )
 

@@ -6,7 +6,9 @@ Plans are compiled once for each generation of the catalogue.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,9 +16,22 @@ from dandelion.catalog import Catalog, CompositionRecord
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
-from dandelion.errors import InternalError, Unknown, nearest
-from dandelion.function import FunctionSpec, Limits
+from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest
+from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.node.fuser import Fuser
+
+PREPARED_LIMIT = 64
+"""Compositions of one tenant that are kept without being registered."""
+_PREPARED = "="  # no registered name begins with it
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A composition that is not registered, its plan, and the generation that they are for."""
+
+    record: CompositionRecord
+    plan: CompositionPlan
+    generation: int
 
 
 class Library:
@@ -28,6 +43,7 @@ class Library:
         caps: the operator's largest limits. A function that was registered under larger ones runs
             under these, so that lowering a cap takes effect and no function out of service.
         fuse: run GPU functions that follow each other as one, see `dandelion.fusion`.
+        offered: backends that are installed and not started, by the functions that they provide.
     """
 
     def __init__(
@@ -36,21 +52,61 @@ class Library:
         platform: Mapping[str, FunctionSpec],
         caps: Limits,
         fuse: bool = True,
+        offered: Mapping[str, str] | None = None,
     ) -> None:
         self.catalog = catalog
         self.platform = platform
+        self._offered = offered or {}
         self._caps = caps
         self._fuser = Fuser(catalog) if fuse else None
         self._plans: dict[tuple[str, int | None], CompositionPlan] = {}
         self._generation = catalog.generation
+        self._prepared: OrderedDict[str, _Prepared] = OrderedDict()
         self._lock = threading.RLock()
+
+    def prepare(self, text: str, check: Callable[[str], CompositionRecord]) -> str:
+        """Compile a composition without registering it, and give a name for it.
+
+        The name is for `plan` and `find`, until the catalogue changes or `PREPARED_LIMIT` others
+        were prepared or used since; then it is unknown, and can be prepared again.
+
+        Args:
+            text: of the composition.
+            check: gives the record of the text, or raises.
+        """
+        name = _PREPARED + digest_of(text.encode())
+        generation = self.catalog.generation
+        with self._lock:
+            known = self._prepared.get(name)
+            if known is not None and known.generation == generation:
+                self._prepared.move_to_end(name)
+                return name
+        record = check(text)
+        prepared = _Prepared(record, self._plan(record), generation)
+        with self._lock:
+            self._prepared[name] = prepared
+            self._prepared.move_to_end(name)
+            if len(self._prepared) > PREPARED_LIMIT:
+                self._prepared.popitem(last=False)
+        return name
+
+    def _find_prepared(self, name: str) -> _Prepared:
+        with self._lock:
+            found = self._prepared.get(name)
+            if found is None or found.generation != self.catalog.generation:
+                raise Unknown("prepared composition", name)
+            self._prepared.move_to_end(name)
+            return found
 
     def find(self, name: str, version: int | None = None) -> FunctionSpec | CompositionRecord:
         """Find a function, with the limits that hold here, or a composition.
 
         Raises:
             Unknown: with the nearest name.
+            BackendUnavailable: it is a function of a backend that is not started.
         """
+        if name.startswith(_PREPARED):
+            return self._find_prepared(name).record
         if name in self.platform and version is None:
             return self.platform[name]
         found = self.catalog.find_callable(name, version)
@@ -58,6 +114,10 @@ class Library:
             return self._capped(found)
         if found is not None:
             return found
+        if name in self._offered:
+            backend = self._offered[name]
+            remedy = f"add '{backend}' to the node's setting 'backends'"
+            raise BackendUnavailable(backend, f"it provides '{name}' and is not started", remedy)
         names = [*self.platform, *(r.name for r in self.catalog.records())]
         close = nearest(name, names) if version is None else None
         raise Unknown("function or composition", name, version, close)
@@ -72,6 +132,8 @@ class Library:
         Raises:
             Unknown: nothing of that name and version is registered.
         """
+        if name.startswith(_PREPARED):
+            return self._find_prepared(name).plan
         if self._generation != self.catalog.generation:
             self._refresh()
         plan = self._plans.get((name, version))
@@ -90,6 +152,8 @@ class Library:
 
     def known(self, name: str, version: int | None = None) -> CompositionPlan | None:
         """Give a plan if that takes microseconds: it is compiled, or that of a function."""
+        if name.startswith(_PREPARED):
+            return self._find_prepared(name).plan
         if self._generation == self.catalog.generation:
             plan = self._plans.get((name, version))
             if plan is not None:

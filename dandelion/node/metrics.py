@@ -36,6 +36,9 @@ class _Snapshot(Collector):
             "dandelion_calls_waiting", "Instances that wait for an engine.", info.waiting
         )
         yield GaugeMetricFamily(
+            "dandelion_calls_paused", "Instances that wait before another attempt.", info.paused
+        )
+        yield GaugeMetricFamily(
             "dandelion_loop_step_seconds",
             "The longest time that the scheduler kept the node's event loop.",
             info.longest_turn_s,
@@ -45,6 +48,7 @@ class _Snapshot(Collector):
         yield from self._arena()
         yield from self._constants()
         yield from self._cache()
+        yield from self._records()
         yield from self._engines()
 
     def _durations(self) -> Metric:
@@ -63,6 +67,16 @@ class _Snapshot(Collector):
             "calls": CounterMetricFamily("dandelion_calls", "Calls that ended.", labels=labels),
             "failures": CounterMetricFamily(
                 "dandelion_call_failures", "Calls that failed.", labels=labels
+            ),
+            "caught": CounterMetricFamily(
+                "dandelion_call_failures_caught",
+                "Failed calls that compositions caught.",
+                labels=labels,
+            ),
+            "retried": CounterMetricFamily(
+                "dandelion_call_failures_retried",
+                "Failed calls that compositions tried again.",
+                labels=labels,
             ),
             "busy_ns": CounterMetricFamily(
                 "dandelion_call_run_seconds", "Time of calls on engines.", labels=labels
@@ -145,6 +159,22 @@ class _Snapshot(Collector):
         yield CounterMetricFamily("dandelion_cache_misses", "Results not there.", cache.misses)
         yield CounterMetricFamily("dandelion_cache_evictions", "Results dropped.", cache.evictions)
         yield GaugeMetricFamily("dandelion_cache_bytes", "Bytes of kept results.", cache.bytes)
+
+    def _records(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "dandelion_access_log_dropped",
+            "Lines of the access log that were lost.",
+            self._info.lines_dropped,
+        )
+        spans = self._info.spans
+        if spans is None:
+            return
+        yield CounterMetricFamily(
+            "dandelion_trace_spans_exported", "Spans that the collector took.", spans.exported
+        )
+        yield CounterMetricFamily(
+            "dandelion_trace_spans_dropped", "Spans that were lost.", spans.dropped
+        )
 
     def _engines(self) -> Iterator[Metric]:
         labels = ["engine", "backend"]

@@ -6,7 +6,7 @@
 
 The node has one event loop, its own or the caller's. The scheduler runs there and nowhere else
 (`runtime`); blocking callers wait in their threads until it has their result. No user code runs in
-this process and no device is opened in it, unless a backend's hosting says otherwise.
+this process and no device is opened in it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from dandelion.activity import Activity, ActivityQuery
+from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
@@ -53,24 +54,27 @@ from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.activity import ActivityLog, activity_of
 from dandelion.node.cache import ResultCache
+from dandelion.node.call_logs import CallLogs
 from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
 from dandelion.node.inputs import InputStager, positional
 from dandelion.node.invocation import Invocation, InvocationResult
-from dandelion.node.invoker import Invoker
+from dandelion.node.invoker import CallerSpan, Invoker
 from dandelion.node.jobs import Jobs
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces, quota_of
+from dandelion.node.spans import span_sender
 from dandelion.node.starting import (
     Backend,
     EngineStarter,
     check_names,
     load_backends,
     load_checkers,
+    load_offered,
     targets,
 )
 from dandelion.node.traces import TraceStore
@@ -82,7 +86,8 @@ from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
 from dandelion.secrets import SecretStore
-from dandelion.settings import Settings, TenantSettings
+from dandelion.settings import Settings, TenantSettings, tracing_of
+from dandelion.trace_context import current_context
 
 _JOB_THREADS = 8
 
@@ -104,7 +109,8 @@ class Node:
 
     Raises:
         InvalidInput: a setting, or a backend or option that it names, does not exist or is bad.
-        BackendUnavailable, CatalogCorrupt, CatalogUnavailable, Conflict, DiskFull: the catalogue
+        BackendUnavailable: spans are to be exported, and OpenTelemetry is not installed.
+        CatalogCorrupt, CatalogUnavailable, Conflict, DiskFull: the catalogue
             cannot be opened.
     """
 
@@ -112,6 +118,7 @@ class Node:
         self.settings = settings = settings or Settings()
         partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
+        self._spans = span_sender(settings)
         policy = policy_of(settings.policy)
         for name in settings.tenants:
             check_tenant(name)
@@ -130,8 +137,9 @@ class Node:
         self._pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
         self._cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self._traces = TraceStore(settings.keep_traces)
+        self._logs = CallLogs(settings.log_bytes)
         self._activity = ActivityLog(settings.keep_invocations)
-        self._recorder = Recorder(self._traces, self._activity)
+        self._recorder = Recorder(self._traces, self._activity, self._logs, self._spans)
         self._secrets = SecretStore(settings.secrets)
         store = FunctionStore(
             lambda tenant: self._spaces.of(tenant).catalog,
@@ -159,6 +167,7 @@ class Node:
             caps,
             settings.fuse,
             self._secrets,
+            load_offered(platform),
         )
         self._invoker = Invoker(
             self._spaces,
@@ -167,11 +176,13 @@ class Node:
             InputStager(in_arena, self._arena, self._transfers),
             partitioning,
             settings.default_deadline_s,
+            tracing_of(settings),
         )
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
         self._state = NodeState.NEW
+        self._lines_dropped = 0
         self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
 
     # --- life -----------------------------------------------------------------------------------
@@ -217,6 +228,8 @@ class Node:
             if was is NodeState.RUNNING:
                 self._loop.call(self._runtime.shut)
                 self._close_executors()
+            if self._spans is not None:
+                _closed(self._spans.close)
             self._end_checks()
             for sharing in self._starter.sharings:
                 _closed(sharing.close)
@@ -406,6 +419,23 @@ class Node:
             name, kind_of(found), found.version, plan.inputs, output_specs(plan), static
         )
 
+    def prepare(self, text: str, tenant: str = DEFAULT_TENANT) -> str:
+        """Compile a composition that is invoked without being registered.
+
+        Args:
+            text: one composition in the composition language.
+            tenant: whose functions it applies.
+
+        Returns:
+            A name to invoke it by. After a change of the catalogue, or when other compositions
+            were prepared since, it is unknown and has to be prepared again.
+
+        Raises:
+            InvalidComposition, InvalidInput, TooLarge: see `Registrar.composition`.
+        """
+        space = self._spaces.of(tenant)
+        return space.library.prepare(text, space.registrar.composition)
+
     def remove(
         self,
         kind: type[Record],
@@ -442,6 +472,7 @@ class Node:
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
+        trace_context: CallerSpan = None,
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition with Python values; see `dandelion.data.item_set`.
@@ -453,6 +484,8 @@ class Node:
             priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
                 priority are next. Calls of other tenants are not affected.
             tenant: whose function or composition it is; its quotas and share hold.
+            trace_context: the caller's span. By default OpenTelemetry's current span, if the
+                program uses OpenTelemetry.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -465,7 +498,8 @@ class Node:
         """
         plan = self._spaces.of(tenant).library.plan(name, version)
         inputs = positional(plan, _converted(plan, sets))
-        return self._invoker.call(plan, inputs, deadline_s, tenant, priority).sets
+        trace_context = trace_context or current_context()
+        return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context).sets
 
     async def invoke_async(
         self,
@@ -476,12 +510,16 @@ class Node:
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
+        trace_context: CallerSpan = None,
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
         plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, _converted(plan, sets))
-        result = await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority)
+        trace_context = trace_context or current_context()
+        result = await self._invoker.await_result(
+            plan, inputs, deadline_s, tenant, priority, trace_context
+        )
         return result.sets
 
     def invoke_sets(
@@ -493,11 +531,13 @@ class Node:
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
+        trace_context: CallerSpan = None,
     ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
         inputs = positional(plan, sets)
-        return self._invoker.call(plan, inputs, deadline_s, tenant, priority)
+        trace_context = trace_context or current_context()
+        return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context)
 
     async def invoke_sets_async(
         self,
@@ -508,15 +548,23 @@ class Node:
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
+        trace_context: CallerSpan = None,
         on_wait: Callable[[], None] | None = None,
     ) -> InvocationResult:
         """Invoke with sets, from any event loop; cancelling it cancels the invocation.
 
-        `on_wait` is called if the result is not there at once, before this waits for it.
+        Args:
+            name, sets, version, deadline_s, priority, tenant: as of `invoke`.
+            trace_context: the caller's span, or the span that a frontend has begun. Unlike with the
+                other methods, OpenTelemetry's current span is not used: a server's loop may have
+                been started in one.
+            on_wait: called if the result is not there at once, before this waits for it.
         """
         plan = await self._invoker.plan(name, version, tenant)
         inputs = positional(plan, sets)
-        return await self._invoker.await_result(plan, inputs, deadline_s, tenant, priority, on_wait)
+        return await self._invoker.await_result(
+            plan, inputs, deadline_s, tenant, priority, trace_context, on_wait
+        )
 
     def record(
         self,
@@ -552,7 +600,7 @@ class Node:
         started_ns = time.monotonic_ns()
         answer: InstanceSets | DandelionError
         try:
-            result = self._invoker.call(plan, inputs, deadline_s, tenant, 0, recorder)
+            result = self._invoker.call(plan, inputs, deadline_s, tenant, 0, recorder=recorder)
             id_, answer = result.id, tuple(result.sets.values())
         except DandelionError as error:
             if not error.invocation or isinstance(error, CapacityError | Cancelled):
@@ -570,18 +618,22 @@ class Node:
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
+        trace_context: CallerSpan = None,
         ended: Callable[[Invocation], None],
     ) -> Invocation:
         """Begin an invocation, on the node's own loop only.
 
         Args:
-            name, sets, version, deadline_s, priority, tenant: as of `invoke_sets`.
+            name, sets, version, deadline_s, priority, tenant, trace_context: as of
+                `invoke_sets_async`.
             ended: called on the loop at the end, perhaps before this returns.
 
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
         """
-        return self._invoker.submit(name, sets, version, deadline_s, tenant, priority, ended)
+        return self._invoker.submit(
+            name, sets, version, deadline_s, tenant, priority, ended, trace_context
+        )
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `submit` began, on the node's own loop only."""
@@ -624,6 +676,25 @@ class Node:
         trace = self._traces.get(invocation, tenant)
         return None if trace is None else trace.chrome_json()
 
+    def logs(
+        self,
+        function: str | None = None,
+        invocation: str | None = None,
+        after: int = 0,
+        limit: int = PAGE_LINES,
+        tenant: str = DEFAULT_TENANT,
+    ) -> LogPage:
+        """Give lines that functions wrote lately to their standard streams and to `logging`.
+
+        Args:
+            function: only lines of this function.
+            invocation: only lines of this invocation.
+            after: only later lines than those of an earlier page; its `last`.
+            limit: how many, the newest.
+            tenant: whose functions.
+        """
+        return self._logs.page(tenant, function, invocation, after, limit)
+
     def engines(self) -> list[EngineInfo]:
         """All engines, and backends that do not work here with their reason."""
         infos = [engine_info(executor) for executor in list(self._runtime.executors.values())]
@@ -664,6 +735,9 @@ class Node:
             tenant_capacities(scheduler, tenants, tenants),
             replace(scheduler.calls.residency.counts),
             workers_capacities(scheduler, shows_all=True),
+            len(scheduler.pauses),
+            None if self._spans is None else self._spans.counts(),
+            self._lines_dropped,
         )
 
     def activity(
@@ -704,6 +778,11 @@ class Node:
             capacity_of, self._runtime, self._arena, tenants, asking.tenant, spec, tenant is None
         )
         return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
+
+    def lines_dropped(self, count: int) -> None:
+        """Count lines of an access log that were lost."""
+        with self._changed:  # servers may have loops of their own
+            self._lines_dropped += count
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""

@@ -7,6 +7,7 @@ records of what happened, and no data of invocations.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,10 +15,13 @@ from typing import Protocol
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, root_of
 from dandelion.node.activity import ActivityLog
+from dandelion.node.call_logs import CallLogs
 from dandelion.node.invocation import Invocation
-from dandelion.node.traces import CallRecord, Span, TraceStore
+from dandelion.node.spans import SpanSender
+from dandelion.node.traces import TraceStore
 from dandelion.recording.recorder import SeenCall
 from dandelion.scheduler import CallState, InvocationState
+from dandelion.traces import CallRecord
 
 BUCKETS_S: tuple[float, ...] = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025)
 BUCKETS_S += (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -29,7 +33,7 @@ log = logging.getLogger("dandelion.invocations")
 class Observer(Protocol):
     """Sees what happens; must not raise and must not take long."""
 
-    def call_ended(self, call: CallState) -> None:
+    def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """A call is off its engine, with outputs or an error."""
 
     def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
@@ -70,23 +74,36 @@ class Recorder:
     Args:
         traces: keeps what happened in the last invocations.
         activity: keeps a short record of more of them.
+        logs: keeps what functions wrote.
+        spans: exports recorded invocations; None if that is not wanted.
 
     Attributes:
         counts: by tenant.
     """
 
-    def __init__(self, traces: TraceStore, activity: ActivityLog) -> None:
+    def __init__(
+        self,
+        traces: TraceStore,
+        activity: ActivityLog,
+        logs: CallLogs,
+        spans: SpanSender | None = None,
+    ) -> None:
         self._traces = traces
         self._activity = activity
+        self._logs = logs
+        self._spans = spans
         self.counts: dict[str, InvocationCounts] = {}
 
-    def call_ended(self, call: CallState) -> None:
+    def call_ended(self, call: CallState, error: DandelionError | None = None) -> None:
         """Add the call to its invocation's trace; a batch to those of its members."""
         engine = call.engine
         if engine is None:
             return
+        if call.printed:
+            self._logs.add(call)
         started_ns = call.started_ns or call.sent_ns
         ended_ns = max(call.ended_ns, started_ns)
+        failed = "" if error is None else type(root_of(error)).__name__
         for one in call.members or (call,):
             invocation, run = one.invocation, one.run
             if isinstance(invocation, Invocation):
@@ -104,6 +121,9 @@ class Recorder:
                         started_ns,
                         ended_ns,
                         call.stages,
+                        run.attempt + one.attempt - 1,
+                        failed,
+                        call.span_id,
                     )
                 )
 
@@ -117,13 +137,24 @@ class Recorder:
         """Note in trace and recording that a result was kept."""
         run, invocation = call.run, call.invocation
         if isinstance(invocation, Invocation):
-            invocation.trace.add(Span(run.application.id, "cache", now_ns, now_ns, run.number))
+            invocation.trace.add(
+                CallRecord(run.application.id, run.number, "cache", 0, now_ns, now_ns, {})
+            )
             self.answered(call, outputs)
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
         """Count it; a refusal has no duration."""
-        counts = self._counts_of(invocation.tenant.name).by_outcome
-        counts[type(error).__name__] = counts.get(type(error).__name__, 0) + 1
+        counts, outcome = self._counts_of(invocation.tenant.name).by_outcome, type(error).__name__
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if isinstance(invocation, Invocation):
+            invocation.trace.end_ns = time.monotonic_ns()
+            invocation.trace.outcome = outcome
+            self._export(invocation)
+
+    def _export(self, invocation: Invocation) -> None:
+        span = invocation.span
+        if span is not None and span.recorded and self._spans is not None:
+            self._spans.add(span, invocation.trace)
 
     def _counts_of(self, tenant: str) -> InvocationCounts:
         counts = self.counts.get(tenant)
@@ -140,7 +171,10 @@ class Recorder:
         if isinstance(invocation, Invocation):
             invocation.trace.end_ns = invocation.ended_ns
             invocation.trace.outcome = outcome
+            invocation.trace.caught = invocation.walk.caught
+            invocation.trace.retried = invocation.walk.retried
             self._traces.add(invocation.trace)
+            self._export(invocation)
             self._activity.add(invocation, error)
         if error is not None and not isinstance(error, Cancelled):
             level = logging.ERROR if root_of(error).status >= 500 else logging.INFO

@@ -471,7 +471,7 @@ class Runtime:
     ) -> None:
         for call in engine.sent.values():
             if call.id in begun:
-                self._observer.call_ended(call)
+                self._observer.call_ended(call, begun[call.id])
         self.scheduler.fleet.lost(engine, error, begun, time.monotonic_ns())
         self.changed()
 
@@ -506,7 +506,7 @@ class Runtime:
 
     def _failed(self, call: CallState, error: DandelionError, begun: bool) -> None:
         if call.engine is not None:
-            self._observer.call_ended(call)
+            self._observer.call_ended(call, error)
         if not call.members:
             self._observer.answered(call, error)
         self.scheduler.calls.failed(call, error, time.monotonic_ns(), begun)

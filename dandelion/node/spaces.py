@@ -38,6 +38,7 @@ class Spaces:
         caps: the operator's largest limits.
         fuse: run GPU functions that follow each other as one.
         secrets: of the node.
+        offered: backends that are installed and not started, by the functions that they provide.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Spaces:
         caps: Limits,
         fuse: bool,
         secrets: SecretStore,
+        offered: Mapping[str, str],
     ) -> None:
         self._catalog = catalog
         self._platform = platform
@@ -57,6 +59,7 @@ class Spaces:
         self._caps = caps
         self._fuse = fuse
         self._secrets = secrets
+        self._offered = offered
         self._spaces: dict[str, Space] = {}
 
     def of(self, tenant: str) -> Space:
@@ -74,7 +77,7 @@ class Spaces:
 
     def _made(self, tenant: str) -> Space:
         catalog = Namespace(self._catalog, tenant)
-        library = Library(catalog, self._platform, self._caps, self._fuse)
+        library = Library(catalog, self._platform, self._caps, self._fuse, self._offered)
         registrar = Registrar(
             catalog,
             self._platform,
@@ -82,6 +85,7 @@ class Spaces:
             self._targets,
             self._caps,
             partial(self._secrets.names, tenant),
+            self._offered,
         )
         return Space(Tenant(tenant), catalog, library, registrar)
 

@@ -19,6 +19,7 @@ from dandelion.driver import (
     Driver,
     Engine,
     Hosting,
+    Resource,
     Sharing,
     backend_names,
     load_driver,
@@ -26,6 +27,7 @@ from dandelion.driver import (
 )
 from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.executors import (
+    ConfinedExecutor,
     Demands,
     Executor,
     InlineExecutor,
@@ -38,6 +40,7 @@ from dandelion.executors import (
     to_dandelion_error,
 )
 from dandelion.executors.coroutines import PLACES
+from dandelion.function import FunctionSpec
 from dandelion.node.runtime import Runtime
 from dandelion.registration import Target
 from dandelion.scheduler import EngineState
@@ -102,6 +105,8 @@ def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavai
 def check_names(settings: Settings, embedded: Iterable[str]) -> None:
     """Refuse options and numbers of engines that nothing would read.
 
+    Options of a protocol that is served are checked by its adapter.
+
     Backends that are installed and not started may have both, so one file of settings can serve
     several nodes.
 
@@ -113,7 +118,7 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
         InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
     """
     started = {name for entry in settings.backends for name in entry.split("|")}
-    for name in settings.options.keys() - started - set(embedded):
+    for name in settings.options.keys() - started - {*embedded, *settings.protocols}:
         if name not in backend_names():
             raise unknown_backend(f"options.{name}", name)
         with contextlib.suppress(BackendUnavailable):
@@ -140,6 +145,16 @@ def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
     for backend in backends:
         checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
     return checkers
+
+
+def load_offered(platform: Mapping[str, FunctionSpec]) -> dict[str, str]:
+    """Give the functions of backends that are installed and not started, and their backends."""
+    offered: dict[str, str] = {}
+    for name in backend_names():
+        with contextlib.suppress(BackendUnavailable):
+            functions = load_driver(name).platform_functions
+            offered.update({f.name: name for f in functions if f.name not in platform})
+    return offered
 
 
 def targets(
@@ -192,6 +207,10 @@ class EngineStarter:
         if not resources:
             raise BackendUnavailable(driver.name, "it finds nothing to run on")
         wanted = self._settings.engines.get(driver.name, len(resources))
+        if driver.hosting is Hosting.CONFINED:
+            for index in range(wanted):
+                self._add_confined(backend, resources[index % len(resources)])
+            return
         for index in range(wanted):
             resource = resources[index % len(resources)]
             info = StartedEngine("", driver.name, resource.name, resource.description)
@@ -292,6 +311,28 @@ class EngineStarter:
                 info.description = f"{executor.answer.description}, {sharing.description}"
 
             self._add(backend, state, info, ready, sharing.environment, "worker")
+
+    def _add_confined(self, backend: Backend, resource: Resource) -> None:
+        """Add an engine that starts when a call needs it."""
+        driver = backend.driver
+        info = StartedEngine("", driver.name, resource.name, resource.description)
+        state = self._state(driver, info, 0)
+        state.joins = state.on_demand = True
+        state.short_call_ns, state.ahead = SHORT_THREAD_CALL_NS, THREAD_AHEAD
+        options = {driver.name: self._settings.options.get(driver.name, {})}
+        spin_us = self._settings.spins_us[1]
+        processes = Processes((driver.name,), resource.name, options, {}, None, spin_us)
+        self._runtime.add(
+            ConfinedExecutor(
+                state,
+                info,
+                self._around,
+                processes,
+                self._runtime,
+                self._demands,
+                driver.checker().binary,
+            )
+        )
 
     def _add(
         self,

@@ -23,6 +23,10 @@ Life of a call::
 
 A call that is run with others is JOINED: a member of a batch, which is SENT in its place.
 
+There are two kinds of retries. The scheduler's own (`retries`) concern engines: they come first,
+and the walk does not know of them. If a call has failed for good, its walk may declare another
+attempt or catch the failure. Another attempt is a new call, perhaps after a pause.
+
 ===============  ==============================================================================
 file             content
 ===============  ==============================================================================
@@ -36,6 +40,7 @@ file             content
 `concurrency`    how many workers of a device are started and active; `climbing`, how it is found
 `residency`      functions in the node's memory and on devices
 `retries`        which calls are retried
+`pauses`         instances that wait before they are run again, as a composition declares
 `scheduler`      the events
 `invariants`     what holds after every event
 ===============  ==============================================================================

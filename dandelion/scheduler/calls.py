@@ -93,6 +93,8 @@ class Calls:
             flow = self._new_flow(invocation.tenant, function)
         call = CallState(self.sending.next_number(), invocation, run, flow)
         invocation.calls[run.instance] = call
+        if run.attempt > 1:
+            call.single = True  # in a batch it might fail others again
         if function.cache:
             call.phase = Phase.LOOKING
             self._act(Look(call))

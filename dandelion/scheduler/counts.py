@@ -17,6 +17,8 @@ class FlowCounts:
         busy_ns, queued_ns: time on engines, and time waiting for one.
         output_bytes: of all results.
         batches: how many batches were run; their calls are in `calls`.
+        caught, retried: failed calls that became items of errors sets, and that were run again, by
+            what compositions declare. A failure inside of a nested composition counts once.
         durations: number of calls by the bucket of their time on an engine.
     """
 
@@ -26,6 +28,8 @@ class FlowCounts:
     queued_ns: int = 0
     output_bytes: int = 0
     batches: int = 0
+    caught: int = 0
+    retried: int = 0
     durations: dict[int, int] = field(default_factory=dict)
 
     def measured(self, duration_ns: int) -> None:
@@ -52,6 +56,8 @@ class FlowCounts:
         self.queued_ns += other.queued_ns
         self.output_bytes += other.output_bytes
         self.batches += other.batches
+        self.caught += other.caught
+        self.retried += other.retried
         for bucket, count in other.durations.items():
             self.durations[bucket] = self.durations.get(bucket, 0) + count
 

@@ -35,6 +35,10 @@ class Fleet:
     def added(self, engine: EngineState) -> None:
         """Add an engine; it is started now, or when it is needed."""
         self._engines.all[engine.id] = engine
+        if engine.on_demand:
+            engine.phase = EnginePhase.DORMANT
+            self._engines.dormant.append(engine)
+            return
         if self._calls.sending.concurrency.added(engine):
             self._act(Start(engine))
 

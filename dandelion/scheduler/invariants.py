@@ -19,6 +19,7 @@ def check_invariants(scheduler: Scheduler) -> None:
         AssertionError: names the violated invariant.
     """
     calls = _check_calls(scheduler)
+    _check_pauses(scheduler)
     _check_engines(scheduler)
     _check_workers(scheduler)
     _check_tenants(scheduler)
@@ -45,9 +46,27 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
             assert there == (call.phase is phase), f"{name} is {call.phase}, {phase}: {there}"
     for invocation in scheduler.invocations.values():
         assert not invocation.ended, f"invocation {invocation.id} has ended and is kept"
-        waits = invocation.calls or invocation.resuming
+        waits = invocation.calls or invocation.resuming or scheduler.pauses.of(invocation)
         assert waits, f"invocation {invocation.id} waits for nothing"
     return wanted
+
+
+def _check_pauses(scheduler: Scheduler) -> None:
+    """Pauses are those of running invocations, and counted; every instance in flight is one."""
+    pauses = scheduler.pauses
+    pauses.check()
+    by_tenant: Counter[object] = Counter()
+    for invocation in scheduler.invocations.values():
+        paused = pauses.of(invocation)
+        by_tenant[invocation.tenant] += paused
+        calls = len(invocation.calls)
+        expected = invocation.walk.in_flight
+        if not invocation.resuming:  # else instructions may still have to be carried out
+            assert calls + paused == expected, f"{invocation.id}: {expected} are in flight"
+    assert len(pauses) == by_tenant.total(), "pauses of invocations that ended are kept"
+    for tenant in scheduler.tenants.values():
+        assert tenant.paused == by_tenant[tenant], f"{tenant.name}: {tenant.paused} pauses"
+        assert tenant.paused <= tenant.quota.queue_length, f"{tenant.name}: too many pauses"
 
 
 def _check_engines(scheduler: Scheduler) -> None:

@@ -56,11 +56,13 @@ class Engines:
     """All engines of a node, and the lanes that follow from them.
 
     Attributes:
+        dormant: engines that are started when calls need them, and were not yet.
         differ: some engines take only calls whose demand is known.
     """
 
     all: dict[int, EngineState] = field(default_factory=dict)
     lanes: dict[tuple[int, ...], Lane] = field(default_factory=dict)
+    dormant: list[EngineState] = field(default_factory=list)
     differ: bool = False
     _of_needs: dict[Needs, Lane] = field(default_factory=dict)
     _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
@@ -130,6 +132,20 @@ class Engines:
         """Engines that run a format, up or not."""
         return [e for e in self.all.values() if format_name in e.formats]
 
+    def to_start(self, formats: Sequence[str]) -> EngineState | None:
+        """Return an engine that is to be started for calls with code in some formats.
+
+        One starts at a time, so that a few short calls do not start all.
+        """
+        for name in formats:
+            suitable = self.running(name)
+            if any(e.phase is EnginePhase.STARTING for e in suitable):
+                return None
+            dormant = next((e for e in self.dormant if name in e.formats), None)
+            if dormant is not None:
+                return dormant
+        return None
+
     def planner(self, formats: tuple[str, ...]) -> EngineState | None:
         """Return an engine that computes demands, if engines for these formats differ."""
         planners = self._planners.get(formats)
@@ -177,6 +193,8 @@ def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
 
 
 def _may_run(engine: EngineState, needs: Needs) -> bool:
+    if engine.phase is EnginePhase.DORMANT and engine.on_demand:
+        return True
     if engine.phase in (EnginePhase.DORMANT, EnginePhase.UNAVAILABLE, EnginePhase.CLOSED):
         return False
     never_up = engine.phase is EnginePhase.STARTING and not engine.name

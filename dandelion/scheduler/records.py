@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet
 from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Capacity, Demand, InstanceSets
@@ -24,6 +25,7 @@ from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.quota import NO_QUOTA as NO_QUOTA
 from dandelion.scheduler.quota import Quota as Quota
 from dandelion.scheduler.quota import quota_of_function as quota_of_function
+from dandelion.trace_context import InvocationSpan
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
@@ -49,6 +51,7 @@ class Tenant:
         invocations: admitted and not ended.
         calls: on engines now.
         waiting: calls that wait for an engine.
+        paused: instances that wait before they are run again.
         arena_bytes: charged for its invocations; at least what is in the arena for them now.
         results: charged since the results of its invocations were counted, see `Scheduler.recount`.
         counted: items of the last count.
@@ -68,6 +71,7 @@ class Tenant:
     parked: list[CallQueue] = field(default_factory=list)
     prioritized: int = 0
     share_constants: bool = True
+    paused: int = 0
 
     @property
     def label(self) -> str:
@@ -227,6 +231,8 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         expected_ns: the policy's estimate of its duration.
         queued_ns, sent_ns: when it was last queued, and sent to its engine.
         started_ns, ended_ns, stages: written by the executor.
+        printed: written by the executor: what the function wrote.
+        span_id: written by the executor: of its span, if other services are told it.
         placed: of the executors: where its inputs are for engine processes, once that is known.
         content: written by the executor: the digest of its inputs, if results are cached.
         pinned: its function stays in memory for it.
@@ -257,6 +263,8 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
     started_ns: int = 0
     ended_ns: int = 0
     stages: dict[str, int] = {}
+    printed: tuple[PrintedLine, ...] = ()
+    span_id: str = ""
     placed: object = None
     content: bytes = b""
     members: tuple[CallState, ...] = ()
@@ -277,6 +285,7 @@ class InvocationState(msgspec.Struct, eq=False):
         calls: by the walk's instance number.
         outputs, error: one of them is set when `ended` is.
         resuming: its walk stopped after a slice and has its next turn in the queue.
+        span: its span, if it has one; the scheduler does not use it.
     """
 
     id: str
@@ -295,6 +304,7 @@ class InvocationState(msgspec.Struct, eq=False):
     error: DandelionError | None = None
     ended: bool = False
     resuming: bool = False
+    span: InvocationSpan | None = None
 
 
 class EnginePhase(enum.Enum):
@@ -320,6 +330,7 @@ class EngineState:
         ahead: how many it takes then at most.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
+        on_demand: it is not started before a call needs it.
         elastic: how many such workers of the device are started and active is chosen by the node.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
@@ -361,6 +372,7 @@ class EngineState:
     calls: int = 0
     failures: int = 0
     busy_ns: int = 0
+    on_demand: bool = False
     elastic: bool = False
     pool: WorkerPool | None = None
     cycle_ns: int = 0

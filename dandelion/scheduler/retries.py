@@ -18,12 +18,13 @@ UNAVAILABLE_RESTART_S = 5.0
 
 
 def may_run_again(call: CallState, engine: EngineState, error: DandelionError, begun: bool) -> bool:
-    """Tell whether a failed call is retried. I/O never is.
+    """Tell whether a failed call is retried. I/O is not, unless its function is idempotent.
 
-    Compute functions are pure. They are retried if their engine died, or if it is in a shared fault
-    domain: then another call may be the cause, which a run alone decides.
+    Compute functions are pure. Such calls are retried if their engine died, or if it is in a shared
+    fault domain: then another call may be the cause, which a run alone decides.
     """
-    if call.run.function.kind != "compute":
+    function = call.run.function
+    if function.kind != "compute" and not function.idempotent:
         return False
     shared = isinstance(error, Faulted) and engine.shared_fault_domain
     if not shared and not isinstance(error, EngineDied):

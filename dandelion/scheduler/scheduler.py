@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from dandelion.dispatcher import Complete, Fail, Instruction, Run
+from dandelion.dispatcher import Complete, Fail, Instruction, Pause, Run
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
     Cancelled,
@@ -24,6 +24,7 @@ from dandelion.errors import (
 from dandelion.scheduler.actions import Action, End
 from dandelion.scheduler.calls import Calls, Sizes
 from dandelion.scheduler.fleet import Fleet
+from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
 
@@ -54,11 +55,13 @@ class Scheduler:
         self.fleet = Fleet(self.calls, self._act)
         self.invocations: dict[str, InvocationState] = {}
         self.tenants: dict[str, Tenant] = {}
+        self.pauses = Pauses()
         self.closed = False
         self.limit = invocations
         self._turns: deque[InvocationState] = deque()
         self._deadlines: list[tuple[int, int, InvocationState]] = []
         self._order = 0
+        self._recovers = False
 
     def _act(self, action: Action) -> None:
         self._actions.append(action)
@@ -131,12 +134,14 @@ class Scheduler:
             self._apply(invocation, invocation.walk.cancel(error), now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """End invocations past their deadline, and start engines whose pause has ended."""
+        """End invocations past their deadline; end pauses of instances and of engines."""
         heap = self._deadlines
         while heap and (heap[0][0] <= now_ns or heap[0][2].ended):
             invocation = heapq.heappop(heap)[2]
             if not invocation.ended:
                 self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
+        while (due := self.pauses.take_due(now_ns)) is not None:
+            self._again(*due, now_ns)
         self.calls.sending.due(now_ns)
         self.fleet.tick(now_ns)
 
@@ -150,6 +155,7 @@ class Scheduler:
             heap[0][0] if heap else None,
             self.fleet.next_retry_ns,
             self.calls.sending.batches.next_due_ns,
+            self.pauses.next_due_ns,
         )
         return min([time_ns for time_ns in times if time_ns is not None], default=None)
 
@@ -186,6 +192,8 @@ class Scheduler:
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         invocation = call.invocation
+        if invocation.ended:  # by a call that failed when this one left its function's memory
+            return
         size = sum([s.size_bytes for s in outputs if s is not None])
         if size:
             call.flow.counts.output_bytes += size
@@ -201,25 +209,82 @@ class Scheduler:
         invocation = call.invocation
         if isinstance(error, TimedOut) and now_ns >= invocation.deadline_ns:
             self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
-        else:
-            instructions = invocation.walk.failed(call.run.instance, error)
+            return
+        walk = invocation.walk
+        caught, retried, caught_bytes = walk.caught, walk.retried, walk.caught_bytes
+        try:
+            instructions = walk.failed(call.run.instance, error)
+            pause = self._refused_pause(invocation, instructions, now_ns)
+            while pause is not None:
+                instructions += walk.give_up(pause.instance, pause.error)
+                pause = self._refused_pause(invocation, instructions, now_ns)
+        except Exception as bug:
+            instructions = _ended_by(invocation, bug)
+        if walk.caught != caught or walk.retried != retried:
+            call.flow.counts.caught += walk.caught - caught
+            call.flow.counts.retried += walk.retried - retried
+            self._charge(invocation, walk.caught_bytes - caught_bytes)
+        self._go_on(invocation, instructions, now_ns)
+
+    def _go_on(
+        self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
+    ) -> None:
+        """Carry out a walk's instructions after a failure.
+
+        If these calls fail at once, too, their walks go on in their next turn. So neither the depth
+        of calls nor the time of an event depends on how many fail.
+        """
+        if self._recovers and not invocation.walk.done:
+            invocation.walk.put_back(instructions)
+            self._apply(invocation, [], now_ns)
+            return
+        outer, self._recovers = self._recovers, True
+        try:
             self._apply(invocation, instructions, now_ns)
+        finally:
+            self._recovers = outer
+
+    def _again(self, invocation: InvocationState, instance: int, now_ns: int) -> None:
+        """Run an instance again whose pause is over."""
+        try:
+            instructions = invocation.walk.again(instance)
+        except Exception as bug:
+            instructions = _ended_by(invocation, bug)
+        self._apply(invocation, instructions, now_ns)
+
+    def _refused_pause(
+        self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
+    ) -> Pause | None:
+        """Begin the pause among a walk's instructions; return it if there are too many."""
+        for at, instruction in enumerate(instructions):
+            if isinstance(instruction, Pause):
+                del instructions[at]
+                began = self.pauses.begin(invocation, instruction, now_ns)
+                return None if began else instruction
+        return None
 
     def _apply(
         self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
     ) -> None:
         """Carry out a walk's instructions."""
+        walk = invocation.walk
         for instruction in instructions:
             if isinstance(instruction, Run):
-                if not invocation.ended:  # by another instance of this step
+                if invocation.ended:  # by another instance of this step
+                    continue
+                if not walk.has_dropped or walk.expects(instruction.instance):
                     self.calls.want(invocation, instruction, now_ns)
             elif isinstance(instruction, Complete):
                 self._end(invocation, instruction.outputs, None, now_ns)
             elif isinstance(instruction, Fail):
                 self._end(invocation, None, instruction.error, now_ns)
+            elif isinstance(instruction, Pause):
+                raise AssertionError("pauses begin where a call fails")
+            elif self.pauses.end(invocation, instruction.instance):
+                pass
             elif (call := invocation.calls.get(instruction.instance)) is not None:
                 self.calls.cancel(call, now_ns)
-        if invocation.walk.has_pending_sets and not invocation.resuming and not invocation.ended:
+        if walk.has_pending_sets and not invocation.resuming and not invocation.ended:
             invocation.resuming = True
             self._turns.append(invocation)
 
@@ -233,6 +298,7 @@ class Scheduler:
         if invocation.calls:
             for call in list(invocation.calls.values()):
                 self.calls.cancel(call, now_ns)
+        self.pauses.end_all(invocation)
         invocation.ended = True
         invocation.ended_ns = now_ns
         invocation.outputs = outputs

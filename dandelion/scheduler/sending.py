@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
-from dandelion.scheduler.actions import Action, Send
+from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
@@ -15,6 +15,7 @@ from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import (
     CallQueue,
     CallState,
+    EnginePhase,
     EngineState,
     Flow,
     Lane,
@@ -109,9 +110,13 @@ class Sending:
             engine = self._cheapest(lane, flow) if by_engine else best_free(lane.engines, flow)
             if engine is not None:
                 self._send(call, engine, now_ns)
+                if self._engines.dormant and len(engine.sent) > 1:
+                    self._start_dormant(call)
                 return
         self._lines.add(call, lane)
         self._feed_lane(lane, now_ns)
+        if self._engines.dormant and call.queue is not None:
+            self._start_dormant(call)
         if lane.pools and call.queue is not None:
             self._use_reserve(call.queue, now_ns)
         self._refuse_overfull(call, now_ns)
@@ -130,8 +135,20 @@ class Sending:
                 lanes[lane] = None
         for lane in lanes:
             self._feed_lane(lane, now_ns)
+        if self._engines.dormant:
+            for call in calls:
+                if call.queue is not None:
+                    self._start_dormant(call)
         for call in calls:
             self._refuse_overfull(call, now_ns)
+
+    def _start_dormant(self, call: CallState) -> None:
+        """Start an engine that is not started before calls wait for it."""
+        engine = self._engines.to_start(call.run.application.formats)
+        if engine is not None:
+            self._engines.dormant.remove(engine)
+            engine.phase = EnginePhase.STARTING
+            self._act(Start(engine))
 
     def _lane_of(self, call: CallState, now_ns: int) -> Lane | None:
         """Return the lane where a call is queued now; None if it failed."""

@@ -14,10 +14,10 @@ import msgspec
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Capacity, Demand
+from dandelion.engine_process.channel import Ended
 from dandelion.engine_process.messages import (
     Begun,
     Done,
-    Ended,
     Failed,
     Load,
     Open,

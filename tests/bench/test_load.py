@@ -38,8 +38,8 @@ def echo() -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def answering(head: bytes, body: bytes) -> Iterator[int]:
-    """Serves one answer again and again from a thread."""
+def answering(head: bytes, body: bytes, opened: list[object] | None = None) -> Iterator[int]:
+    """Serves one answer again and again from a thread; notes the connections in a list."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -48,6 +48,11 @@ def answering(head: bytes, body: bytes) -> Iterator[int]:
             self.rfile.read(int(self.headers["content-length"]))
             self.wfile.write(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + body)
             self.close_connection = b"close" in head
+
+        def setup(self) -> None:
+            super().setup()
+            if opened is not None:
+                opened.append(self.client_address)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - of the library
             pass
@@ -188,6 +193,16 @@ def test_other_ways_to_answer(head: bytes, body: bytes) -> None:
     assert load.errors == closed.errors == {}
     assert load.count == 20
     assert closed.count > 2
+
+
+def test_a_connection_is_used_again() -> None:
+    opened: list[object] = []
+    with answering(b"content-length: 2\r\n", b"ok", opened) as port:
+        load = closed_loop(
+            port, HttpRequest("/", b"?", expect=b"ok"), callers=3, seconds=0.2, warm_up_s=0
+        )
+    assert load.count > 6
+    assert len(opened) == 3
 
 
 # --- what goes wrong ----------------------------------------------------------------------------

@@ -26,11 +26,10 @@ from dandelion.dispatcher import Run as Instance
 from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Demand, InstanceSets
+from dandelion.engine_process.channel import Channel, Ended
 from dandelion.engine_process.messages import (
     Begun,
-    Channel,
     Done,
-    Ended,
     Failed,
     Load,
     Open,

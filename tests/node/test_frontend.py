@@ -481,7 +481,8 @@ def test_openapi_describes_every_route(served: Served) -> None:
     for path, methods in document["paths"].items():
         for method in methods:
             name = path.replace("{name}", "echo").replace("{id}", "x")
-            status, _, data = served.ask(method.upper(), name, b"{", JSON)
+            # with a wrong query, since streams have no end
+            status, _, data = served.ask(method.upper(), f"{name}?unknown=", b"{", JSON)
             assert status != 405, path
             assert b"NoRoute" not in data, path
     references = set(_references(document))

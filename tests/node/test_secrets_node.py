@@ -237,3 +237,11 @@ def test_items_of_callers_do_not_replace_it(node: Node) -> None:
     given = {"x": ItemSet("x", (Item("key", 0, b"mine"),)), "key": item_set("key", "mine")}
     with pytest.raises(InvalidInput):
         node.invoke_sets("f", given)
+
+
+def test_what_a_function_wrote_has_no_secrets(node: Node) -> None:
+    body = "import logging; print('it is', value); logging.error(value); return b''"
+    node.register(function(body, "prints"))
+    node.invoke("prints", x="")
+    lines = [line.text for line in node.logs(function="prints").lines]
+    assert lines == ["it is [secret]", "ERROR:root:[secret]"]

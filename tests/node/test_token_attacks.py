@@ -120,7 +120,7 @@ PATHS = [
     "/v1/functions?authorization=Bearer%20TOKEN", "/v1/functions/healthz",
     "/v1/traces/../functions",
     "/v1/traces/%2e%2e/functions/secret", "/v1/invoke/../functions", "/v1/invoke/" + "x" * 500,
-    "/.well-known/x", "/v1/functions/..%2f..%2fhealthz", "/v1", "/", "*", "/v1/functions#/healthz",
+    "/.well-known/x", "/v1/functions/..%2f..%2fhealthz", "/v1", "//", "*", "/v1/functions#/healthz",
 ]  # fmt: skip
 
 

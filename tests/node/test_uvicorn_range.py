@@ -29,16 +29,16 @@ OVERRIDDEN = {
     "pause_writing": ["self"],
     "resume_writing": ["self"],
     "data_received": ["self", "data"],
-    "send_400_response": ["self", "msg"],
     "on_message_begin": ["self"],
     "on_headers_complete": ["self"],
+    "on_body": ["self", "body"],
     "on_message_complete": ["self"],
     "on_response_complete": ["self"],
     "_start_asgi_task": ["self", "cycle", "app"],
 }
 PROTOCOL_ATTRIBUTES = {
-    "config", "cycle", "flow", "headers", "loop", "pipeline", "scope", "server_state", "tasks",
-    "transport",
+    "config", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state",
+    "tasks", "transport",
 }  # fmt: skip
 CYCLE_ATTRIBUTES = {
     "disconnected", "flow", "keep_alive", "message_event", "more_body", "on_response",

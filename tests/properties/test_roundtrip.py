@@ -11,7 +11,9 @@ from dandelion.dataflow.draw import to_mermaid, to_svg
 from dandelion.dataflow.graph import (
     TIMES_LIMIT,
     Application,
+    AttemptsClause,
     Binding,
+    CatchClause,
     Composition,
     CompositionModule,
     Declaration,
@@ -26,9 +28,10 @@ from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import from_json, print_module, to_json
 from dandelion.dataflow.validate import check_module, validate
 from dandelion.errors import InvalidComposition, Problem
+from dandelion.failures import ATTEMPTS_LIMIT, KINDS
 
 KEYWORDS = ["function", "composition", "optional", "by", "all", "each", "inner", "left", "_"]
-KEYWORDS += ["repeat", "until", "feeding"]
+KEYWORDS += ["repeat", "until", "feeding", "attempts", "backoff", "catch", "on"]
 names = st.sampled_from(KEYWORDS) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 keyed = st.sampled_from([Sharding.KEYED, Sharding.ANY_KEYED])
 KEEP = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,7 +67,25 @@ def applications(
     repeat = None
     if bound and declaration.outputs and draw(st.booleans()):
         repeat = draw(repeats(bound, declaration.outputs))
-    return Application(declaration.name, tuple(bindings), tuple(returns), join, repeat)
+    attempts = draw(st.none() | retries())
+    catch = None
+    if fresh and draw(st.booleans()):
+        catch = CatchClause(fresh.pop(), draw(kinds()))
+        known.append(catch.target)
+    return Application(
+        declaration.name, tuple(bindings), tuple(returns), join, repeat, attempts, catch
+    )
+
+
+def kinds() -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(st.sampled_from(sorted(KINDS)), unique=True, max_size=4).map(tuple)
+
+
+@st.composite
+def retries(draw: st.DrawFn) -> AttemptsClause:
+    """Valid attempts; every pause of whole milliseconds survives text and JSON."""
+    backoff_ms = draw(st.sampled_from([0, 1, 10, 500, 1000, 60_000]) | st.integers(0, 60_000))
+    return AttemptsClause(draw(st.integers(1, ATTEMPTS_LIMIT)), draw(kinds()), backoff_ms / 1000)
 
 
 @st.composite
@@ -136,15 +157,29 @@ def test_every_valid_composition_can_be_drawn(module: CompositionModule) -> None
 
 WORDS = (
     "function composition by optional all each keyed anyEach anyKeyed cross inner left "
-    "repeat until feeding F G a b"
+    "repeat until feeding attempts backoff catch on Raised F G a b"
 )
 SIGNS = ["(", ")", "{", "}", ",", ";", "=", "=>", "->", ":", "#", "@", "\n", '"', "'", "//"]
-TOKENS = [*WORDS.split(), *SIGNS, "1", "0", "10", "007", "9" * 30, "é", "\x00", "\ud800"]
+TOKENS = [
+    *WORDS.split(),
+    *SIGNS,
+    "1",
+    "0",
+    "10",
+    "0.5",
+    ".5",
+    "007",
+    "9" * 30,
+    "é",
+    "\x00",
+    "\ud800",
+]
 VALID = """\
 function F(a, b) => (c, d);
 composition C(a, b) => (c) {
     F(a = keyed a, b = optional keyed b) => (c = c, x = d) by a inner b;
     F(a = each x) => () repeat 3 until c feeding (a = d, b = c);
+    F(a = each c) => () attempts 3 on (Raised) backoff 0.5 catch e on (Raised, TimedOut);
 }
 """
 
@@ -229,6 +264,8 @@ def test_damage_in_one_composition_leaves_the_next_one_alone(text: str) -> None:
         "composition C() => () {" + "F(a = al b) => ();\n" * 5_000,
         "composition C() => () { F() => () repeat " + "9" * 100_000 + " feeding (); }",
         "composition C() => () { F() => () repeat 1 feeding (" + "a = b, " * 10_000 + "); }",
+        "composition C() => () { F() => () catch e on (" + "a, " * 10_000 + "b); }",
+        "composition C() => () { F() => () attempts 3 backoff 0." + "9" * 100_000 + "; }",
     ],
 )
 def test_large_nonsense_is_refused_soon(text: str) -> None:

@@ -15,7 +15,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dandelion.data import Item, ItemSet, SetSpec
@@ -81,6 +81,22 @@ composition fan(x) => (z) {
     io(x = all b) => (z = y);
 }
 """
+HANDLED = """
+composition inner(x) => (z) {
+    one(x = each x) => (a = y) attempts 2 on (Raised, Overloaded) backoff 0.01;
+    gpu(x = each a) => (z = y);
+}
+composition caught(x) => (z, e, f) {
+    gpu(x = each x) => (a = y) attempts 3 on (FunctionError, CapacityError) backoff 0.02 catch e;
+    inner(x = each x) => (b = z) attempts 2 on (FunctionError) catch f;
+    one(x = optional all a) => (z = y) repeat 2 feeding (x = y) attempts 5 on (Raised, Faulted);
+}
+composition patient(x) => (z, e) {
+    inner(x = each x) => (a = z) attempts 3 on (FunctionError) backoff 0.2;
+    io(x = each x) => (z = y) attempts 100 on (CapacityError, Raised) backoff 0.001 catch e;
+}
+"""
+"""Compositions that handle failures."""
 
 
 def sets(count: int) -> tuple[ItemSet | None, ...]:
@@ -129,6 +145,9 @@ class Simulation:
         self.scheduler = Scheduler(
             policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
         )
+        self.handles = self.seed % 3 == 2  # some compositions handle failures
+        if self.handles:
+            self.faults = replace(self.faults, call=0.1)
         self.priorities = (-3, 0, 0, 7) if self.random.random() < 0.5 else (0,)
         self.elastic = self.seed % 2 == 1  # the number of active workers is chosen
         self.watch = Watch(self.scheduler, self.policy, len(self.priorities) > 1)
@@ -188,8 +207,13 @@ class Simulation:
         formats = ["gpu"] if self.device_only else ["cpu", "gpu"]
         extra = [self._function(f"f{i}", self.random.choice(formats)) for i in range(more)]
         plans = [direct_plan(spec) for spec in (*specs.values(), *extra)]
-        parsed = parse(TEXT, "simulation")
-        plans += [compile_composition(c, lambda name: specs[name]) for c in parsed.compositions]
+        handled = HANDLED if self.handles else ""
+        parsed = parse(TEXT + handled, "simulation")
+        targets: dict[str, FunctionSpec | CompositionPlan] = dict(specs)
+        for composition in parsed.compositions:
+            plan = compile_composition(composition, targets.__getitem__)
+            plans.append(plan)
+            targets[plan.name] = plan
         return plans
 
     def _tenant(self, number: int) -> Tenant:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dandelion.dispatcher import Pause, Walk
 from dandelion.driver import InstanceSets
 from dandelion.scheduler import batches, function_memory, lines, sending
 from dandelion.scheduler.batches import Batches
@@ -13,6 +14,7 @@ from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import Lines
+from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import (
     CallQueue,
@@ -20,6 +22,7 @@ from dandelion.scheduler.records import (
     EnginePhase,
     EngineState,
     Flow,
+    InvocationState,
     Tenant,
 )
 from dandelion.scheduler.residency import Residency
@@ -242,7 +245,60 @@ def inactive_workers_take_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sending, "_adjust", adjust)
 
 
+def instances_are_forgotten_after_a_pause(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_again", nothing)
+
+
+def pauses_of_ended_invocations_are_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pauses, "end_all", nothing)
+    original = Pauses.end
+
+    def end(self: Pauses, invocation: InvocationState, instance: int) -> bool:
+        return not invocation.walk.done and original(self, invocation, instance)
+
+    patch.setattr(Pauses, "end", end)
+
+
+def pauses_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
+    original = Pauses.end
+
+    def end(self: Pauses, invocation: InvocationState, instance: int) -> bool:
+        ended = original(self, invocation, instance)
+        invocation.tenant.paused += ended
+        return ended
+
+    patch.setattr(Pauses, "end", end)
+
+
+def limit_of_pauses_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    original = Pauses.begin
+
+    def begin(self: Pauses, invocation: InvocationState, pause: Pause, now_ns: int) -> bool:
+        tenant = invocation.tenant
+        quota = tenant.quota
+        tenant.quota = quota._replace(queue_length=1 << 30)
+        began = original(self, invocation, pause, now_ns)
+        tenant.quota = quota
+        return began
+
+    patch.setattr(Pauses, "begin", begin)
+
+
+def refused_pauses_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Walk, "give_up", lambda self, instance, error: [])
+
+
+def errors_sets_are_not_charged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Walk, "caught_bytes", property(lambda self: 0, nothing), raising=False)
+
+
 BUGS: list[Plant] = [
+    instances_are_forgotten_after_a_pause,
+    pauses_of_ended_invocations_are_kept,
+    pauses_are_never_discounted,
+    limit_of_pauses_is_ignored,
+    refused_pauses_are_forgotten,
+    errors_sets_are_not_charged,
     lost_workers_are_not_replaced,
     inactive_workers_take_calls,
     call_is_lost_with_its_engine,

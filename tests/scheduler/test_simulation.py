@@ -11,4 +11,5 @@ from tests.scheduler.simulation import Simulation
 def test_simulation(policy: str, seed: int) -> None:
     simulation = Simulation(seed, policy)
     simulation.run(1200)
-    assert simulation.outcomes["ok"] > 50
+    least = 30 if simulation.handles else 50  # the former have more faults
+    assert simulation.outcomes["ok"] > least

@@ -17,9 +17,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
+
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.documents import Content, RegistrationDocument
-from dandelion.engine_process.messages import Channel, Ended
+from dandelion.engine_process.channel import Channel, Ended
 from dandelion.errors import InternalError, from_record
 from dandelion.frontend.codecs import SetMap, Specs
 from dandelion.frontend.conversion.contents import with_contents
@@ -34,6 +36,7 @@ from dandelion.frontend.conversion.messages import (
     Failed,
     Need,
     Order,
+    Parse,
     Part,
     Room,
     ToNode,
@@ -88,6 +91,32 @@ class Converter:
             taken = iter(sets[""] or ()) if "" in sets else iter(())
             bare = read_document(declarations, "application/msgpack")
             return with_contents(bare, lambda _: Content(data=job.copied(next(taken).data)))
+
+        return await self._run(work)
+
+    async def parsed(
+        self, body: Bytes, parser: str, limit: int, *, copy: bool = False
+    ) -> tuple[SetMap, bytes]:
+        """Parse the body of another protocol.
+
+        Args:
+            body: to be parsed.
+            parser: a name in `dandelion.frontend.conversion.parsers`.
+            limit: for the parser.
+            copy: whether the data of items is copied out of the arena, to be kept for long.
+
+        Returns:
+            Sets, and a document without their data.
+
+        Raises:
+            DandelionError: see the parser; also `TooCostly`.
+        """
+
+        def work(job: _Job) -> tuple[SetMap, bytes]:
+            sets, document = job.run(Parse(parser, *job.placed(body), limit))
+            if copy:
+                sets = {name: job.copied_set(one) for name, one in sets.items()}
+            return sets, document
 
         return await self._run(work)
 
@@ -205,6 +234,13 @@ class _Job:
         if offset is None:
             return bytes(data)
         return os.pread(self._node.arena.fd, len(data), offset)
+
+    def copied_set(self, one: ItemSet | None) -> ItemSet | None:
+        """Copy a set out of the arena."""
+        if one is None:
+            return None
+        items = [msgspec.structs.replace(item, data=self.copied(item.data)) for item in one.items]
+        return msgspec.structs.replace(one, items=tuple(items))
 
     def run(
         self, order: Order, sets: Mapping[str, ItemSet | None] | None = None

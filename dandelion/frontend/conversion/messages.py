@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
-from dandelion.engine_process.messages import Channel
+from dandelion.engine_process.channel import Channel
 from dandelion.errors import ErrorRecord
 
 INLINE_BYTES = 1024
@@ -73,6 +73,21 @@ class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
     size: int
 
 
+class Parse(msgspec.Struct, frozen=True, array_like=True, tag="parse"):
+    """Parse the body of another protocol into sets and a document.
+
+    Attributes:
+        parser: which of the parsers in `dandelion.frontend.conversion.parsers`.
+        offset, size: of the body in the arena.
+        limit: of what that parser counts.
+    """
+
+    parser: str
+    offset: int
+    size: int
+    limit: int
+
+
 class Encode(msgspec.Struct, frozen=True, array_like=True, tag="encode"):
     """Encode the preceding sets as the JSON response of an invocation, one item."""
 
@@ -100,7 +115,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """All parts were sent. `document` is a registration document without its contents."""
+    """All parts were sent. `document` is a document, or what was parsed, without its contents."""
 
     document: bytes = b""
 
@@ -111,12 +126,12 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: ErrorRecord
 
 
-Order: TypeAlias = Decode | Document | Encode | Draw
+Order: TypeAlias = Decode | Document | Parse | Encode | Draw
 ToChild: TypeAlias = Order | Part | Room
 ToNode: TypeAlias = Need | Part | Done | Failed
 
 _TO_CHILD: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(
-    Decode | Document | Encode | Draw | Part | Room
+    Decode | Document | Parse | Encode | Draw | Part | Room
 )
 _TO_NODE: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(Need | Part | Done | Failed)
 

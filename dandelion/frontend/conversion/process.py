@@ -20,7 +20,7 @@ from dandelion.confinement import libc
 from dandelion.confinement.lockdown import leave_namespaces, restrict_files
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content, RegistrationDocument
-from dandelion.engine_process.messages import Channel
+from dandelion.engine_process.channel import Channel
 from dandelion.errors import DandelionError, InternalError, TooLarge
 from dandelion.frontend.codecs import SetMap, decode_json, decode_msgpack, encode_json
 from dandelion.frontend.conversion.contents import with_contents
@@ -34,6 +34,7 @@ from dandelion.frontend.conversion.messages import (
     Failed,
     Need,
     Order,
+    Parse,
     Part,
     Room,
     ToChild,
@@ -42,6 +43,7 @@ from dandelion.frontend.conversion.messages import (
     parts,
     wire_item,
 )
+from dandelion.frontend.conversion.parsers import PARSERS
 from dandelion.frontend.graphs import MEDIA_TYPES, draw_text
 from dandelion.frontend.negotiation import Codec
 from dandelion.frontend.problem import TooCostly
@@ -171,6 +173,8 @@ class Child:
         if isinstance(order, Document):
             read = read_document(self._read(order.offset, order.size), order.media_type)
             return _taken_apart(read)
+        if isinstance(order, Parse):
+            return PARSERS[order.parser](self._read(order.offset, order.size), order.limit)
         if isinstance(order, Encode):
             (chunk,) = encode_json(order.id, given)
             return _alone(chunk), b""

@@ -1,0 +1,253 @@
+"""Requests to S3-compatible stores over obstore, whose own threads do the network's work.
+
+An object is asked for once. Its size comes with the head of the answer, and is counted against the
+limits before the body is received. A small body arrives as one piece, a larger one is written into
+its context piece by piece. Contents above ``part_bytes`` are written in parts; until the last one
+is there, the object is as it was.
+
+The library reads ``AWS_...`` variables for options that are not given, so all that decide about
+address and credentials are given here. It would also use a proxy of the environment; a store whose
+address would be reached through one is not opened.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import AsyncIterator
+from datetime import UTC, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError, InvalidPathError
+from obstore.store import S3Store
+
+from dandelion.data import Bytes
+from dandelion.errors import BackendUnavailable
+
+from ..stores.credentials import Secret, read_secret
+from ..stores.engine import Produced, StoresEngine, StoreWork
+from ..stores.failures import ItemFailed, ItemRefused
+from ..stores.jobs import Job
+from ..stores.listing import Found, listed
+from ..stores.request import ByteRange, read_range
+from .errors import failure_of, is_absent
+from .settings import S3StoreSettings
+
+WHOLE_BYTES = 1024 * 1024
+"""Bodies up to this size arrive in one piece."""
+
+PIECE_BYTES = 1024 * 1024
+_PARTS_AT_ONCE = 4
+_KEY_LIMIT_BYTES = 1024
+_LIST_LIMIT = 10_000
+_LIST_DEFAULT = 1000
+_PAGE = 1000
+_RAISED = (BaseError, ValueError, OSError)
+
+T = TypeVar("T")
+S3Work = StoreWork[S3Store]
+S3Job = Job[S3Store]
+
+
+class S3Engine(StoresEngine[S3Store, S3StoreSettings]):
+    """Performs the requests of many calls at once."""
+
+    name = "s3"
+
+    def _open_store(self, name: str, given: S3StoreSettings) -> S3Store:
+        _refuse_proxy(name, given.endpoint)
+        where = f"store.{name}"
+        key_id = read_secret(f"{where}.key_id", "s3", given.key_id_file, given.key_id_env)
+        secret = read_secret(f"{where}.secret", "s3", given.secret_file, given.secret_env)
+        token = read_secret(
+            f"{where}.session_token", "s3", given.session_token_file, given.session_token_env
+        )
+        settings = self._settings
+        client: dict[str, Any] = {
+            "allow_http": given.endpoint.startswith("http:"),
+            "allow_invalid_certificates": False,
+            "connect_timeout": timedelta(seconds=settings.connect_s),
+            "read_timeout": timedelta(seconds=settings.idle_s),
+            "timeout": timedelta(days=1),  # the deadline of the call ends it earlier
+        }
+        if given.ca_file:
+            client["root_certificate"] = _read_certificates(where, given.ca_file)
+        return S3Store(
+            given.bucket,
+            endpoint=given.endpoint,
+            aws_endpoint_url_s3=given.endpoint,
+            region=given.region,
+            virtual_hosted_style_request=given.virtual_host,
+            skip_signature=given.anonymous,
+            request_payer=False,
+            s3_express=False,
+            credential_provider=_provider(key_id, secret, token),
+            client_options=client,  # type: ignore[arg-type]  # a typed dictionary
+            retry_config={
+                "max_retries": settings.retries,
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=50),
+                    "max_backoff": timedelta(seconds=1),
+                    "base": 2,
+                },
+                "retry_timeout": timedelta(seconds=60),
+            },
+        )
+
+    def _check_path(self, path: str, is_prefix: bool) -> None:
+        if len(path.encode()) > _KEY_LIMIT_BYTES:
+            raise ItemRefused(f"the path has more than {_KEY_LIMIT_BYTES} bytes")
+        parts = path.split("/")
+        if is_prefix and parts[-1] == "":  # the whole store, or a prefix with a slash at its end
+            parts.pop()
+        if any(part in ("", ".", "..") for part in parts):
+            raise ItemRefused(f"path '{path[:80]}' has a part that is empty, '.' or '..'")
+
+    async def _one(self, work: S3Work, job: S3Job) -> Produced:
+        try:
+            match work.operation.name:
+                case "get":
+                    return await _get(work, job)
+                case "put":
+                    return await self._put(job)
+                case "list":
+                    return await _list(work, job)
+                case _:
+                    await obstore.delete_async(job.store.client, job.path)
+                    return [(0, job.named(job.line))]
+        except _RAISED as error:
+            raise failure_of(error) from None
+
+    async def _put(self, job: S3Job) -> Produced:
+        settings = self._settings.stores[job.store.name]
+        content: Any = job.content if len(job.content) else b""
+        await obstore.put_async(
+            job.store.client,
+            job.path,
+            content,
+            use_multipart=len(job.content) > settings.part_bytes,
+            chunk_size=settings.part_bytes,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+        return [(0, job.named(job.line))]
+
+    async def close(self) -> None:
+        self._stores.clear()  # a client closes its connections when it is dropped
+
+
+async def _get(work: S3Work, job: S3Job) -> Produced:
+    wanted = read_range(job.request.options.get("range"))
+    options: Any = {} if wanted is None else {"range": _range(wanted)}
+    try:
+        result = await obstore.get_async(job.store.client, job.path, options=options)
+    except FileNotFoundError as error:
+        if not is_absent(error):
+            raise
+        return [(1, job.named(job.line))]
+    start, end = result.range
+    size = end - start
+    work.budget.take(job.item.name, size)
+    return [(0, job.named(await _receive(work, result, size)))]
+
+
+async def _receive(work: S3Work, result: obstore.GetResult, size_bytes: int) -> Bytes:
+    if not size_bytes:
+        return b""
+    if size_bytes <= WHOLE_BYTES:
+        body = memoryview(await result.bytes_async())
+        if len(body) != size_bytes:
+            raise _incomplete(len(body), size_bytes)
+        return work.budget.placed(body)
+    context = work.budget.context(size_bytes)
+    offset = 0
+    async for piece in result.stream(min_chunk_size=PIECE_BYTES):
+        if offset + len(piece) > size_bytes:
+            raise _incomplete(offset + len(piece), size_bytes)
+        context.write(offset, piece)
+        offset += len(piece)
+    if offset != size_bytes:
+        raise _incomplete(offset, size_bytes)
+    return context.read(0, size_bytes)
+
+
+def _incomplete(found: int, size_bytes: int) -> ItemFailed:
+    return ItemFailed(f"the answer has {found} bytes instead of {size_bytes}", transient=True)
+
+
+async def _list(work: S3Work, job: S3Job) -> Produced:
+    limit = job.request.number("limit", _LIST_DEFAULT, _LIST_LIMIT)
+    after = job.request.options.get("after")
+    found: list[Found] = []
+    stream = obstore.list(
+        job.store.client,
+        job.path.rstrip("/") or None,
+        offset=None if after is None else job.prefix + after,
+        chunk_size=min(limit + 1, _PAGE),
+    )
+    async for page in _readable(stream):
+        for meta in page:
+            path = meta["path"]
+            if not path.startswith(job.prefix):  # a prefix "a" of the store, and the object "ab"
+                continue
+            modified = meta["last_modified"].astimezone(UTC)
+            found.append(Found(path[len(job.prefix) :], meta["size"], modified, meta["e_tag"]))
+        if len(found) > limit:
+            break
+    return listed(job.item, job.request, found, limit)
+
+
+async def _readable(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield the pages of a listing; the library cannot read keys that are not paths."""
+    try:
+        async for page in stream:
+            yield page
+    except (ValueError, InvalidPathError):
+        reason = "an object there has a key with a part that is empty, '.' or '..'"
+        raise ItemFailed(f"{reason}; list a prefix without it") from None
+
+
+def _range(wanted: ByteRange) -> Any:
+    if wanted.first is None:
+        return {"suffix": wanted.last}
+    if wanted.last is None:
+        return {"offset": wanted.first}
+    return (wanted.first, wanted.last + 1)
+
+
+def _provider(key_id: Secret | None, secret: Secret | None, token: Secret | None) -> Any:
+    if key_id is None or secret is None:
+        return None
+
+    def provide() -> dict[str, str | None]:
+        return {
+            "access_key_id": key_id.reveal(),
+            "secret_access_key": secret.reveal(),
+            "token": token.reveal() if token is not None else None,
+            "expires_at": None,
+        }
+
+    return provide
+
+
+def _refuse_proxy(name: str, endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    proxies = urllib.request.getproxies()
+    if not proxies.keys() & {parts.scheme, "all"}:
+        return
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return
+    raise BackendUnavailable(
+        "s3",
+        f"a proxy of the environment would be used for store '{name}'",
+        f"add its host {parts.hostname} to the variable NO_PROXY",
+    )
+
+
+def _read_certificates(where: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise BackendUnavailable("s3", f"{where}.ca_file cannot be read: {reason}") from None

@@ -1,0 +1,57 @@
+"""What an exception of obstore means for the item.
+
+Its messages have the URL and the body of the answer, which may contain the id of the access key and
+parts of a signature. So a message is only searched for the status and the short code.
+"""
+
+from __future__ import annotations
+
+import re
+
+from obstore import exceptions
+
+from ..stores.failures import ItemFailed, ItemRefused
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REASONS = {
+    400: "the store does not accept the request",
+    401: "the store refused the credentials",
+    403: "the store refused the credentials or the operation",
+    404: "the store has no such bucket",
+    405: "the store does not support the operation",
+    416: "the range is outside of the object",
+    429: "the store is busy",
+    503: "the store is busy",
+}
+
+
+def failure_of(error: Exception) -> ItemFailed | ItemRefused:
+    """Make the failure of an item from an exception of the library."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    shown = f" ({code[1]})" if code else ""
+    if status:
+        number = int(status[1])
+        if 300 <= number < 400:
+            reason = "the store redirects to another address, which is not followed"
+        else:
+            reason = _REASONS.get(number, "the store failed")
+        return ItemFailed(f"{reason}: status {number}{shown}", number in _TRANSIENT)
+    if isinstance(error, exceptions.PermissionDeniedError):
+        return ItemFailed(_REASONS[403] + shown)
+    if isinstance(error, exceptions.UnauthenticatedError):
+        return ItemFailed(_REASONS[401] + shown)
+    if isinstance(error, FileNotFoundError):
+        return ItemFailed(_REASONS[404] + shown)
+    if isinstance(error, ValueError | exceptions.InvalidPathError):
+        return ItemRefused("the path is not a valid key")
+    if isinstance(error, exceptions.NotSupportedError):
+        return ItemFailed("the store does not support the operation")
+    return ItemFailed("no connection to the store, or the answer broke off", transient=True)
+
+
+def is_absent(error: FileNotFoundError) -> bool:
+    """Tell whether an object is missing, and not its bucket."""
+    return "NoSuchBucket" not in str(error)

@@ -1,0 +1,259 @@
+"""The access log: a line of JSON for each request.
+
+A request costs the loop one tuple in a queue. A thread takes what has come together in `GATHER_S`,
+writes the lines in one piece, and sleeps until there is more. The queue is bounded: if the disk or
+the reader of standard error is slow, further lines are dropped and counted.
+
+Texts of clients are clipped, and everything but printable ASCII is escaped. So a line is one line
+of a file and of a terminal, whatever a client sends. Queries are not logged: they may have secrets.
+
+Every frontend process appends to the same file. A piece is one system call, so lines of different
+processes are not mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from dandelion.errors import InvalidInput
+
+QUEUE_LINES = 16_384
+BATCH_LINES = 1024
+GATHER_S = 0.1
+CLOSE_S = 5.0
+PATH_LIMIT = 1024
+AGENT_LIMIT = 256
+CLIENT_LEFT = 499
+"""The status in the log if the client disconnected before its response."""
+STANDARD_ERROR = "-"
+_CLIPPED = "..."
+
+log = logging.getLogger("dandelion.frontend")
+
+
+class RequestRecord(NamedTuple):
+    """One request that ended.
+
+    Attributes:
+        ended_ns, duration_ns: on `time.monotonic_ns`.
+        method, path: of the request, without the query.
+        status: of the response.
+        received_bytes, sent_bytes: of the bodies.
+        tenant, token: of the caller; empty if unknown.
+        client: address and port.
+        invocation: its id, if there was one.
+        traceparent: of its span.
+        agent: the header User-Agent.
+    """
+
+    ended_ns: int
+    duration_ns: int
+    method: str
+    path: str
+    status: int
+    received_bytes: int
+    sent_bytes: int
+    tenant: str
+    token: str
+    client: tuple[str, int] | None
+    invocation: str
+    traceparent: str
+    agent: bytes
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    """The fields of a line; those that are empty are left out."""
+
+    time: str
+    method: str
+    path: str
+    status: int
+    bytes_in: int
+    bytes_out: int
+    duration_s: float
+    logger: str = ""
+    tenant: str = ""
+    token: str = ""
+    peer: str = ""
+    invocation: str = ""
+    trace_id: str = ""
+    user_agent: str = ""
+
+
+class AccessLog:
+    """Writes lines. `add` is for the loop's thread.
+
+    Args:
+        path: of the file, or `STANDARD_ERROR`.
+
+    Attributes:
+        dropped: how many lines were lost.
+
+    Raises:
+        InvalidInput: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = _opened(path)
+        self._queue: deque[RequestRecord] = deque()
+        self._refused = 0  # each of the two has one writer
+        self._lost = 0
+        self._woken = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._reopens = False
+        self._failing = False
+        self._torn = False  # the file ends within a line
+        self._second = (0, "")
+        self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> int:
+        """How many lines were lost."""
+        return self._refused + self._lost
+
+    def add(self, access: RequestRecord) -> None:
+        """Have a line written."""
+        if len(self._queue) >= QUEUE_LINES:
+            self._refused += 1
+            return
+        self._queue.append(access)
+        if not self._woken:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._woken = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dandelion-access", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def reopen(self) -> None:
+        """Open the file by its name again, since it was renamed; lines from now on go there."""
+        self._reopens = True
+        self._begin()
+
+    def close(self) -> None:
+        """Write what is left, for `CLOSE_S` at most, and close the file. Not on the loop."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                return  # it waits for the disk, and would write to a closed file
+        if self._file > 2:
+            os.close(self._file)
+            self._file = -1
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._closing.wait(GATHER_S)
+            self._wake.clear()
+            self._woken = False  # first: what is added from here on wakes this again
+            if self._reopens:
+                self._reopen()
+            while self._queue:
+                self._write_some()
+            if self._closing.is_set():
+                return
+
+    def _reopen(self) -> None:
+        self._reopens = False
+        try:
+            file = _opened(self._path)
+        except InvalidInput as error:
+            log.error("the access log stays in its old file: %s", error)
+            return
+        if self._file > 2:
+            os.close(self._file)
+        self._file = file
+
+    def _write_some(self) -> None:
+        count = min(len(self._queue), BATCH_LINES)
+        shift_ns = time.time_ns() - time.monotonic_ns()
+        lines = [self._line(self._queue.popleft(), shift_ns) for _ in range(count)]
+        left = b"".join([b"\n", *lines] if self._torn else lines)
+        try:
+            while left:
+                size = os.write(self._file, left)
+                self._torn = left[size - 1 : size] != b"\n"
+                left = left[size:]
+        except OSError as error:
+            self._lost += min(left.count(b"\n"), count)
+            if not self._failing:
+                self._failing = True
+                log.error("lines of the access log are lost: %s", error)
+            return
+        self._failing = False
+
+    def _line(self, access: RequestRecord, shift_ns: int) -> bytes:
+        ended_ns = access.ended_ns + shift_ns
+        second, rest = divmod(ended_ns, 1_000_000_000)
+        if self._second[0] != second:
+            self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        client = access.client
+        line = _Line(
+            f"{self._second[1]}.{rest // 1_000_000:03d}Z",
+            access.method,
+            _clipped(access.path, PATH_LIMIT),
+            access.status,
+            access.received_bytes,
+            access.sent_bytes,
+            round(access.duration_ns / 1e9, 6),
+            "dandelion.access" if self._path == STANDARD_ERROR else "",
+            access.tenant,
+            access.token,
+            f"{client[0]}:{client[1]}" if client else "",
+            access.invocation,
+            access.traceparent[3:35],
+            _clipped(access.agent.decode("latin-1"), AGENT_LIMIT),
+        )
+        return _escaped(line)
+
+
+def _clipped(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + _CLIPPED
+
+
+def _escaped(line: _Line) -> bytes:
+    """Write a line in printable ASCII."""
+    with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair
+        plain = msgspec.json.encode(line)
+        if plain.isascii() and b"\x7f" not in plain:
+            return plain + b"\n"
+    text = json.dumps(msgspec.to_builtins(line))
+    return text.replace("\x7f", "\\u007f").encode() + b"\n"
+
+
+def _opened(path: str) -> int:
+    if path == STANDARD_ERROR:
+        return sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o640)
+    except (OSError, ValueError) as error:
+        hint = "name a file in a folder that the node may write to"
+        raise InvalidInput("access_log", f"'{path}' cannot be opened: {error}", hint) from None
+
+
+def access_log_of(path: str) -> AccessLog | None:
+    """Make the access log of a setting; None if there is none.
+
+    Raises:
+        InvalidInput: the file cannot be opened.
+    """
+    return AccessLog(path) if path else None

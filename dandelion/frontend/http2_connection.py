@@ -1,0 +1,172 @@
+"""The state of an HTTP/2 connection: its transport, its place in the table, its end.
+
+The `ConnectionTable` sees one connection, however many streams it has. It waits for a head until
+the first request is complete, then for the next request while there are no streams. It waits for
+its client if all streams do. While a request runs, it does not wait, so it is not evicted.
+
+A connection that is closed for a reason gets GOAWAY and lingers: its sending half is closed, and
+further input is discarded for some time, so that a reset does not destroy the reason.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+
+from h2.errors import ErrorCodes
+from hyperframe.frame import GoAwayFrame
+
+from dandelion.frontend.acceptor import Newcomer
+from dandelion.frontend.admission import Peer, Wait, reset
+from dandelion.frontend.http2_stream import Http2Stream
+from dandelion.frontend.problem import RETRY_AFTER_S, Stalled
+
+
+class Http2Connection(asyncio.Protocol, abc.ABC):
+    """What a connection is besides its frames.
+
+    Args:
+        newcomer: its place in the table is taken by this connection.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(self, newcomer: Newcomer) -> None:
+        self._newcomer: Newcomer | None = newcomer
+        self._table = newcomer.table
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, Http2Stream] = {}
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._received_bytes = 0
+        self._last_stream = 0
+        self._served = self._lingers = self._held = self._choked = False
+        # Used by the table:
+        self.address = newcomer.address
+        self.wait: Wait | None = None
+        self.since = 0.0
+        self.mark = 0
+        self.peer: Peer | None = None
+
+    @abc.abstractmethod
+    def _look_at_streams(self) -> None:
+        """End streams that wait for their client without progress."""
+
+    def _enter_table(self) -> None:
+        if self._newcomer is not None:
+            self._table.replace(self._newcomer, self, self._loop.time())
+            self._newcomer = None
+
+    def pause_writing(self) -> None:
+        """Wait until the client reads."""
+        self._can_write.clear()
+        self._update_wait()
+
+    def resume_writing(self) -> None:
+        """Continue."""
+        self._can_write.set()
+        self._choked = False
+        self._resume_reading()
+        self._update_wait()
+
+    # --- for the table --------------------------------------------------------------------------
+
+    def _update_wait(self) -> None:
+        wait = self._waits_for()
+        if wait is not self.wait:
+            self._table.enter(self, wait, self._loop.time())
+
+    def _waits_for(self) -> Wait | None:
+        if self._lingers:
+            return Wait.LINGER
+        if self._transport.is_closing():
+            return Wait.RESPONSE if self._transport.get_write_buffer_size() else None
+        if not self._can_write.is_set():
+            return Wait.RESPONSE
+        if self._streams:
+            return Wait.BODY if all(s.waits for s in self._streams.values()) else None
+        return Wait.IDLE if self._served else Wait.HEAD
+
+    def moved(self) -> int:
+        """Return the number of bytes received, or read by the client while it reads."""
+        if self.wait is Wait.RESPONSE:
+            return -self._transport.get_write_buffer_size()
+        return self._received_bytes
+
+    def blocked(self) -> bool:
+        """Return whether the node does not read."""
+        return self._held
+
+    def expire(self) -> None:
+        """Close the connection after a time-out."""
+        if self._lingers or self._transport.is_closing() or not self._can_write.is_set():
+            self.abort()
+        elif self._streams:
+            self._look_at_streams()
+            self._update_wait()
+        elif self._served:
+            self._fail(ErrorCodes.NO_ERROR, "the connection was idle")
+        else:
+            self._fail(ErrorCodes.NO_ERROR, str(Stalled("head", self._table.limits.head_s)))
+
+    def abort(self) -> None:
+        """Close the connection at once; drop unsent data, also in the kernel."""
+        kernel = self._transport.get_extra_info("socket")
+        if kernel is not None:
+            reset(kernel)
+        self._transport.abort()
+
+    def _fail(self, code: ErrorCodes, reason: str) -> None:
+        """Send GOAWAY and linger; requests that run are cancelled."""
+        self._write(goaway(code, self._last_stream, reason))
+        self._linger()
+
+    def _linger(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.leave()
+        self._streams.clear()
+        self._lingers = True
+        self._received_bytes = 0
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+        self._resume_reading()
+        self._update_wait()
+
+    # --- reading and writing ---------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough."""
+        if not self._can_write.is_set():
+            await self._can_write.wait()
+
+    def hold(self) -> None:
+        """Read further requests after `RETRY_AFTER_S`, since one was refused."""
+        if not self._held:
+            self._held = True
+            self._transport.pause_reading()
+            self._loop.call_later(RETRY_AFTER_S, self._release_hold)
+
+    def _release_hold(self) -> None:
+        self._held = False
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not (self._held or self._choked or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def _write(self, data: bytes) -> None:
+        if not (self._transport.is_closing() or self._lingers):
+            self._transport.write(data)
+
+
+def goaway(code: ErrorCodes, last_stream: int, reason: str) -> bytes:
+    """Write a frame that ends a connection, with the reason in words."""
+    frame = GoAwayFrame(
+        stream_id=0,
+        last_stream_id=last_stream,
+        error_code=code,
+        additional_data=reason.encode()[:1024],
+    )
+    return frame.serialize()

@@ -1,0 +1,108 @@
+"""What one HTTP/2 connection may cost: its windows, its streams, and frames that carry nothing.
+
+A client can keep a server busy with frames that cost it almost nothing: PING and SETTINGS, which
+are answered, PRIORITY, empty DATA, WINDOW_UPDATE, and streams that it opens and resets at once
+(CVE-2023-44487). Each such frame takes from a `FrameBudget`, which is refilled with time. Requests
+and sent data refill it too, since they come with such frames. A client that exhausts it has its
+connection closed with ENHANCE_YOUR_CALM.
+"""
+
+from __future__ import annotations
+
+STREAMS = 100
+"""Requests of a connection at the same time."""
+STREAM_WINDOW_BYTES = 128 * 1024
+CONNECTION_WINDOW_BYTES = 256 * 1024
+"""How much of request bodies a connection may send before the application reads it."""
+FRAME_BYTES = 16 * 1024
+HEADERS_LIMIT_BYTES = 32 * 1024
+"""Decoded size of the headers of a request; decoding is slower than in HTTP/1.1."""
+TABLE_BYTES = 4096
+"""Largest table of the header compression, also if the client allows more."""
+BUFFER_BYTES = 256 * 1024
+"""While more than this waits to be sent, nothing is read."""
+LINGER_BYTES = 1024 * 1024
+"""How much input of a closing connection is discarded before it is reset."""
+SMALL_DATA_BYTES = 256
+"""A smaller DATA frame counts as one that carries nothing."""
+
+FRAMES_BURST = 1000
+FRAMES_RATE = 200
+"""Frames that carry nothing: at once, and for each second."""
+REQUEST_FRAMES = 8
+SENT_FRAMES = 4
+"""Further ones for each request, and for each DATA frame that was sent."""
+RESETS_BURST = 200
+RESETS_RATE = 50
+"""Streams that the client resets before their response is complete: at once, for each second."""
+
+
+class FrameBudget:
+    """A number that is refilled with time, up to a limit.
+
+    Args:
+        burst: the limit.
+        rate: refilled for each second.
+        now: the time, in seconds.
+    """
+
+    __slots__ = ("_burst", "_left", "_rate", "_since")
+
+    def __init__(self, burst: float, rate: float, now: float) -> None:
+        self._burst = burst
+        self._rate = rate
+        self._left = burst
+        self._since = now
+
+    def take(self, now: float, amount: float = 1.0) -> bool:
+        """Take an amount; return False if there is not so much."""
+        self._left = min(self._burst, self._left + (now - self._since) * self._rate)
+        self._since = now
+        self._left -= amount
+        return self._left >= 0
+
+    def add(self, amount: float) -> None:
+        """Refill by an amount."""
+        self._left = min(self._burst, self._left + amount)
+
+
+class FrameScanner:
+    """Finds the frames in what a client sends, before they are parsed.
+
+    Source: RFC 9113, 4.1 (frame format), 6 (types), 3.4 (preface).
+    """
+
+    __slots__ = ("_head", "_skip")
+
+    PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    HEAD_BYTES = 9
+    _DATA, _SETTINGS = 0, 4
+    _SETTING_BYTES = 6
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._skip = len(self.PREFACE)
+
+    def cost(self, data: bytes) -> int:
+        """Return how many frames begin in the data; large DATA is free, each setting counts."""
+        at = 0
+        cost = 0
+        while at < len(data):
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+                at += step
+                continue
+            piece = data[at : at + self.HEAD_BYTES - len(self._head)]
+            at += len(piece)
+            self._head += piece
+            if len(self._head) < self.HEAD_BYTES:
+                break
+            size = int.from_bytes(self._head[:3], "big")
+            kind = self._head[3]
+            self._head, self._skip = b"", size
+            if kind == self._SETTINGS:
+                cost += 1 + size // self._SETTING_BYTES
+            elif kind != self._DATA or size < SMALL_DATA_BYTES:
+                cost += 1
+        return cost

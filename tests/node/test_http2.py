@@ -1,0 +1,595 @@
+"""HTTP/2: the same answers as HTTP/1.1, the same limits, and clients that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import random
+import re
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import h2.events
+import h2.exceptions
+import httpx
+import msgspec
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hpack import Encoder
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    HeadersFrame,
+    PingFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dandelion.errors import BackendUnavailable
+from dandelion.frontend import http2_limits as limits
+from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node, Settings
+from dandelion.tokens import Right
+from dandelion.tokens.file import write_tokens
+
+from .frontend_processes import Processes
+from .guarded import record, token
+from .http2_client import Http2Client
+from .served import DOCUMENT, SETTINGS, GateDriver
+from .test_protocols import SHOUTING
+from .test_protocols import Served as Shouting
+from .test_tls import certificate
+
+HTTP2 = msgspec.structs.replace(SETTINGS, http2=True)
+CALM = ErrorCodes.ENHANCE_YOUR_CALM
+RAW = {"content-type": "application/octet-stream"}
+
+
+class Served:
+    """A node that serves HTTP/2, with a function that waits at a gate."""
+
+    def __init__(self, gate: GateDriver, port: int) -> None:
+        self.gate = gate.gate
+        self.port = port
+
+    def connect(self, settings: dict[int, int] | None = None) -> Http2Client:
+        return Http2Client(self.port, settings)
+
+    def is_well(self) -> bool:
+        """Whether a new client is served."""
+        with self.connect() as client:
+            return client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+
+
+@contextlib.contextmanager
+def serving(settings: Settings = HTTP2, drain_s: int = 10) -> Iterator[Served]:
+    gate = GateDriver()
+    with Node(settings, [gate]) as node:
+        node.register(DOCUMENT)
+        with BackgroundServer(node, drain_s=drain_s) as server:
+            yield Served(gate, int(server.url.rsplit(":", 1)[1]))
+            gate.gate.open(1000)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Http2Client]:
+    with served.connect() as made:
+        yield made
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def test_an_independent_client_gets_the_same_answers(served: Served) -> None:
+    url = f"http://127.0.0.1:{served.port}"
+    requests = [
+        ("GET", "/healthz", b""),
+        ("HEAD", "/healthz", b""),
+        ("GET", "/v1/functions/echo?version=1", b""),
+        ("GET", "/v1/functions/e%63ho", b""),
+        ("POST", "/v1/invoke/none", b"x"),
+        ("POST", "/v1/invoke/echo", b"x"),
+        ("POST", "/v1/invoke/fail", b"x"),
+        ("DELETE", "/v1/invoke/echo", b""),
+        ("OPTIONS", "/v1/functions", b""),
+        ("GET", "/none", b""),
+    ]
+    with (
+        httpx.Client(base_url=url, http1=False, http2=True) as two,
+        httpx.Client(base_url=url) as one,
+    ):
+        for method, path, body in requests:
+            new = two.request(method, path, content=body, headers=RAW)
+            old = one.request(method, path, content=body, headers=RAW)
+            assert (new.http_version, old.http_version) == ("HTTP/2", "HTTP/1.1")
+            same = [re.sub(rb"[0-9a-f]{12}-[0-9a-f]+", b"ID", r.content) for r in (new, old)]
+            assert (new.status_code, same[0]) == (old.status_code, same[1])
+            volatile = {"dandelion-invocation", "content-length"}
+            for name in (new.headers.keys() | old.headers.keys()) - volatile:
+                assert new.headers.get(name) == old.headers.get(name), (path, name)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 200_000, 5_000_000])
+def test_bodies_of_all_sizes(served: Served, size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    url = f"http://127.0.0.1:{served.port}/v1/invoke/echo"
+    with httpx.Client(http1=False, http2=True) as client:
+        assert client.post(url, content=body, headers=RAW).content == body
+        pieces = (body[at : at + 10_000] for at in range(0, size, 10_000))
+        assert client.post(url, content=pieces, headers=RAW).content == body  # of unknown size
+
+
+def test_requests_of_one_connection_run_side_by_side(served: Served) -> None:
+    with served.connect() as client:
+        waiting = [client.request("/v1/invoke/wait", b"%d" % at) for at in range(4)]
+        assert served.gate.entered()
+        assert client.response(client.request("/v1/invoke/echo", b"now")) == (200, b"now")
+        served.gate.open(4)
+        assert sorted(client.response(one)[1] for one in waiting) == [b"0", b"1", b"2", b"3"]
+        for _ in range(3):
+            served.gate.entered()
+
+
+def test_streams_of_adapters_and_clients_that_leave(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(SHOUTING, http2=True)
+    with Shouting(tmp_path, settings) as shouting:
+        port = int(shouting._server.url.rsplit(":", 1)[1])
+        with Http2Client(port) as client:
+            assert client.response(client.request("/count", method="GET")) == (200, b"0\n1\n2\n")
+            stream = client.request("/endless", method="GET")
+            assert client.wait(h2.events.DataReceived) is not None
+            client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+            client.flush()
+            assert shouting.adapter.left.wait(10)
+            assert client.response(client.request("/count", method="GET"))[0] == 200
+
+
+def test_a_reset_cancels_its_invocation_alone(served: Served, client: Http2Client) -> None:
+    stays = client.request("/v1/invoke/wait", b"stays")
+    assert served.gate.entered()
+    leaves = client.request("/v1/invoke/wait", b"leaves")
+    client.h2.reset_stream(leaves, ErrorCodes.CANCEL)
+    client.flush()
+    assert client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+    served.gate.open()
+    assert client.response(stays) == (200, b"stays")
+
+
+def test_a_reset_cancels_a_call_that_runs(served: Served, client: Http2Client) -> None:
+    stream = client.request("/v1/invoke/wait", b"x")
+    assert served.gate.entered()
+    client.h2.reset_stream(stream, ErrorCodes.CANCEL)
+    client.flush()
+    assert served.gate.was_cancelled()
+
+
+def test_trailers_and_expectations(client: Http2Client) -> None:
+    stream = client.request("/v1/invoke/echo", None, [("expect", "100-continue")])
+    assert client.wait(h2.events.InformationalResponseReceived) is not None
+    client.h2.send_data(stream, b"body")
+    client.h2.send_headers(stream, [("checksum", "7")], end_stream=True)
+    client.flush()
+    assert client.response(stream) == (200, b"body")
+
+
+def test_hosts_origins_and_tokens_are_checked(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    write_tokens(tokens, [record("caller", rights=(Right.INVOKE,))])
+    settings = msgspec.structs.replace(HTTP2, tokens=str(tokens))
+    mine = ("authorization", f"Bearer {token('caller')}")
+    with serving(settings) as made, made.connect() as client:
+        for expected, headers, authority in (
+            (200, [mine], "localhost"),
+            (401, [], "localhost"),
+            (401, [mine, mine], "localhost"),
+            (403, [mine, ("origin", "https://evil.example")], "localhost"),
+            (421, [mine], "evil.example"),
+        ):
+            stream = client.request("/v1/invoke/echo", b"x", headers, authority=authority)
+            assert client.response(stream)[0] == expected
+        stream = client.request("/v1/engines", headers=[mine], method="GET")
+        assert client.response(stream)[0] == 403
+
+
+def test_a_refused_body_ends_its_stream_alone(client: Http2Client) -> None:
+    size = str(SETTINGS.body_limit_bytes + 1)
+    stream = client.request("/v1/invoke/echo", None, [("content-length", size)])
+    assert client.response(stream)[0] == 413
+    assert client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+
+
+@pytest.mark.parametrize("path", ["none", "", "/a#b", "/\xe9"])
+def test_bad_paths_are_answered(served: Served, path: str) -> None:
+    with served.connect() as client:
+        client.h2.config.validate_outbound_headers = False
+        status = client.response(client.request(path))[0]
+        assert status in (0, 400)
+    assert served.is_well()
+
+
+def test_http1_is_served_on_the_same_port(served: Served) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port)) as connection:
+        connection.request("GET", "/healthz", headers={"upgrade": "h2c", "connection": "upgrade"})
+        assert connection.getresponse().status == 200
+
+
+def test_it_is_off_by_default() -> None:
+    with serving(SETTINGS) as made, socket.create_connection(("127.0.0.1", made.port)) as raw:
+        raw.sendall(FrameScanner.PREFACE + SettingsFrame(0).serialize())
+        assert raw.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h2", None)
+    monkeypatch.setitem(sys.modules, "h2.connection", None)
+    with Node(HTTP2) as node, pytest.raises(BackendUnavailable, match="http2"):
+        BackgroundServer(node)
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_tls_negotiates_either_version(tmp_path: Path, frontends: int) -> None:
+    chain, key = certificate(tmp_path)
+    settings = msgspec.structs.replace(HTTP2, tls_cert=chain, tls_key=key, frontends=frontends)
+    with contextlib.ExitStack() as stack:
+        if frontends == 1:
+            port = stack.enter_context(serving(settings)).port
+        else:
+            processes = stack.enter_context(Processes(settings, [], 2))
+            processes.node.register(DOCUMENT.functions[0])
+            port = processes.port
+        for is_new, version in ((True, "HTTP/2"), (False, "HTTP/1.1")):
+            url = f"https://127.0.0.1:{port}/v1/invoke/echo"
+            trusting = ssl.create_default_context(cafile=chain)
+            with httpx.Client(http2=is_new, verify=trusting) as client:
+                response = client.post(url, content=b"x" * 100_000, headers=RAW)
+            assert (response.http_version, len(response.content)) == (version, 100_000)
+
+
+def test_frontend_processes_serve_it() -> None:
+    with Processes(msgspec.structs.replace(HTTP2, frontends=2), [], 2) as processes:
+        processes.node.register(DOCUMENT.functions[0])
+        for _ in range(6):
+            with Http2Client(processes.port) as client:
+                body = b"x" * 50_000
+                assert client.response(client.request("/v1/invoke/echo", body)) == (200, body)
+
+
+# --- the end of the server, and limits of time ----------------------------------------------------
+
+
+def test_a_server_that_stops_completes_what_runs() -> None:
+    gate = GateDriver()
+    with Node(HTTP2, [gate]) as node:
+        node.register(DOCUMENT)
+        server = BackgroundServer(node)
+        with Http2Client(int(server.url.rsplit(":", 1)[1])) as client:
+            runs = client.request("/v1/invoke/wait", b"runs")
+            assert gate.gate.entered()
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            assert client.ending() == (ErrorCodes.NO_ERROR, b"the server is shutting down")
+            late = HeadersFrame(runs + 2, Encoder().encode(pseudo("/healthz")))
+            late.flags |= {"END_HEADERS", "END_STREAM"}
+            client.send_frames([late])
+            gate.gate.open()
+            assert client.response(runs) == (200, b"runs")
+            assert client.wait(h2.events.Event, lambda _: False) is None  # it is closed
+            closing.join()
+
+
+def test_waiting_requests_end_with_the_server() -> None:
+    gate = GateDriver()
+    with Node(HTTP2, [gate]) as node:
+        node.register(DOCUMENT)
+        server = BackgroundServer(node, drain_s=0)
+        with Http2Client(int(server.url.rsplit(":", 1)[1])) as client:
+            stream = client.request("/v1/invoke/wait", b"x")
+            assert gate.gate.entered()
+            server.close()
+            assert client.response(stream)[0] == 503
+
+
+QUICK = msgspec.structs.replace(
+    HTTP2, head_timeout_s=0.2, idle_timeout_s=0.2, body_timeout_s=0.2, body_rate_bytes=10_000_000
+)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Served]:
+    with serving(QUICK) as made:
+        yield made
+
+
+def test_silent_connections_are_closed(quick: Served) -> None:
+    with quick.connect() as client:
+        assert client.ending()[0] == ErrorCodes.NO_ERROR
+    with quick.connect() as client:
+        assert client.response(client.request("/v1/invoke/echo", b"x"))[0] == 200
+        assert client.ending() == (ErrorCodes.NO_ERROR, b"the connection was idle")
+
+
+def test_pings_do_not_keep_a_connection_open(quick: Served) -> None:
+    with quick.connect() as client:
+        ping = PingFrame(0, b"12345678").serialize()
+        while not client.is_closed:
+            client.send_raw(ping)
+            client.wait(h2.events.PingAckReceived)
+    assert client.is_closed
+
+
+def test_a_body_that_stops_gets_408(quick: Served) -> None:
+    with quick.connect() as client:
+        stream = client.request("/v1/invoke/echo", None, [("content-length", "10")])
+        client.h2.send_data(stream, b"1")
+        client.flush()
+        status, body = client.response(stream)
+        assert (status, b"Stalled" in body) == (408, True)
+        assert quick.is_well()
+
+
+def test_a_window_that_stays_closed_ends_the_stream(quick: Served) -> None:
+    with quick.connect({SettingCodes.INITIAL_WINDOW_SIZE: 0}) as client:
+        stream = client.request("/v1/invoke/echo", b"x" * 1000)
+        reset = client.wait(h2.events.StreamReset)
+        assert reset is not None
+        assert reset.stream_id == stream
+    assert quick.is_well()
+
+
+def test_a_window_of_single_bytes_is_too_slow(quick: Served) -> None:
+    with quick.connect({SettingCodes.INITIAL_WINDOW_SIZE: 0}) as client:
+        stream = client.request("/v1/invoke/echo", b"x" * 10_000)
+        event: h2.events.Event | None = None
+        while not isinstance(event, h2.events.StreamReset):
+            with contextlib.suppress(h2.exceptions.StreamClosedError):
+                client.h2.increment_flow_control_window(1, stream)
+            client.flush()
+            event = client.wait(h2.events.Event)
+            assert event is not None
+    assert quick.is_well()
+
+
+def test_a_closed_window_opens_again(served: Served) -> None:
+    body = random.Random(7).randbytes(100_000)
+    with served.connect({SettingCodes.INITIAL_WINDOW_SIZE: 0}) as client:
+        stream = client.request("/v1/invoke/echo", None)
+        client.h2.send_data(stream, body[:16_000])
+        for at in range(16_000, len(body), 12_000):
+            while client.h2.local_flow_control_window(stream) < 12_000:
+                client.wait(h2.events.WindowUpdated)
+            client.h2.send_data(stream, body[at : at + 12_000])
+            client.flush()
+        client.h2.end_stream(stream)
+        client.flush()
+        assert client.wait(h2.events.ResponseReceived) is not None
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 50_000})
+        client.flush()
+        assert client.response(stream)[1] == body
+
+
+# --- clients that mean harm -----------------------------------------------------------------------
+
+
+def pseudo(path: str) -> list[tuple[str, str]]:
+    return [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", path)]
+
+
+def head(encoder: Encoder, stream: int, path: str, *, end: bool) -> HeadersFrame:
+    frame = HeadersFrame(stream, encoder.encode(pseudo(path)))
+    frame.flags.add("END_HEADERS")
+    if end:
+        frame.flags.add("END_STREAM")
+    return frame
+
+
+FLOODS: dict[str, Frame] = {
+    "ping": PingFrame(0, b"12345678"),
+    "settings": SettingsFrame(0, {4: 65_535}),
+    "priority": PriorityFrame(7, depends_on=1, stream_weight=5),
+    "window": WindowUpdateFrame(0, 1),
+    "unknown": DataFrame(1, b""),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods_of_frames_end_the_connection(served: Served, name: str) -> None:
+    frame = FLOODS[name]
+    with served.connect() as client:
+        if isinstance(frame, DataFrame):
+            client.request("/v1/invoke/echo", None)
+        data = frame.serialize() * 100
+        for _ in range(2 * limits.FRAMES_BURST // 100):
+            client.send_raw(data)
+        code, reason = client.ending()
+        assert (code, b"frames" in reason) == (CALM, True)
+    assert served.is_well()
+
+
+def test_ordinary_use_is_no_flood(served: Served) -> None:
+    with served.connect() as client:
+        for _ in range(limits.FRAMES_BURST // 2):
+            assert client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+            client.h2.ping(b"12345678")
+        large = b"x" * 1_000_000
+        for _ in range(3):
+            stream = client.request("/v1/invoke/echo", None)
+            for at in range(0, len(large), 16_000):
+                piece = large[at : at + 16_000]
+                while client.h2.local_flow_control_window(stream) < len(piece):
+                    client.wait(h2.events.WindowUpdated)
+                client.h2.send_data(stream, piece, end_stream=at + 16_000 >= len(large))
+                client.flush()
+            assert client.response(stream)[1] == large
+
+
+def test_rapid_resets_end_the_connection(served: Served) -> None:
+    """CVE-2023-44487: streams that are opened and reset at once."""
+    encoder = Encoder()
+    with served.connect() as client:
+        for at in range(2 * limits.RESETS_BURST):
+            stream = 2 * at + 1
+            frames: list[Frame] = [head(encoder, stream, "/v1/invoke/wait", end=True),
+                                   RstStreamFrame(stream, ErrorCodes.CANCEL)]  # fmt: skip
+            client.send_frames([*frames, PingFrame(0, b"12345678")])
+            client.wait(h2.events.PingAckReceived)  # so that frames alone are not too many
+        assert client.ending() == (CALM, b"too many streams were reset")
+    assert served.is_well()
+
+
+def test_more_streams_than_allowed_end_the_connection(served: Served) -> None:
+    encoder = Encoder()
+    with served.connect() as client:
+        frames: list[Frame] = [
+            head(encoder, 2 * at + 1, "/v1/invoke/echo", end=False)
+            for at in range(limits.STREAMS + 1)
+        ]
+        client.send_frames(frames)
+        assert client.ending()[0] == ErrorCodes.PROTOCOL_ERROR
+    assert served.is_well()
+
+
+def test_a_head_without_end_ends_the_connection(served: Served) -> None:
+    """A flood of CONTINUATION."""
+    with served.connect() as client:
+        begin = HeadersFrame(1, Encoder().encode(pseudo("/")))
+        more = ContinuationFrame(1, Encoder().encode([("x", "y" * 100)]))
+        client.send_frames([begin])
+        for _ in range(200):
+            client.send_frames([more])
+        assert client.ending()[0] != 0
+    assert served.is_well()
+
+
+def test_a_bomb_of_headers_ends_the_connection(served: Served) -> None:
+    """One entry of the table, named many times: few bytes, a large head."""
+    encoder = Encoder()
+    large = ("x", "y" * 3000)
+    block = encoder.encode([*pseudo("/"), large])
+    block += encoder.encode([large]) * 5000
+    assert len(block) < 16_000
+    frame = HeadersFrame(1, block)
+    frame.flags |= {"END_HEADERS", "END_STREAM"}
+    with served.connect() as client:
+        client.send_frames([frame])
+        assert client.ending()[0] != 0
+    assert served.is_well()
+
+
+@pytest.mark.parametrize("extra", [b"", b"more than was said"])
+def test_a_body_of_another_length_is_an_error(served: Served, extra: bytes) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/echo", None, [("content-length", "10")])
+        data = DataFrame(stream, extra)
+        data.flags.add("END_STREAM")
+        client.send_frames([data])
+        assert client.response(stream)[0] == 0
+    assert served.is_well()
+
+
+def test_answers_that_are_not_read_do_not_pile_up(served: Served) -> None:
+    """The client sends pings and reads nothing: the node stops to read."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.sendall(FrameScanner.PREFACE + SettingsFrame(0).serialize())
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                raw.sendall(PingFrame(0, b"12345678").serialize() * 100)
+    assert served.is_well()
+
+
+def test_rubbish_ends_its_connection_alone(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(1)
+    encoder = Encoder()
+    for _ in range(60):
+        good = [head(encoder, 1, "/v1/invoke/echo", end=False), DataFrame(1, b"x" * 50)]
+        data = bytearray(b"".join(f.serialize() for f in [SettingsFrame(0), *good]))
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
+            raw.sendall(FrameScanner.PREFACE + data)
+            raw.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while raw.recv(65536):
+                    pass
+    assert served.is_well()
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_a_large_table_of_the_client_is_not_used(served: Served) -> None:
+    with served.connect({SettingCodes.HEADER_TABLE_SIZE: 2**31}) as client:
+        for _ in range(300):
+            assert client.response(client.request("/v1/invoke/echo", b"x"))[0] == 200
+        table = client.h2.decoder.header_table
+        assert table._current_size <= limits.TABLE_BYTES
+
+
+def test_a_surplus_connection_gets_one_answer() -> None:
+    settings = msgspec.structs.replace(HTTP2, max_connections=2, max_connections_per_peer=2)
+    with serving(settings) as made, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            client = stack.enter_context(made.connect())
+            client.request("/v1/invoke/wait", b"x")
+            client.h2.ping(b"12345678")
+            client.flush()
+            assert client.wait(h2.events.PingAckReceived) is not None
+        with made.connect() as client:
+            status, body = client.response(client.request("/v1/invoke/echo", b"x"))
+            assert (status, b"Crowded" in body) == (503, True)
+            assert client.wait(h2.events.ConnectionTerminated) is not None
+        with made.connect() as client:
+            assert client.response(client.request("/healthz", method="GET"))[0] == 200
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 3, 4, 6, 8, 9, 77]), st.integers(0, 700))),
+       st.lists(st.integers(1, 40)))  # fmt: skip
+def test_frames_are_counted_however_they_arrive(
+    frames: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    expected = 0
+    data = FrameScanner.PREFACE
+    for kind, size in frames:
+        data += size.to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 1]) + bytes(size)
+        if kind == 4:
+            expected += 1 + size // 6
+        elif kind != 0 or size < limits.SMALL_DATA_BYTES:
+            expected += 1
+    scanner = FrameScanner()
+    found = at = 0
+    for cut in cuts:
+        found += scanner.cost(data[at : at + cut])
+        at += cut
+    assert found + scanner.cost(data[at:]) == expected
+
+
+def test_a_budget_is_refilled_up_to_its_limit() -> None:
+    budget = FrameBudget(10, 2, now=0)
+    assert all(budget.take(0) for _ in range(10))
+    assert not budget.take(0)
+    assert budget.take(1)
+    assert not budget.take(1)
+    budget.add(100)
+    assert budget.take(1, 10)
+    assert not budget.take(1)
