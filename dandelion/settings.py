@@ -117,6 +117,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         access_log: file to which a line of JSON is written for each request; ``-`` is standard
             error. Empty: none.
         keep_invocations: of how many ended invocations of each tenant a short record is kept.
+        async_running: asynchronous invocations that run at once, at most half of `max_waiting`;
+            more wait.
+        async_keep_s: how long one is kept after its end.
+        async_keep_number: how many a tenant keeps, those under way included; the oldest that ended
+            are forgotten for new ones.
+        async_keep_bytes: of inputs and results that a tenant keeps.
+        async_attempts: how often one is begun if the node ends while it runs.
+        async_deadline_s: deadline of each attempt, without one in the request.
+        async_watchers: requests of a tenant that wait for asynchronous invocations at once.
+        callback_allow: beginnings of URLs that may be called at the end of asynchronous
+            invocations, such as ``https://hooks.example.org/dandelion/``; without any there are no
+            callbacks.
+        callback_networks: addresses that callbacks may reach though they are not public, such as
+            ``10.0.0.0/8``.
+        callback_secrets: file in TOML with a table ``secrets``: by tenant, what its callbacks are
+            signed with.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -171,6 +187,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     otlp_headers: str = ""
     access_log: str = ""
     keep_invocations: CountOrNone = 10_000
+    async_running: Count = 1024
+    async_keep_s: Seconds = 3600.0
+    async_keep_number: Count = 10_000
+    async_keep_bytes: Count = 1024 * MIB
+    async_attempts: Count = 3
+    async_deadline_s: Seconds = 3600.0
+    async_watchers: Count = 1024
+    callback_allow: tuple[str, ...] = ()
+    callback_networks: tuple[str, ...] = ()
+    callback_secrets: str = ""
     spin_us: int = -1
     engine_spin_us: int = -1
 

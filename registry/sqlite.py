@@ -56,6 +56,7 @@ from dandelion.function import Digest
 
 from .blob_folder import BlobFolder, blob_files, flush_folder, is_digest
 from .disk_errors import reported
+from .sqlite_invocations import open_invocations as open_invocations
 
 SCHEMA = 1
 BUSY_S = 5.0

@@ -20,13 +20,16 @@ from dandelion.frontend_process.link import FRAME_LIMIT_BYTES, Link
 from dandelion.frontend_process.messages import (
     Answered,
     Ask,
+    AskKept,
     Blob,
     Cancel,
     Ended,
     Failed,
+    FetchKept,
     FromFrontend,
     FromNode,
     GetTrace,
+    Keep,
     Lease,
     Leased,
     LinesDropped,
@@ -315,6 +318,7 @@ def test_a_node_that_stands_still_is_not_alive(monkeypatch: pytest.MonkeyPatch) 
 def test_handlers_know_every_message() -> None:
     async def test(node: Node, frontend: Frontend) -> None:
         sent = {Ready, Part, Submit, Cancel, Lease, Release, LinesDropped, Ask}
+        sent |= {Keep, AskKept, FetchKept}
         assert frontend.node_link._handlers.keys() == sent
 
     with_node(test)

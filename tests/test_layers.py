@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors"],
     ["search_path"],
+    ["addresses"],
+    ["checked_resolver"],
     ["priority"],
     ["trace_context"],
     ["call_logs"],
@@ -30,6 +32,7 @@ LAYERS = [
     ["namespaces"],
     ["tokens"],
     ["contents"],
+    ["asynchronous"],
     ["documents"],
     ["export"],
     ["capture"],

@@ -1,7 +1,7 @@
 """Performing requests: one client session on the event loop, shared by all calls.
 
 Steps of an item: its text is read; the host is checked; a connection is made to an address that was
-checked after resolution (`_CheckedResolver`; the connector uses only these addresses); redirects
+checked after resolution (`CheckedResolver`; the connector uses only these addresses); redirects
 are followed, and every hop is checked again. A body of known length is written into a context of
 its own as it arrives. A body of unknown length is collected in one buffer and copied once. Very
 small bodies stay on the heap.
@@ -18,15 +18,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDict
 
+from dandelion.checked_resolver import CheckedResolver
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import (
@@ -40,7 +40,7 @@ from dandelion.memory import MemoryDomain
 from . import cache_rules as rules
 from .cache import ResponseCache
 from .cache_rules import StoredResponse
-from .policy import AddressPolicy, AnswerRefused, Refused
+from .policy import AnswerRefused, Refused
 from .protocol import BoundedHandler
 from .request import (
     IDEMPOTENT,
@@ -273,32 +273,10 @@ def _are_idempotent(requests: ItemSet) -> bool:
         return False
 
 
-class _CheckedResolver(AbstractResolver):
-    """Resolves names, and returns only addresses that may be reached."""
-
-    def __init__(self, policy: AddressPolicy, inner: AbstractResolver) -> None:
-        self._policy = policy
-        self._inner = inner
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        if self._policy.trusts(host):
-            return found
-        admitted = [result for result in found if self._policy.admits(result["host"])]
-        if not admitted:
-            raise Refused(f"'{host}' has no address that may be reached")
-        return admitted
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
 def _session(settings: HttpSettings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
     inner = resolver or aiohttp.ThreadedResolver()
     connector = aiohttp.TCPConnector(
-        resolver=_CheckedResolver(settings.policy, inner),
+        resolver=CheckedResolver(settings.policy, inner),
         limit=0,  # the engine limits concurrency itself
         keepalive_timeout=_IDLE_S,
     )

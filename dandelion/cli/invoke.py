@@ -32,6 +32,12 @@ def run(arguments: Arguments, out: Output) -> int:
             deadline_s=arguments.deadline,
             priority=arguments.priority,
         )
+    show_result(arguments, out, id_, result)
+    return 0
+
+
+def show_result(arguments: Arguments, out: Output, id_: str, result: Sets) -> None:
+    """Print or write output sets as the arguments say."""
     if arguments.set_ is not None:
         result = _only_set(result, arguments.set_)
     if arguments.output is not None:
@@ -43,7 +49,6 @@ def run(arguments: Arguments, out: Output) -> int:
             out.json(bytes(chunk))
     else:
         _show(id_, result, out)
-    return 0
 
 
 def read_sets(arguments: Iterable[str]) -> dict[str, Any]:

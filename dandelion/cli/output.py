@@ -44,6 +44,10 @@ class Output:
         """Print JSON, indented."""
         self.raw(msgspec.json.format(text, indent=2) + b"\n")
 
+    def json_line(self, value: object) -> None:
+        """Print a value as JSON in one line."""
+        self.raw(msgspec.json.encode(value) + b"\n")
+
     def raw(self, data: bytes | memoryview) -> None:
         """Write bytes as they are."""
         sys.stdout.flush()

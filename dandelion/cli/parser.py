@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion import __version__
+from dandelion.asynchronous.records import KeptState
 from dandelion.cli.grammar import MainParser, VerbParser
 from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
@@ -65,6 +66,12 @@ class Arguments(argparse.Namespace):
     calls: bool
     call: str | None
     changes: list[Path]
+    key: str
+    callback: str
+    wait: float | None
+    state: str | None
+    after: str
+    limit: int
 
 
 def make_parser() -> MainParser:
@@ -93,6 +100,7 @@ def make_parser() -> MainParser:
 
     _record(verbs.add_parser("record", parents=[remote], help="invoke, and save a recording"))
     _replay(verbs.add_parser("replay", parents=[local], help="run a recording again, offline"))
+    _asynchronous(verbs, remote)
 
     listing = verbs.add_parser(
         "ls", parents=[remote], help="list registered names, backends or engines"
@@ -172,7 +180,44 @@ def _version(parser: VerbParser) -> None:
     parser.add_argument("--version", type=int, dest="version_", metavar="N", help="default: newest")
 
 
+def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbParser) -> None:
+    submit = verbs.add_parser("submit", parents=[remote], help="begin an asynchronous invocation")
+    _given(submit)
+    submit.add_argument(
+        "--key", default="", metavar="KEY", help="idempotency key: submit the same only once"
+    )
+    submit.add_argument(
+        "--callback", default="", metavar="URL", help="to be called at the end, if allowed"
+    )
+    listing = verbs.add_parser(
+        "invocations", parents=[remote], help="list asynchronous invocations, or show one"
+    )
+    listing.add_argument("name", nargs="?", metavar="ID", help="default: list all, newest first")
+    states = [state.value for state in KeptState]
+    listing.add_argument("--state", choices=states, help="only those in this state")
+    listing.add_argument("--limit", type=int, default=100, metavar="NUMBER", help="default 100")
+    listing.add_argument("--after", default="", metavar="PLACE", help="continue a list")
+    for verb in (submit, listing):
+        verb.add_argument("--follow", action="store_true", help="print what happens until it ends")
+    result = verbs.add_parser("result", parents=[remote], help="wait for a result and show it")
+    result.add_argument("name", metavar="ID", help="of an asynchronous invocation")
+    result.add_argument(
+        "--wait", type=float, metavar="SECONDS", help="how long; default: without limit"
+    )
+    _outgoing(result)
+    cancel = verbs.add_parser(
+        "cancel", parents=[remote], help="cancel asynchronous invocations, or forget ended ones"
+    )
+    cancel.add_argument("names", nargs="+", metavar="ID", help="of an asynchronous invocation")
+
+
 def _invoke(parser: VerbParser) -> None:
+    _given(parser)
+    _outgoing(parser)
+
+
+def _given(parser: VerbParser) -> None:
+    """Add what is invoked."""
     parser.add_argument("name", metavar="NAME", help="a function or composition")
     parser.add_argument(
         "sets",
@@ -191,12 +236,16 @@ def _invoke(parser: VerbParser) -> None:
         metavar="NUMBER",
         help="among waiting calls of the same tenant, from -1000 to 1000; higher is first",
     )
+    _version(parser)
+
+
+def _outgoing(parser: VerbParser) -> None:
+    """Add what is done with the result."""
     parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
     parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
     )
-    _version(parser)
 
 
 def _record(parser: VerbParser) -> None:

@@ -53,6 +53,9 @@ class Call(msgspec.Struct, eq=False, gc=False):
             engine, also of a call that fails.
         trace_context: of I/O functions: the span that their requests to other services are below,
             if there is one.
+        invocation: id of the invocation, of engines in the node's own process. It is the same in
+            all attempts of an asynchronous one, so an I/O function can make an idempotency key of
+            it, with the request itself: `backends/http` would send one as ``Idempotency-Key``.
     """
 
     id: int
@@ -69,6 +72,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     tenant: str = ""
     printed: tuple[PrintedLine, ...] = ()
     trace_context: TraceContext | None = None
+    invocation: str = ""
 
     def start_deadline(self, now_ns: int) -> None:
         """Set the deadline, counting the limit from now."""

@@ -193,6 +193,7 @@ def begin_call(executor: Executor, call: CallState) -> Call:
         latest_ns,
         run.origin,
         tenant=call.flow.tenant.name,
+        invocation=invocation.id,
     )
 
 

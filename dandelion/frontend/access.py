@@ -39,15 +39,19 @@ _KNOWN_LIMIT = 1024
 _PREFLIGHT_AGE_S = 600
 _ALLOWED_HEADERS = (
     "authorization content-type accept dandelion-deadline dandelion-priority dandelion-dtype "
-    "dandelion-shape traceparent tracestate"
+    "dandelion-shape traceparent tracestate prefer idempotency-key dandelion-callback last-event-id"
 )
 _PREFLIGHT = (
     (b"access-control-allow-headers", ", ".join(_ALLOWED_HEADERS.split()).encode()),
     (b"access-control-max-age", b"%d" % _PREFLIGHT_AGE_S),
 )
+_EXPOSED_HEADERS = (
+    "dandelion-invocation dandelion-dtype dandelion-shape retry-after traceparent location "
+    "preference-applied"
+)
 _EXPOSED = (
     b"access-control-expose-headers",
-    b"dandelion-invocation, dandelion-dtype, dandelion-shape, retry-after, traceparent",
+    ", ".join(_EXPOSED_HEADERS.split()).encode(),
 )
 _VARY = (b"vary", b"origin")
 

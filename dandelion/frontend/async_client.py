@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from dandelion.asynchronous.handle import AsyncInvocationHandle, AsyncKeptAccess
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
@@ -112,6 +114,39 @@ class AsyncClient:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
         return await self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
 
+    async def submit(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        key: str = "",
+        callback: str = "",
+        **sets: Value,
+    ) -> AsyncInvocationHandle:
+        """Submit an asynchronous invocation, and return at once, as `Client.submit`."""
+        asked = KeptRequest(
+            name=name,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            key=key,
+            callback=callback,
+        )
+        return self.submitted(await self._run(client_protocol.submit(asked, sets)))
+
+    def submitted(self, id_: str) -> AsyncInvocationHandle:
+        """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
+        return AsyncInvocationHandle(id_, _AsyncClientKept(self._run))
+
+    async def invocations(
+        self, state: KeptState | None = None, after: str = "", limit: int = 100
+    ) -> KeptPage:
+        """List asynchronous invocations, newest first, as `Client.invocations`."""
+        return await self._run(client_protocol.list_kept(state, after, limit))
+
     async def register(
         self,
         *things: Registrable,
@@ -198,3 +233,26 @@ class AsyncClient:
             if left_s <= 0:
                 return False
             await asyncio.sleep(min(POLL_S, left_s))
+
+
+class _AsyncClientKept(AsyncKeptAccess):
+    """How a handle reaches the node over HTTP.
+
+    Args:
+        run: carries out requests.
+    """
+
+    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]]) -> None:
+        self._run = run
+
+    async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        return watched
+
+    async def result(self, id_: str, wait_s: float) -> Sets:
+        sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
+        return sets
+
+    async def cancel(self, id_: str) -> KeptView:
+        view: KeptView = await self._run(client_protocol.cancel_kept(id_))
+        return view

@@ -12,11 +12,13 @@ asyncio.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from dandelion.asynchronous.handle import InvocationHandle, KeptAccess
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Sets, Value
@@ -149,6 +151,63 @@ class Client:
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
         return self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
+
+    # --- invoking asynchronously ----------------------------------------------------------------
+
+    def submit(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        key: str = "",
+        callback: str = "",
+        **sets: Value,
+    ) -> InvocationHandle:
+        """Submit an asynchronous invocation, and return at once, as `dandelion.node.Node.submit`.
+
+        Args:
+            name, version, priority, sets: as of `invoke`.
+            deadline_s: of each attempt, in seconds; by default that of the node.
+            key: a second submission with the same key and the same request gives the first
+                invocation. With it a submission that got no answer can be repeated.
+            callback: a URL that the node calls at the end, if its operator allows it.
+
+        Raises:
+            DandelionError: of the same class as in-process.
+            Unreachable: the node gave no answer.
+        """
+        asked = KeptRequest(
+            name=name,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            key=key,
+            callback=callback,
+        )
+        return self.submit_sets(asked, sets)
+
+    def submit_sets(self, asked: KeptRequest, sets: Mapping[str, Value]) -> InvocationHandle:
+        """Submit as `submit` does."""
+        return self.submitted(self._run(client_protocol.submit(asked, sets)))
+
+    def submitted(self, id_: str) -> InvocationHandle:
+        """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
+        return InvocationHandle(id_, _ClientKept(self._run))
+
+    def invocations(
+        self, state: KeptState | None = None, after: str = "", limit: int = 100
+    ) -> KeptPage:
+        """List asynchronous invocations, newest first.
+
+        Args:
+            state: only those in this state.
+            after: `KeptPage.after` of the page before.
+            limit: how many at most, up to 1000.
+        """
+        return self._run(client_protocol.list_kept(state, after, limit))
 
     # --- the catalogue --------------------------------------------------------------------------
 
@@ -286,3 +345,26 @@ class Client:
             if left_s <= 0:
                 return False
             time.sleep(min(POLL_S, left_s))
+
+
+class _ClientKept(KeptAccess):
+    """How a handle reaches the node over HTTP.
+
+    Args:
+        run: carries out requests.
+    """
+
+    def __init__(self, run: Callable[[Steps[Any]], Any]) -> None:
+        self._run = run
+
+    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        return watched
+
+    def result(self, id_: str, wait_s: float) -> Sets:
+        sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
+        return sets
+
+    def cancel(self, id_: str) -> KeptView:
+        view: KeptView = self._run(client_protocol.cancel_kept(id_))
+        return view

@@ -16,6 +16,14 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from dandelion.asynchronous.records import (
+    KeptPage,
+    KeptRequest,
+    KeptState,
+    KeptView,
+    Watched,
+    check_key,
+)
 from dandelion.call_logs import LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.data import Bytes, Sets, Value
@@ -23,6 +31,13 @@ from dandelion.documents import ContentLike, FunctionDocument, Registered, Regis
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.client_tls import Tls, tls_context
 from dandelion.frontend.codecs import decode_response, encode_request
+from dandelion.frontend.kept_documents import (
+    EventsDocument,
+    InvocationsDocument,
+    KeptDocument,
+    kept_event,
+    kept_view,
+)
 from dandelion.frontend.outgoing import outgoing_sets
 from dandelion.frontend.problem import Unreachable, decode_problem
 from dandelion.frontend.records import Description, EngineEntry, Entry, RegisterResponse
@@ -231,6 +246,63 @@ def _invocation(
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
         timeout_s = max(deadline_s, 0.0) + _GRACE_S
     return ClientRequest("POST", path, headers, chunks, timeout_s)
+
+
+def submit(asked: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
+    """Submit an asynchronous invocation; returns its id."""
+    chunks = _request_body(sets)
+    headers = {**_MSGPACK, "Prefer": "respond-async"}
+    if asked.deadline_s is not None:
+        headers["Dandelion-Deadline"] = repr(float(asked.deadline_s))
+    if asked.priority:
+        headers["Dandelion-Priority"] = str(asked.priority)
+    if asked.key:
+        check_key("key", asked.key)
+        headers["Idempotency-Key"] = asked.key
+    if asked.callback:
+        _checked_headers({"Dandelion-Callback": asked.callback}, None)
+        headers["Dandelion-Callback"] = asked.callback
+    path = _path("/v1/invoke", asked.name, asked.version)
+    response = yield ClientRequest("POST", path, headers, chunks)
+    return _decoded(response, KeptDocument).id
+
+
+def watch(id_: str, after: str, wait_s: float, *, end: bool) -> Steps[Watched]:
+    """Ask about an asynchronous invocation, see `KeptAccess.watch`."""
+    wait = {"wait_s": f"{wait_s:.3f}"} if wait_s > 0 else {}
+    timeout_s = wait_s + _GRACE_S if wait else None
+    if end:
+        path = _path("/v1/invocations", id_, None, "", **wait)
+        found = _decoded((yield ClientRequest("GET", path, timeout_s=timeout_s)), KeptDocument)
+        return Watched(kept_view(found))
+    path = _path("/v1/invocations", id_, None, "/events", after=after, **wait)
+    request = ClientRequest("GET", path, {"Accept": "application/json"}, timeout_s=timeout_s)
+    events = _decoded((yield request), EventsDocument)
+    return Watched(kept_view(events.invocation), tuple(map(kept_event, events.events)))
+
+
+def kept_result(id_: str, wait_s: float) -> Steps[Sets]:
+    """Fetch the result of an asynchronous invocation."""
+    wait = {"wait_s": f"{wait_s:.3f}"} if wait_s > 0 else {}
+    path = _path("/v1/invocations", id_, None, "/result", **wait)
+    timeout_s = wait_s + _GRACE_S if wait else None
+    response = _checked((yield ClientRequest("GET", path, _MSGPACK, timeout_s=timeout_s)))
+    return decode_response(response.body)[1]
+
+
+def cancel_kept(id_: str) -> Steps[KeptView]:
+    """Cancel or forget an asynchronous invocation."""
+    response = yield ClientRequest("DELETE", _path("/v1/invocations", id_))
+    return kept_view(_decoded(response, KeptDocument))
+
+
+def list_kept(state: KeptState | None, after: str, limit: int) -> Steps[KeptPage]:
+    """List asynchronous invocations, newest first."""
+    query = {"limit": str(limit)} | ({} if state is None else {"state": state.value})
+    query |= {"after": after} if after else {}
+    path = f"/v1/invocations?{urllib.parse.urlencode(query)}"
+    found = _decoded((yield ClientRequest("GET", path)), InvocationsDocument)
+    return KeptPage(tuple(map(kept_view, found.invocations)), found.after)
 
 
 def register(

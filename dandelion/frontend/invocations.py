@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from dandelion.data import Bytes, Sets, SetSpec
+from dandelion.asynchronous.records import KeptRequest
+from dandelion.data import Sets, SetSpec
 from dandelion.errors import InvalidInput, Unknown
 from dandelion.frontend.asgi import (
     NAME_LIMIT,
-    Header,
     Request,
     Response,
     clipped,
@@ -31,19 +31,17 @@ from dandelion.frontend.codecs import (
     decode_json,
     decode_msgpack,
     decode_raw,
-    encode_json,
-    encode_msgpack,
 )
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import (
     costs_json,
-    costs_json_response,
     costs_msgpack,
-    many_items,
 )
+from dandelion.frontend.kept_routes import KeptRoutes
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
-from dandelion.frontend.problem import NotAcceptable
+from dandelion.frontend.preferences import read_preferences
+from dandelion.frontend.results import ResultWriter
 from dandelion.frontend.service import Service
 from dandelion.priority import read_priority
 
@@ -55,7 +53,6 @@ RECORDING_TYPE = b"application/vnd.dandelion.recording"
 RECORDINGS_AT_ONCE = 2
 """A recording uses a thread while its invocation runs; more of them wait."""
 QUERY = ("version", "deadline_s", "priority", "set")
-_MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 
 
 _Head: TypeAlias = tuple[str, str, bytes, bytes, bytes]
@@ -96,12 +93,18 @@ class Invocations:
 
     Args:
         node: runs the invocations.
-        converter: reads and writes documents that would block the event loop.
+        converter: reads documents that would block the event loop.
+        results: writes results.
+        kept: accepts asynchronous invocations.
     """
 
-    def __init__(self, node: Service, converter: Converter) -> None:
+    def __init__(
+        self, node: Service, converter: Converter, results: ResultWriter, kept: KeptRoutes
+    ) -> None:
         self._node = node
         self._converter = converter
+        self._results = results
+        self._kept = kept
         self._plans: dict[_Head, _Plan] = {}
         self._generation = node.generation
         self._recordings = asyncio.Semaphore(RECORDINGS_AT_ONCE)
@@ -118,6 +121,12 @@ class Invocations:
             sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
+            if b"prefer" in request.headers:
+                preferences = read_preferences(request.headers[b"prefer"])
+                if preferences.respond_async:
+                    asked = _kept_request(request, plan, deadline_s, priority)
+                    submit = self._kept.submit
+                    return await submit(request, asked, sets, preferences, plan.response_codecs)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,
@@ -130,11 +139,10 @@ class Invocations:
             )
             del sets  # free the memory of the inputs before the response is written
             request.invocation = outcome.id
-            outputs = _with_forms(outcome.sets, plan.forms) if plan.forms else outcome.sets
-            codec = _writer(plan.response_codecs, outputs)
-            if costs_json_response(outputs) if codec is Codec.JSON else many_items(outputs):
-                return await self._long_response(outcome.id, outputs, codec)
-            return _response(outcome.id, outputs, codec)
+            id_, codecs = outcome.id, plan.response_codecs
+            result = _with_forms(outcome.sets, plan.forms) if plan.forms else outcome.sets
+            short = self._results.short(id_, result, codecs)
+            return short or await self._results.write(id_, result, codecs)
         finally:
             request.stop_watching()
 
@@ -219,13 +227,6 @@ class Invocations:
             return await self._converter.sets(data, plan.codec.value, plan.specs, limit)
         return (decode_json if is_json else decode_msgpack)(data, plan.specs, limit)
 
-    async def _long_response(self, id_: str, sets: Sets, codec: Codec) -> Response:
-        """Write a large response: JSON in the converter, other formats in a thread."""
-        if codec is not Codec.JSON:
-            return await self._converter.elsewhere(partial(_response, id_, sets, codec))
-        chunk = await self._converter.json_response(id_, sets)
-        return Response([chunk], _MEDIA_TYPES[codec], 200, _headers(id_))
-
 
 def _with_forms(sets: Sets, forms: Mapping[str, str]) -> Sets:
     return Sets({n: s and s.with_form(forms.get(n, "")) for n, s in sets.items()})
@@ -242,6 +243,20 @@ def _given_deadline_s(request: Request, plan: _Plan) -> float | None:
     if b"dandelion-deadline" not in request.headers:
         return plan.deadline_s
     return _deadline_s("header.dandelion-deadline", request.header(b"dandelion-deadline"))
+
+
+def _kept_request(
+    request: Request, plan: _Plan, deadline_s: float | None, priority: int
+) -> KeptRequest:
+    """Tell what an asynchronous invocation is, besides its sets."""
+    return KeptRequest(
+        name=plan.name,
+        version=plan.version,
+        deadline_s=deadline_s,
+        priority=priority,
+        key=request.header(b"idempotency-key"),
+        callback=request.header(b"dandelion-callback"),
+    )
 
 
 def _deadline_s(where: str, text: str) -> float:
@@ -268,39 +283,3 @@ def _raw_set(request: Request, function: str, specs: Mapping[str, SetSpec]) -> s
         hint = did_you_mean(name, specs)
         raise InvalidInput("query.set", f"no input set '{clipped(name)}'", hint)
     return name
-
-
-def _writer(codecs: tuple[Codec, ...], sets: Sets) -> Codec:
-    """Select the codec of a response: the first that can express it."""
-    codec = codecs[0]
-    if codec is not Codec.RAW:
-        return codec
-    count = sum([len(s.items) for s in sets.values() if s is not None])
-    if count == 1:
-        return codec
-    if len(codecs) > 1:
-        return codecs[1]
-    message = f"the result has {count} items; raw bytes need exactly one"
-    raise NotAcceptable(Codec.RAW.value, message)
-
-
-def _response(id_: str, sets: Sets, codec: Codec) -> Response:
-    headers = _headers(id_)
-    return Response(_encode(codec, id_, sets, headers), _MEDIA_TYPES[codec], 200, headers)
-
-
-def _headers(id_: str) -> list[Header]:
-    return [(b"dandelion-invocation", id_.encode())]
-
-
-def _encode(codec: Codec, id_: str, sets: Sets, headers: list[Header]) -> list[Bytes]:
-    if codec is Codec.JSON:
-        return encode_json(id_, sets)
-    if codec is Codec.MSGPACK:
-        return encode_msgpack(id_, sets)
-    (item,) = [item for s in sets.values() if s is not None for item in s.items]
-    if item.dtype is not None:
-        headers.append((b"dandelion-dtype", item.dtype.encode()))
-        if item.shape is not None:
-            headers.append((b"dandelion-shape", ",".join(map(str, item.shape)).encode()))
-    return [item.data]

@@ -13,6 +13,7 @@ from dandelion.frontend.adapter import Adapter, AdapterContext
 from dandelion.frontend.asgi import Request, Response, clipped
 from dandelion.frontend.catalogue import KINDS, CatalogueRoutes, json_response
 from dandelion.frontend.invocations import Invocations
+from dandelion.frontend.kept_routes import KeptRoutes
 from dandelion.frontend.logs_routes import LogsRoute
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import (
@@ -29,7 +30,15 @@ from dandelion.frontend.openapi import (
     remove_operation,
     trace_operation,
 )
+from dandelion.frontend.openapi_kept import (
+    cancel_kept_operation,
+    describe_kept_operation,
+    kept_events_operation,
+    kept_result_operation,
+    list_kept_operation,
+)
 from dandelion.frontend.problem import NotAcceptable
+from dandelion.frontend.results import ResultWriter
 from dandelion.frontend.routing import Route
 from dandelion.tokens import Right
 
@@ -41,7 +50,9 @@ class NativeAdapter(Adapter):
 
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node
-        self._invocations = Invocations(context.node, context.converter)
+        results = ResultWriter(context.converter)
+        self._kept = KeptRoutes(context.node.kept, results)
+        self._invocations = Invocations(context.node, context.converter, results, self._kept)
         self._logs = LogsRoute(context.node)
         self._catalogue = CatalogueRoutes(context.node, context.converter)
 
@@ -75,13 +86,26 @@ class NativeAdapter(Adapter):
             Route("GET", "/v1/logs", self._logs, read, logs_operation()),
             Route("GET", "/v1/capacity", self._capacity, read, capacity_operation()),
             Route("GET", "/v1/engines", self._engines, Right.OPERATE, engines),
+            *self._kept_routes(),
         ]
 
     async def start(self) -> None:
         self._logs.start()
 
     async def stop(self) -> None:
+        """End streams and long polls."""
         self._logs.stop()
+        self._kept.stop()
+
+    def _kept_routes(self) -> Sequence[Route]:
+        kept, right, path = self._kept, Right.INVOKE, "/v1/invocations/{id}"
+        return [
+            Route("GET", "/v1/invocations", kept.listing, right, list_kept_operation()),
+            Route("GET", path, kept.describe, right, describe_kept_operation()),
+            Route("DELETE", path, kept.cancel, right, cancel_kept_operation()),
+            Route("GET", f"{path}/result", kept.result, right, kept_result_operation()),
+            Route("GET", f"{path}/events", kept.events, right, kept_events_operation()),
+        ]
 
     async def _engines(self, request: Request) -> Response:
         request.expect_query(())

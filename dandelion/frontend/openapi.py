@@ -16,6 +16,12 @@ from dandelion.activity import Activity
 from dandelion.capacity import NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
+from dandelion.frontend.kept_documents import (
+    EventDocument,
+    EventsDocument,
+    InvocationsDocument,
+    KeptDocument,
+)
 from dandelion.frontend.problem import MEDIA_TYPE, ProblemDocument
 from dandelion.frontend.records import TEXT_TYPE, Description, Entry, RegisterResponse
 from dandelion.frontend.routing import ANY_METHOD, Json, Route
@@ -30,6 +36,10 @@ _RECORDS = (
     Description,
     NodeCapacity,
     ProblemDocument,
+    KeptDocument,
+    InvocationsDocument,
+    EventDocument,
+    EventsDocument,
 )
 
 _ITEM: Json = {
@@ -235,8 +245,21 @@ def invoke_operation() -> Json:
         ),
         parameter("header", "traceparent", {"type": "string"}, "W3C trace context of the caller"),
         parameter("header", "tracestate", {"type": "string"}, "forwarded with it"),
+        parameter(
+            "header", "Prefer", {"type": "string"}, "respond-async: accept it (202); wait=SECONDS"
+        ),
+        parameter(
+            "header", "Idempotency-Key", {"type": "string"}, "with respond-async: accept it once"
+        ),
+        parameter(
+            "header", "Dandelion-Callback", {"type": "string"}, "with respond-async: URL to call"
+        ),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
+    operation["responses"]["202"] = {
+        "description": "accepted, with respond-async; Location has its address",
+        "content": json_content(reference("KeptDocument")),
+    }
     return {**operation, "requestBody": {"required": True, "content": request}}
 
 

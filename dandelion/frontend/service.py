@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dandelion.activity import Activity, ActivityQuery
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
@@ -49,6 +50,34 @@ class Outcome(Protocol):
         """The output sets by name; None where empty."""
 
 
+class KeptInvocations(Protocol):
+    """The asynchronous invocations of a node; raises as `dandelion.node.kept_service.KeptService`.
+
+    Invocations of other tenants do not exist.
+    """
+
+    async def submit(
+        self, request: KeptRequest, sets: Mapping[str, ItemSet | None], *, tenant: str
+    ) -> KeptView:
+        """Accept one: when this returns, it is as durable as the node's store."""
+
+    async def watch(
+        self, id_: str, *, tenant: str, after: str = "", wait_s: float = 0.0, end: bool = False
+    ) -> Watched:
+        """Tell about one: at once, or when there are events after `after`, or at its end."""
+
+    async def result(self, id_: str, *, tenant: str) -> Outcome:
+        """Give the result of one."""
+
+    async def cancel(self, id_: str, *, tenant: str) -> KeptView:
+        """End one, or forget it if it has ended; tells what it was before."""
+
+    async def list(
+        self, *, tenant: str, state: KeptState | None = None, after: str = "", limit: int = 100
+    ) -> KeptPage:
+        """List those of a tenant, newest first."""
+
+
 class Service(Protocol):
     """A node, as the frontend sees it.
 
@@ -68,6 +97,10 @@ class Service(Protocol):
     @property
     def arena_descriptors(self) -> tuple[int, ...]:
         """Descriptors that every further process which maps the arena has to inherit."""
+
+    @property
+    def kept(self) -> KeptInvocations:
+        """The asynchronous invocations."""
 
     @property
     def generation(self) -> int:

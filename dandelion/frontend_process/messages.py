@@ -12,6 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.activity import ActivityQuery
+from dandelion.asynchronous.records import KeptRequest, KeptState
 from dandelion.catalog import CompositionRecord, LibraryRecord, Record
 from dandelion.data import Item, SetSpec
 from dandelion.errors import ErrorRecord
@@ -278,6 +279,63 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lease")
     size: int
 
 
+class WatchKept(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """Ask about an asynchronous invocation, a `Watched`."""
+
+    id: str
+    after: str
+    wait_s: float
+    end: bool
+
+
+class CancelKept(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """End or forget an asynchronous invocation; the answer is a `KeptView`."""
+
+    id: str
+
+
+class ListKept(msgspec.Struct, frozen=True, array_like=True, tag="list"):
+    """Ask for some asynchronous invocations, a `KeptPage`."""
+
+    state: KeptState | None
+    after: str
+    limit: int
+
+
+KeptQuery: TypeAlias = WatchKept | CancelKept | ListKept
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="keep"):
+    """Accept an asynchronous invocation; answered by `Answered` with a `KeptView`, or `Failed`.
+
+    `sets` are as of `Submit`.
+    """
+
+    number: int
+    request: KeptRequest
+    sets: WireSets
+    tenant: str
+
+
+class AskKept(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ask_kept"):
+    """Ask about asynchronous invocations; answered by `Answered` or `Failed`.
+
+    It may wait for long, with neither a thread nor memory of the arena. `Cancel` ends it.
+    """
+
+    number: int
+    query: KeptQuery
+    tenant: str
+
+
+class FetchKept(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="fetch_kept"):
+    """Ask for the result of an asynchronous invocation; answered as `Submit`."""
+
+    number: int
+    id: str
+    tenant: str
+
+
 class Release(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="release"):
     """Give memory back."""
 
@@ -366,7 +424,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: ErrorRecord
 
 
-FromFrontend: TypeAlias = Ready | Part | Submit | Cancel | Lease | Release | LinesDropped | Ask
+FromFrontend: TypeAlias = (
+    Ready
+    | Part
+    | Submit
+    | Cancel
+    | Lease
+    | Release
+    | LinesDropped
+    | Ask
+    | Keep
+    | AskKept
+    | FetchKept
+)
 FromNode: TypeAlias = Open | Reload | Drain | Part | Ended | Leased | Answered | Failed
 
 from_frontend: msgspec.msgpack.Decoder[list[FromFrontend]] = msgspec.msgpack.Decoder(

@@ -19,18 +19,22 @@ from typing import Any
 
 from dandelion.data import Item, ItemSet
 from dandelion.errors import Cancelled, DandelionError, InternalError
+from dandelion.frontend_process.kept_requests import KeptRequests
 from dandelion.frontend_process.link import BadMessage, Link
 from dandelion.frontend_process.messages import (
     INLINE_BYTES,
     PART_ITEMS,
     Answered,
     Ask,
+    AskKept,
     Blob,
     Cancel,
     Drain,
     Ended,
     Failed,
+    FetchKept,
     FromFrontend,
+    Keep,
     Lease,
     Leased,
     LinesDropped,
@@ -90,6 +94,7 @@ class NodeLink:
         self._kept: dict[int, object] = {}
         self._running: dict[int, Invocation | None] = {}
         self._parts: dict[int, list[WireSet]] = {}
+        self._waiting = KeptRequests(node, self._link_post, self._send_result)
         self._tasks: set[asyncio.Future[None]] = set()
         self.invocations = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -100,6 +105,9 @@ class NodeLink:
             Part: self._on_part,
             Ask: self._on_ask,
             LinesDropped: lambda message: node.lines_dropped(message.count),
+            Keep: lambda keep: self._waiting.keep(keep, self._sets_of(keep.number, keep.sets)),
+            AskKept: self._waiting.ask,
+            FetchKept: self._waiting.fetch,
             Ready: lambda _: ready(),
         }
         self._link = Link(self._loop, peer, from_frontend, self._received, self._ended_by_itself)
@@ -123,6 +131,7 @@ class NodeLink:
         for invocation in running.values():
             if invocation is not None:
                 self._node.cancel(invocation, Cancelled("its frontend is gone"))
+        self._waiting.close()
         for task in self._tasks:
             task.cancel()
         self._parts.clear()
@@ -170,15 +179,11 @@ class NodeLink:
 
     def _on_submit(self, message: Submit) -> None:
         number = message.number
-        wire = message.sets
-        if self._parts:
-            parts = self._parts.pop(number, None)
-            wire = joined(parts, wire) if parts is not None else wire
-        sets = {one.name: self._set(one) for one in wire}
+        sets = self._sets_of(number, message.sets)
         self.invocations += 1
         self._running[number] = None
         try:
-            invocation = self._node.submit(
+            invocation = self._node.begin(
                 message.name,
                 sets,
                 version=message.version,
@@ -194,6 +199,13 @@ class NodeLink:
             return
         if number in self._running:  # it has not ended yet
             self._running[number] = invocation
+
+    def _sets_of(self, number: int, wire: WireSets) -> dict[str, ItemSet | None]:
+        """Give the sets that a message and its parts name."""
+        if self._parts:
+            parts = self._parts.pop(number, None)
+            wire = joined(parts, wire) if parts is not None else wire
+        return {one.name: self._set(one) for one in wire}
 
     def _set(self, wire: WireSet) -> ItemSet | None:
         if not wire.items:
@@ -212,6 +224,7 @@ class NodeLink:
 
     def _on_cancel(self, message: Cancel) -> None:
         self._parts.pop(message.number, None)
+        self._waiting.cancel(message.number)
         invocation = self._running.get(message.number)
         if invocation is not None:
             self._node.cancel(invocation, Cancelled("its client left"))
@@ -229,12 +242,19 @@ class NodeLink:
         if outputs is None:
             self._fail(number, invocation.id, InternalError("it ended without a result"))
             return
-        names = invocation.walk.plan.output_names
+        self._send_result(number, invocation.id, invocation.walk.plan.output_names, outputs)
+
+    def _send_result(
+        self, number: int, id_: str, names: Sequence[str], outputs: Sequence[ItemSet | None]
+    ) -> None:
         wire = self._wired(number, names, outputs)
         if wire is not None:
-            self._link.post(Ended(number, invocation.id, wire))
+            self._link.post(Ended(number, id_, wire))
         else:
-            self._task(self._send_in_parts(number, invocation.id, names, outputs))
+            self._task(self._send_in_parts(number, id_, names, outputs))
+
+    def _link_post(self, message: Answered | Failed) -> None:
+        self._link.post(message)
 
     def _wired(
         self, number: int, names: Sequence[str], outputs: Sequence[ItemSet | None]

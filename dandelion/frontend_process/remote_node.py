@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Bytes, Item, ItemSet, Sets
 from dandelion.errors import from_record
 from dandelion.frontend_process.leases import SLAB_BYTES, SLAB_ITEM_BYTES, Leases, Slabs
@@ -25,11 +26,14 @@ from dandelion.frontend_process.messages import (
     PART_ITEMS,
     Answered,
     Ask,
+    AskKept,
     Cancel,
     Drain,
     Ended,
     Failed,
+    FetchKept,
     FromNode,
+    Keep,
     Lease,
     Leased,
     LinesDropped,
@@ -45,6 +49,7 @@ from dandelion.frontend_process.messages import (
     inline_item,
     joined,
 )
+from dandelion.frontend_process.remote_kept import RemoteKept
 from dandelion.frontend_process.remote_queries import RemoteQueries
 from dandelion.frontend_process.status import StatusReader
 from dandelion.memory import ArenaMap, Context
@@ -113,6 +118,7 @@ class RemoteNode(RemoteQueries):
         self.on_drain: Callable[[], None] = lambda: None
         self.on_reload: Callable[[Reload], None] = lambda _: None
         self._slabs.fill()
+        self.kept = RemoteKept(self)
 
     @property
     def settings(self) -> Settings:
@@ -258,9 +264,9 @@ class RemoteNode(RemoteQueries):
         on_wait: Callable[[], None] | None = None,
     ) -> RemoteOutcome:
         """Invoke with sets; cancelling it cancels the invocation."""
-        wire = self._wired(sets)
         number, future = self._expect()
         try:
+            wire = self._wired(sets)
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
             self._link.post(
@@ -272,12 +278,48 @@ class RemoteNode(RemoteQueries):
                 on_wait()
             outcome: RemoteOutcome = await future
         except BaseException:
-            if self._waiting.pop(number, None) is not None:
-                self._link.post(Cancel(number))
+            self.dropped(number)
             raise
         finally:
             del future  # its error refers to this frame
         return outcome
+
+    def dropped(self, number: int) -> None:
+        """The answer of a request is not wanted any more."""
+        if self._waiting.pop(number, None) is not None:
+            self._link.post(Cancel(number))
+
+    async def keep(
+        self, request: KeptRequest, sets: Mapping[str, ItemSet | None], tenant: str
+    ) -> Bytes:
+        """Send an asynchronous invocation; give the answer, see `Keep`."""
+        number, future = self._expect()
+        try:
+            wire = self._wired(sets)
+            if wire is None:
+                wire = await self._sent_ahead(number, sets)
+            self._link.post(Keep(number, request, wire, tenant))
+            self._release()  # after what refers to it
+            del sets, wire
+            answer: Bytes = await future
+        except BaseException:
+            self.dropped(number)
+            raise
+        finally:
+            del future
+        return answer
+
+    async def asked_kept(self, make: Callable[[int], AskKept | FetchKept]) -> Any:
+        """Send a request about asynchronous invocations; give its answer."""
+        number, future = self._expect()
+        self._link.post(make(number))
+        try:
+            return await future
+        except BaseException:
+            self.dropped(number)
+            raise
+        finally:
+            del future
 
     def _wired(self, sets: Mapping[str, ItemSet | None]) -> WireSets | None:
         """Name sets for one message; None if they need a lease or are too many items for that."""

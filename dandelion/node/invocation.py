@@ -71,7 +71,4 @@ class Invocation(InvocationState, eq=False, kw_only=True):
         outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
         if outputs is None:
             raise InternalError("an invocation ended without a result")
-        names, forms = self.walk.plan.output_names, self.walk.plan.output_forms
-        if forms:
-            outputs = tuple(s and s.with_form(f) for s, f in zip(outputs, forms, strict=True))
-        return InvocationResult(self.id, Sets(dict(zip(names, outputs, strict=True))), self.trace)
+        return InvocationResult(self.id, Sets(self.walk.plan.named(outputs)), self.trace)

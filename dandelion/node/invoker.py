@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+from dandelion.asynchronous.records import KeptRecord
 from dandelion.data import ItemSet
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
 from dandelion.errors import Cancelled, DandelionError, InvalidInput
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation, InvocationResult
@@ -185,7 +187,7 @@ class Invoker:
             raise
         return invocation.result()
 
-    def submit(
+    def begin(
         self,
         name: str,
         sets: Mapping[str, ItemSet | None],
@@ -196,13 +198,48 @@ class Invoker:
         ended: Callable[[Invocation], None],
         trace_context: CallerSpan = None,
     ) -> Invocation:
-        """Begin an invocation on the node's own loop; see `Node.submit`."""
+        """Begin an invocation on the node's own loop; see `Node.begin`."""
         plan = self._spaces.of(tenant).library.plan(name, version)
         inputs = positional(plan, sets)
         invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
         invocation.on_end = partial(ended, invocation)
         self._runtime.submit(invocation)
         return invocation
+
+    def made_kept(
+        self,
+        record: KeptRecord,
+        sets: Mapping[str, ItemSet | None],
+        deadline_s: float,
+        on_application: Callable[[ApplicationEnd], None],
+        ended: Callable[[Invocation], None],
+    ) -> tuple[Invocation, WatchedWalk]:
+        """Make the record of an attempt of an asynchronous invocation.
+
+        Args:
+            record: the invocation.
+            sets: its inputs.
+            deadline_s: of the attempt.
+            on_application: called when an application of the composition itself ends.
+            ended: called on the loop at the end.
+
+        Raises:
+            Unknown, InvalidInput, Cancelled: it cannot begin.
+        """
+        request = record.request
+        plan = self._spaces.of(record.tenant).library.plan(request.name, request.version)
+        walk = WatchedWalk(plan, self._partitioning, SLICE, on_application)
+        invocation = self.made(
+            plan,
+            positional(plan, sets),
+            deadline_s,
+            record.tenant,
+            request.priority,
+            id_=record.id,
+            walk=walk,
+        )
+        invocation.on_end = partial(ended, invocation)
+        return invocation, walk
 
     def made(
         self,
@@ -212,8 +249,15 @@ class Invoker:
         tenant: str,
         priority: int,
         trace_context: CallerSpan = None,
+        id_: str | None = None,
+        walk: Walk | None = None,
     ) -> Invocation:
         """Make the record of an invocation.
+
+        Args:
+            plan, inputs, deadline_s, tenant, priority: what to invoke.
+            id_: of the invocation; by default a new one.
+            walk: of the plan; by default a new one.
 
         Raises:
             Cancelled: the node does not run.
@@ -233,12 +277,12 @@ class Invoker:
             if isinstance(trace_context, InvocationSpan)
             else self._tracing.begin(trace_context)
         )
-        number = f"{self._prefix}-{next(self._ids):x}"
+        number = f"{self._prefix}-{next(self._ids):x}" if id_ is None else id_
         now_ns = time.monotonic_ns()
         return Invocation(
             number,
             self._spaces.of(tenant).tenant,
-            Walk(plan, self._partitioning, slice_=SLICE),
+            Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
             inputs,
             now_ns + int(deadline_s * 1e9),
             deadline_s,

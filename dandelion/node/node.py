@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,9 @@ from types import TracebackType
 from typing import Self
 
 from dandelion.activity import Activity, ActivityQuery
+from dandelion.asynchronous.handle import AsyncInvocationHandle, InvocationHandle
+from dandelion.asynchronous.records import KeptRequest
+from dandelion.asynchronous.store import KeptStore, open_kept_store
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
@@ -55,6 +58,7 @@ from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.activity import ActivityLog, activity_of
 from dandelion.node.cache import ResultCache
 from dandelion.node.call_logs import CallLogs
+from dandelion.node.callback_sender import CallbackRules
 from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
@@ -62,6 +66,8 @@ from dandelion.node.inputs import InputStager, positional
 from dandelion.node.invocation import Invocation, InvocationResult
 from dandelion.node.invoker import CallerSpan, Invoker
 from dandelion.node.jobs import Jobs
+from dandelion.node.kept_access import BlockingKept, NodeKept, TenantKept
+from dandelion.node.kept_service import KeptService
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
@@ -120,11 +126,13 @@ class Node:
         check_names(settings, [driver.name for driver in drivers])
         self._spans = span_sender(settings)
         policy = policy_of(settings.policy)
+        callbacks = CallbackRules.of(settings)
         for name in settings.tenants:
             check_tenant(name)
         self._backends, self._missing = load_backends(settings)
         self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
         self._all = open_catalog(settings.catalog)
+        self._kept_store = self._opened_store(settings.catalog)
         self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
         self._checkers = load_checkers(self._backends)
@@ -178,12 +186,29 @@ class Node:
             settings.default_deadline_s,
             tracing_of(settings),
         )
+        self._kept = KeptService(
+            settings,
+            self._kept_store,
+            self._invoker,
+            self._runtime,
+            ThreadPoolExecutor(1, "dandelion-kept"),
+            self._pool,
+            callbacks,
+        )
+        self.kept = NodeKept(self._kept, self._loop, self._invoker)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
         self._state = NodeState.NEW
         self._lines_dropped = 0
         self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
+
+    def _opened_store(self, catalog: str) -> KeptStore:
+        try:
+            return open_kept_store(catalog)
+        except BaseException:
+            self._all.close()
+            raise
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -200,6 +225,7 @@ class Node:
         self._loop.call(self._start_engines)
         self._state = NodeState.RUNNING
         self._invoker.running = True
+        self._loop.call(lambda: self._kept.start(self._loop.loop))
 
     def _start_engines(self) -> None:
         for name, given in self.settings.tenants.items():
@@ -226,6 +252,7 @@ class Node:
             self._invoker.running = False
             atexit.unregister(self.close)
             if was is NodeState.RUNNING:
+                _closed(self._close_kept)
                 self._loop.call(self._runtime.shut)
                 self._close_executors()
             if self._spans is not None:
@@ -235,9 +262,16 @@ class Node:
                 _closed(sharing.close)
             _closed(self._loop.stop)
             self._pool.shutdown()
+            _closed(self._kept.close)
             with self._registering:
                 _closed(self._all.close)
             self._arena.close()
+
+    def _close_kept(self) -> None:
+        """Have the store of asynchronous invocations take everything."""
+        idle: Future[None] = Future()
+        self._loop.call(partial(self._kept.closing, idle))
+        idle.result()
 
     def _close_executors(self) -> None:
         """Close all executors, also those that an engine added as it came up just now."""
@@ -609,7 +643,7 @@ class Node:
         names = tuple(spec.name for spec in plan.inputs)
         return recorder.recording(name, id_, started_ns, code, names, inputs, answer).encode()
 
-    def submit(
+    def begin(
         self,
         name: str,
         sets: Mapping[str, ItemSet | None],
@@ -631,13 +665,84 @@ class Node:
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
         """
-        return self._invoker.submit(
+        return self._invoker.begin(
             name, sets, version, deadline_s, tenant, priority, ended, trace_context
         )
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
-        """End an invocation that `submit` began, on the node's own loop only."""
+        """End an invocation that `begin` began, on the node's own loop only."""
         self._runtime.cancel(invocation, error)
+
+    # --- invoking asynchronously ------------------------------------------------------------------
+
+    def submit(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        key: str = "",
+        callback: str = "",
+        tenant: str = DEFAULT_TENANT,
+        **sets: Value,
+    ) -> InvocationHandle:
+        """Accept an asynchronous invocation, and return at once; see ``docs/asynchronous.md``.
+
+        Args:
+            name, version, priority, tenant, sets: as of `invoke`.
+            deadline_s: of each attempt, in seconds; by default the setting `async_deadline_s`.
+            key: a second submission with the same key and the same request gives the first
+                invocation.
+            callback: a URL that is called at the end, if the operator allows it.
+
+        Raises:
+            Unknown, InvalidInput: the call does not fit.
+            KeyReused: the key belongs to another request.
+            Overloaded, KeptFull, DiskFull, CatalogUnavailable: it cannot be kept now.
+        """
+        request = KeptRequest(
+            name=name,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            key=key,
+            callback=callback,
+        )
+        plan = self._spaces.of(tenant).library.plan(name, version)
+        access = BlockingKept(self.kept, tenant)
+        return InvocationHandle(access.submit(request, _converted(plan, sets)), access)
+
+    async def submit_async(
+        self,
+        name: str,
+        /,
+        *,
+        version: int | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        key: str = "",
+        callback: str = "",
+        tenant: str = DEFAULT_TENANT,
+        **sets: Value,
+    ) -> AsyncInvocationHandle:
+        """Accept an asynchronous invocation as `submit` does, from any event loop."""
+        request = KeptRequest(
+            name=name,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            key=key,
+            callback=callback,
+        )
+        plan = await self._invoker.plan(name, version, tenant)
+        view = await self.kept.submit(request, _converted(plan, sets), tenant=tenant)
+        return AsyncInvocationHandle(view.id, TenantKept(self.kept, tenant))
+
+    def submitted(self, id_: str, tenant: str = DEFAULT_TENANT) -> InvocationHandle:
+        """Give the handle of an asynchronous invocation that was submitted before, by its id."""
+        return InvocationHandle(id_, BlockingKept(self.kept, tenant))
 
     # --- looking --------------------------------------------------------------------------------
 

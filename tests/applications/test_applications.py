@@ -178,6 +178,15 @@ def test_a_set_without_a_default_must_be_given(caller: Any) -> None:
         caller.invoke("greet", greeting="Hi")
 
 
+def test_asynchronous_results_have_the_same_values(node: Node) -> None:
+    node.register(shapes.divide, shapes.shout)
+    with BackgroundServer(node) as server, Client(server.url) as client:
+        for caller in (node, client):
+            numbers = caller.submit("divide", numbers=[1, 2, 3]).result()
+            assert (numbers.even.value(), numbers.odd.value()) == ([2], [1, 3])
+            assert caller.submit("shout", text="a").result().result.value() == "A"
+
+
 def test_a_wrong_value_names_set_item_and_types(caller: Any) -> None:
     caller.register(shapes.add)
     with pytest.raises(Raised) as caught:

@@ -111,7 +111,7 @@ def test_priorities_in_process(caller: str) -> None:
 
     def submitted(name: str, priority: int) -> None:
         def submit() -> None:
-            node.submit(name, {"a": None}, priority=priority, ended=lambda invocation: None)
+            node.begin(name, {"a": None}, priority=priority, ended=lambda invocation: None)
 
         node._loop.call(submit)
 

@@ -367,7 +367,7 @@ def test_a_thousand_tenants_wait_for_one_engine_and_each_has_its_turn() -> None:
 
         def submit(node: Node = node) -> None:
             for name in [*names, *names]:
-                node.submit("F", {"a": None}, tenant=name, ended=note)
+                node.begin("F", {"a": None}, tenant=name, ended=note)
 
         def note(invocation: Invocation) -> None:
             ended.append(invocation.tenant.name)

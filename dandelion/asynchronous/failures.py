@@ -1,0 +1,75 @@
+"""Errors of asynchronous invocations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dandelion.errors import Blame, CapacityError, CatalogCorrupt, DandelionError
+
+
+@dataclass(eq=False)
+class NotEnded(DandelionError):
+    """The invocation has no result yet."""
+
+    id: str
+    state: str
+    status = 409
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return f"invocation {self.id} is {self.state}; ask again, or wait with ?wait_s="
+
+
+@dataclass(eq=False)
+class KeyReused(DandelionError):
+    """The idempotency key belongs to an invocation of another request."""
+
+    key: str
+    id: str
+    status = 422
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return (
+            f"header.idempotency-key: '{self.key}' belongs to invocation {self.id}, whose request "
+            "was different; use a new key for each request"
+        )
+
+
+@dataclass(eq=False)
+class KeptFull(CapacityError):
+    """The inputs and results that a tenant keeps need more bytes than it may keep."""
+
+    owner: str
+    needed_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.owner}: {self.needed_bytes} bytes are needed to keep an invocation, "
+            f"{self.free_bytes} are free; delete invocations that ended, or wait for the others"
+        )
+
+
+@dataclass(eq=False)
+class InterruptedTooOften(DandelionError):
+    """The node ended each time it ran this invocation, so it is not run again."""
+
+    attempts: int
+    status = 500
+
+    def __str__(self) -> str:
+        return (
+            f"the node ended abnormally during each of {self.attempts} attempts; the last one ran "
+            "alone, so this invocation may be the cause; see the logs of the node"
+        )
+
+
+@dataclass(eq=False)
+class KeptCorrupt(CatalogCorrupt):
+    """The store of asynchronous invocations is damaged, or from a newer version."""
+
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")

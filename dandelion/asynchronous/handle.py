@@ -1,0 +1,172 @@
+"""What a caller gets for an asynchronous invocation, embedded or over HTTP."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from dandelion.asynchronous.failures import NotEnded
+from dandelion.asynchronous.records import KeptEvent, KeptState, KeptView, Watched
+from dandelion.data import Sets
+
+POLL_S = 30.0
+"""How long one request of `result` and `events` waits."""
+
+
+class KeptAccess(abc.ABC):
+    """How a handle reaches the node."""
+
+    @abc.abstractmethod
+    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        """Tell about an invocation; see `dandelion.node.kept_views.KeptViews.watch`."""
+
+    @abc.abstractmethod
+    def result(self, id_: str, wait_s: float) -> Sets:
+        """Give the result; wait for it so many seconds."""
+
+    @abc.abstractmethod
+    def cancel(self, id_: str) -> KeptView:
+        """End it, or forget it if it has ended."""
+
+
+class AsyncKeptAccess(abc.ABC):
+    """How a handle reaches the node from an event loop; see `KeptAccess`."""
+
+    @abc.abstractmethod
+    async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        """Tell about an invocation."""
+
+    @abc.abstractmethod
+    async def result(self, id_: str, wait_s: float) -> Sets:
+        """Give the result; wait for it so many seconds."""
+
+    @abc.abstractmethod
+    async def cancel(self, id_: str) -> KeptView:
+        """End it, or forget it if it has ended."""
+
+
+class InvocationHandle:
+    """One asynchronous invocation. Safe to use from any thread.
+
+    All methods raise `Unknown` once the node has forgotten it.
+
+    Attributes:
+        id: what the node calls it; also the id of its trace.
+    """
+
+    def __init__(self, id_: str, access: KeptAccess) -> None:
+        self.id = id_
+        self._access = access
+
+    def __repr__(self) -> str:
+        return f"InvocationHandle({self.id!r})"
+
+    def view(self) -> KeptView:
+        """Return its state, times, progress and error."""
+        return self._access.watch(self.id, "", 0.0, end=True).view
+
+    def state(self) -> KeptState:
+        """Return its state."""
+        return self.view().state
+
+    def result(self, timeout_s: float | None = None) -> Sets:
+        """Wait for the output sets.
+
+        Args:
+            timeout_s: how long, in seconds; by default without limit.
+
+        Raises:
+            NotEnded: the time is over.
+            DandelionError: why it failed, of the same class as of a synchronous invocation.
+        """
+        wait = _Wait(timeout_s, time.monotonic)
+        while True:
+            try:
+                return self._access.result(self.id, wait.next_s())
+            except NotEnded:
+                if wait.is_over():
+                    raise
+
+    def cancel(self) -> KeptView:
+        """End it, or forget it if it has ended; return what it was before."""
+        return self._access.cancel(self.id)
+
+    def events(self, after: str = "") -> Iterator[KeptEvent]:
+        """Yield what happens, until its end; the last event has the final state.
+
+        Args:
+            after: id of the last event that is known; by default all that the node has.
+        """
+        while True:
+            watched = self._access.watch(self.id, after, POLL_S, end=False)
+            yield from watched.events
+            if watched.events:
+                after = watched.events[-1].id
+            if watched.view.state.has_ended:
+                return
+
+
+class AsyncInvocationHandle:
+    """The asynchronous form of `InvocationHandle`, for one event loop.
+
+    Attributes:
+        id: what the node calls it; also the id of its trace.
+    """
+
+    def __init__(self, id_: str, access: AsyncKeptAccess) -> None:
+        self.id = id_
+        self._access = access
+
+    def __repr__(self) -> str:
+        return f"AsyncInvocationHandle({self.id!r})"
+
+    async def view(self) -> KeptView:
+        """Return its state, times, progress and error."""
+        return (await self._access.watch(self.id, "", 0.0, end=True)).view
+
+    async def state(self) -> KeptState:
+        """Return its state."""
+        return (await self.view()).state
+
+    async def result(self, timeout_s: float | None = None) -> Sets:
+        """Wait for the output sets, as `InvocationHandle.result`. Cancelling changes nothing."""
+        wait = _Wait(timeout_s, asyncio.get_running_loop().time)
+        while True:
+            try:
+                return await self._access.result(self.id, wait.next_s())
+            except NotEnded:
+                if wait.is_over():
+                    raise
+
+    async def cancel(self) -> KeptView:
+        """End it, or forget it if it has ended; return what it was before."""
+        return await self._access.cancel(self.id)
+
+    async def events(self, after: str = "") -> AsyncIterator[KeptEvent]:
+        """Yield what happens, until its end, as `InvocationHandle.events`."""
+        while True:
+            watched = await self._access.watch(self.id, after, POLL_S, end=False)
+            for event in watched.events:
+                yield event
+            if watched.events:
+                after = watched.events[-1].id
+            if watched.view.state.has_ended:
+                return
+
+
+class _Wait:
+    """The time that a result may take."""
+
+    def __init__(self, timeout_s: float | None, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._end_s = None if timeout_s is None else clock() + timeout_s
+
+    def next_s(self) -> float:
+        if self._end_s is None:
+            return POLL_S
+        return min(POLL_S, max(0.0, self._end_s - self._clock()))
+
+    def is_over(self) -> bool:
+        return self._end_s is not None and self._clock() >= self._end_s

@@ -1,0 +1,86 @@
+"""Which kept invocation is begun next, and what is due at a time.
+
+Tenants begin in turn; within a tenant the order is by priority, then by age.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Mapping
+
+_STALE = 64
+
+
+class WaitingLine:
+    """Ids that wait for a place. Removing one costs nothing until its turn comes."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[str, list[tuple[int, int, str]]] = {}
+        self._turns: deque[str] = deque()
+        self._members: dict[str, int] = {}  # by id: its number in the line
+        self._numbers = itertools.count(1)
+        self._first = itertools.count(-1, -1)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._members
+
+    def add(self, tenant: str, id_: str, priority: int, *, first: bool = False) -> None:
+        """Let an id wait; with `first`, before all others of its tenant and priority."""
+        number = next(self._first) if first else next(self._numbers)
+        heap = self._heaps.get(tenant)
+        if heap is None:
+            heap = self._heaps[tenant] = []
+            self._turns.append(tenant)
+        if len(heap) > 2 * len(self._members) + _STALE:
+            heap[:] = [entry for entry in heap if self._members.get(entry[2]) == entry[1]]
+            heapq.heapify(heap)
+        heapq.heappush(heap, (-priority, number, id_))
+        self._members[id_] = number
+
+    def remove(self, id_: str) -> None:
+        """Let an id wait no longer; it need not be there."""
+        self._members.pop(id_, None)
+
+    def take(self) -> str | None:
+        """Take the next id; None if the line is empty."""
+        while self._turns:
+            tenant = self._turns[0]
+            heap = self._heaps[tenant]
+            while heap:
+                _, number, id_ = heapq.heappop(heap)
+                if self._members.get(id_) == number:
+                    del self._members[id_]
+                    self._turns.rotate(-1)
+                    return id_
+            del self._heaps[tenant]
+            self._turns.popleft()
+        return None
+
+
+class DueTimes:
+    """Ids with the times at which they are due. What is gone meanwhile is removed now and then."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def add(self, due_s: float, id_: str, alive: Mapping[str, object]) -> None:
+        """Add an id; those not in `alive` may be dropped."""
+        if len(self._heap) > 2 * len(alive) + _STALE:
+            self._heap = [entry for entry in self._heap if entry[1] in alive]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (due_s, id_))
+
+    def take(self, now_s: float) -> list[str]:
+        """Take all that is due."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_s:
+            due.append(heapq.heappop(self._heap)[1])
+        return due

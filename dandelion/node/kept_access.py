@@ -1,0 +1,131 @@
+"""Asynchronous invocations of a node, for callers on any event loop and in any thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from dandelion.asynchronous.handle import AsyncKeptAccess, KeptAccess
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
+from dandelion.data import ItemSet, Sets
+from dandelion.errors import Cancelled, InvalidInput
+from dandelion.node.invoker import Invoker
+from dandelion.node.kept_service import KeptOutcome, KeptService
+from dandelion.node.loop import NodeLoop
+
+T = TypeVar("T")
+
+
+class NodeKept:
+    """Implements `dandelion.frontend.service.KeptInvocations`; raises as `KeptService`.
+
+    Args:
+        service: of the node.
+        loop: of the node.
+        invoker: of the node, which knows whether it runs.
+    """
+
+    def __init__(self, service: KeptService, loop: NodeLoop, invoker: Invoker) -> None:
+        self._service = service
+        self._loop = loop
+        self._invoker = invoker
+
+    async def submit(
+        self, request: KeptRequest, sets: Mapping[str, ItemSet | None], *, tenant: str
+    ) -> KeptView:
+        """Accept an asynchronous invocation."""
+        return await self._here(self._service.submit(request, sets, tenant))
+
+    async def watch(
+        self, id_: str, *, tenant: str, after: str = "", wait_s: float = 0.0, end: bool = False
+    ) -> Watched:
+        """Tell about one, at once or when there is something new."""
+        watch = self._service.views.watch(id_, tenant, after=after, wait_s=wait_s, end=end)
+        return await self._here(watch)
+
+    async def result(self, id_: str, *, tenant: str) -> KeptOutcome:
+        """Give the result of one."""
+        return await self._here(self._service.result(id_, tenant))
+
+    async def cancel(self, id_: str, *, tenant: str) -> KeptView:
+        """End one, or forget it if it has ended."""
+        return await self._here(_at_once(partial(self._service.cancel, id_, tenant)))
+
+    async def list(
+        self, *, tenant: str, state: KeptState | None = None, after: str = "", limit: int = 100
+    ) -> KeptPage:
+        """List those of a tenant, newest first."""
+        work = partial(self._service.views.list, tenant, state, after, limit)
+        return await self._here(_at_once(work))
+
+    def blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one of the coroutines above, and block until it is done.
+
+        Raises:
+            InvalidInput: this is the node's own loop, which would wait for itself.
+        """
+        if self._loop.is_current:
+            work.close()
+            hint = "use submit_async and the handle that it gives"
+            raise InvalidInput("submit", "it would block the node's own event loop", hint)
+        if not self._invoker.running:
+            work.close()
+            raise Cancelled("the node is not running")
+        return asyncio.run_coroutine_threadsafe(work, self._loop.loop).result()
+
+    async def _here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the node's loop, for one on any loop."""
+        if not self._invoker.running:
+            work.close()
+            raise Cancelled("the node is not running")
+        if self._loop.is_current:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop.loop))
+
+
+class TenantKept(AsyncKeptAccess):
+    """What a handle of a tenant uses."""
+
+    def __init__(self, kept: NodeKept, tenant: str) -> None:
+        self._kept = kept
+        self._tenant = tenant
+
+    async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        return await self._kept.watch(id_, tenant=self._tenant, after=after, wait_s=wait_s, end=end)
+
+    async def result(self, id_: str, wait_s: float) -> Sets:
+        if wait_s > 0:
+            await self._kept.watch(id_, tenant=self._tenant, wait_s=wait_s, end=True)
+        return (await self._kept.result(id_, tenant=self._tenant)).sets
+
+    async def cancel(self, id_: str) -> KeptView:
+        return await self._kept.cancel(id_, tenant=self._tenant)
+
+
+class BlockingKept(KeptAccess):
+    """The same for threads."""
+
+    def __init__(self, kept: NodeKept, tenant: str) -> None:
+        self._kept = kept
+        self._tenant = tenant
+        self._inner = TenantKept(kept, tenant)
+
+    def submit(self, request: KeptRequest, sets: Mapping[str, ItemSet | None]) -> str:
+        """Accept an asynchronous invocation; return its id."""
+        work = self._kept.submit(request, sets, tenant=self._tenant)
+        return self._kept.blocking(work).id
+
+    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        return self._kept.blocking(self._inner.watch(id_, after, wait_s, end=end))
+
+    def result(self, id_: str, wait_s: float) -> Sets:
+        return self._kept.blocking(self._inner.result(id_, wait_s))
+
+    def cancel(self, id_: str) -> KeptView:
+        return self._kept.blocking(self._inner.cancel(id_))
+
+
+async def _at_once(work: Callable[[], T]) -> T:
+    return work()

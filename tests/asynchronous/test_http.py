@@ -1,0 +1,363 @@
+"""Asynchronous invocations over HTTP, with one frontend and with two."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node, Settings
+from dandelion.testing import wait_until
+from tests.node.frontend_processes import Processes
+from tests.node.served import DOCUMENT, SETTINGS, GateDriver
+
+TIMEOUT_S = 20.0
+SETS = b'{"sets": {"a": "hello"}}'
+ASYNC = {"Prefer": "respond-async", "Content-Type": "application/json"}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    @property
+    def kind(self) -> str:
+        return str(self.json["type"]).rpartition(":")[2]
+
+
+class Served:
+    """A node that is served, with an engine whose calls wait at a gate."""
+
+    def __init__(self, node: Node, port: int, driver: GateDriver) -> None:
+        self.node = node
+        self.port = port
+        self.gate = driver.gate
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read())
+
+    def submit(self, name: str, body: bytes = SETS, **headers: str) -> Answer:
+        given = {key.replace("_", "-"): value for key, value in headers.items()}
+        return self.ask("POST", f"/v1/invoke/{name}", body, {**ASYNC, **given})
+
+    def submitted(self, name: str, body: bytes = SETS) -> str:
+        answer = self.submit(name, body)
+        assert answer.status == 202, answer.body
+        return str(answer.headers["location"])
+
+
+@contextlib.contextmanager
+def served(frontends: int, **settings: Any) -> Iterator[Served]:
+    driver = GateDriver()
+    changed: Settings = msgspec.structs.replace(SETTINGS, frontends=frontends, **settings)
+    with contextlib.ExitStack() as stack:
+        if frontends > 1:
+            processes = stack.enter_context(Processes(changed, [driver], frontends))
+            node, port = processes.node, processes.port
+        else:
+            node = stack.enter_context(Node(changed, [driver]))
+            server = stack.enter_context(BackgroundServer(node))
+            port = int(server.url.rpartition(":")[2])
+        node.register(DOCUMENT)
+        assert node.wait_ready()
+        stack.callback(driver.gate.open, 100)
+        yield Served(node, port, driver)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one", "two"])
+def here(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with served(request.param) as found:
+        yield found
+
+
+def test_an_invocation_is_accepted_and_gives_the_synchronous_result(here: Served) -> None:
+    answer = here.submit("echo")
+    assert answer.status == 202
+    assert answer.headers["preference-applied"] == "respond-async"
+    place = answer.headers["location"]
+    assert place == f"/v1/invocations/{answer.json['id']}"
+    assert answer.json["state"] in ("waiting", "running", "succeeded")
+    result = here.ask("GET", f"{place}/result?wait_s=20")
+    json = {"Content-Type": "application/json"}
+    synchronous = here.ask("POST", "/v1/invoke/echo", SETS, json)
+    old, new = synchronous.json["id"].encode(), answer.json["id"].encode()
+    assert (result.status, result.body) == (200, synchronous.body.replace(old, new))
+    assert result.headers["dandelion-invocation"] == answer.json["id"]
+    described = here.ask("GET", place).json
+    assert described["state"] == "succeeded"
+    assert described["attempts"] == 1
+    assert described["created"] <= described["started"] <= described["ended"] < described["expires"]
+
+
+@pytest.mark.parametrize("accept", ["application/msgpack", "application/octet-stream"])
+def test_the_result_is_in_the_negotiated_form(here: Served, accept: str) -> None:
+    place = here.submitted("echo")
+    result = here.ask("GET", f"{place}/result?wait_s=20", headers={"Accept": accept})
+    assert result.headers["content-type"] == accept
+    given = {"Content-Type": "application/json", "Accept": accept}
+    synchronous = here.ask("POST", "/v1/invoke/echo", SETS, given)
+    ids = (s.headers["dandelion-invocation"].encode() for s in (synchronous, result))
+    old, new = ids
+    if accept == "application/msgpack":
+        old, new = msgspec.msgpack.encode(old.decode()), msgspec.msgpack.encode(new.decode())
+    assert result.body == synchronous.body.replace(old, new)
+    assert here.ask("GET", f"{place}/result", headers={"Accept": "image/png"}).status == 406
+
+
+def test_a_large_result_and_large_inputs(here: Served) -> None:
+    body = bytes(range(256)) * 12_000
+    raw = {"Content-Type": "application/octet-stream", "Prefer": "respond-async"}
+    answer = here.ask("POST", "/v1/invoke/echo", body, raw)
+    accept = {"Accept": "application/octet-stream"}
+    place = answer.headers["location"]
+    assert here.ask("GET", f"{place}/result?wait_s=20", headers=accept).body == body
+
+
+def test_no_result_yet_and_cancelling(here: Served) -> None:
+    place = here.submitted("wait")
+    assert here.gate.entered()
+    early = here.ask("GET", f"{place}/result")
+    assert (early.status, early.kind) == (409, "NotEnded")
+    assert here.ask("GET", f"{place}?wait_s=0.05").json["state"] in ("waiting", "running")
+    assert here.ask("DELETE", place).status == 202
+    ended = here.ask("GET", f"{place}?wait_s=20").json
+    assert ended["state"] == "cancelled"
+    assert here.gate.was_cancelled()
+    assert here.ask("GET", f"{place}/result").kind == "Cancelled"
+    forgotten = here.ask("DELETE", place)
+    assert (forgotten.status, forgotten.json["state"]) == (200, "cancelled")
+    assert here.ask("GET", place).status == 404
+    assert here.ask("DELETE", place).kind == "Unknown"
+
+
+def test_a_failure_has_its_problem_and_status(here: Served) -> None:
+    place = here.submitted("fails", b'{"sets": {"x": "hello"}}')
+    result = here.ask("GET", f"{place}/result?wait_s=20")
+    assert (result.status, result.kind) == (422, "Raised")
+    described = here.ask("GET", place).json
+    assert described["state"] == "failed"
+    assert described["error"]["status"] == 422
+    assert described["error"]["error"]["type"] == "ApplicationFailed"
+    assert msgspec.json.decode(result.body)["instance"] == described["id"]
+
+
+def test_a_wait_answers_synchronously_if_it_is_long_enough(here: Served) -> None:
+    answer = here.submit("echo", Prefer="respond-async, wait=20")
+    assert answer.status == 200
+    assert answer.json["sets"]["b"][0]["text"] == "hello"
+    assert answer.headers["preference-applied"] == "respond-async, wait=20"
+    assert here.ask("GET", answer.headers["location"]).json["state"] == "succeeded"
+    failed = here.submit("fail", Prefer="respond-async, wait=20")
+    assert (failed.status, failed.kind) == (422, "Raised")
+    late = here.submit("wait", Prefer="wait=1, respond-async")
+    here.gate.open()
+    assert (late.status, late.json["state"]) == (202, "running")
+    assert here.submit("echo", Prefer="wait=5").status == 200  # synchronous
+    assert here.submit("echo", Prefer="return=minimal").status == 200
+
+
+def test_what_does_not_fit_is_refused_at_once(here: Served) -> None:
+    assert here.submit("ecko").kind == "Unknown"
+    assert here.submit("echo", b'{"sets": {}}').kind == "InvalidInput"
+    assert here.submit("echo", b"{").status == 400
+    assert here.submit("echo", Idempotency_Key="a b").kind == "InvalidInput"
+    assert here.submit("echo", Idempotency_Key="k" * 300).kind == "InvalidInput"
+    refused = here.submit("echo", Dandelion_Callback="https://hooks.example.org/")
+    assert (refused.status, refused.kind) == (400, "InvalidInput")
+    for path in ("?wait_s=61", "?wait_s=x", "?wait_s=nan", "?wait=1"):
+        assert here.ask("GET", f"/v1/invocations/{'0' * 32}{path}").status == 400, path
+    for path in ("?state=done", "?limit=0", "?limit=1001", "?after=x", "?page=1"):
+        assert here.ask("GET", f"/v1/invocations{path}").status == 400, path
+    for id_ in ("0" * 32, "..%2f..%2fetc", "x" * 5000):
+        assert here.ask("GET", f"/v1/invocations/{id_}").status == 404
+
+
+def test_a_key_gives_the_first_invocation(here: Served) -> None:
+    first = here.submit("echo", Idempotency_Key="order-7")
+    again = here.submit("echo", Idempotency_Key="order-7")
+    assert first.json["id"] == again.json["id"]
+    other = here.submit("echo", b'{"sets": {"a": "other"}}', Idempotency_Key="order-7")
+    assert (other.status, other.kind) == (422, "KeyReused")
+    here.ask("GET", f"{first.headers['location']}?wait_s=20")
+    here.ask("DELETE", first.headers["location"])
+    assert here.submit("echo", Idempotency_Key="order-7").json["id"] != first.json["id"]
+
+
+def test_the_list_is_paged_and_filtered(here: Served) -> None:
+    places = [here.submitted("echo") for _ in range(5)]
+    places.append(here.submitted("wait"))
+    wanted = [place.rpartition("/")[2] for place in places]
+    for place in places[:5]:
+        here.ask("GET", f"{place}?wait_s=20")
+    found: list[str] = []
+    after = ""
+    while True:
+        page = here.ask("GET", f"/v1/invocations?limit=2{after}").json
+        found += [one["id"] for one in page["invocations"]]
+        if "after" not in page:
+            break
+        after = f"&after={page['after']}"
+    assert found[:6] == wanted[::-1]
+    assert len(found) == len(set(found))
+    running = here.ask("GET", "/v1/invocations?state=running").json["invocations"]
+    here.gate.open()
+    assert [one["id"] for one in running] == [wanted[-1]]
+
+
+def events_of(text: bytes) -> list[tuple[str, str, Any]]:
+    """Read a stream: id, kind and data of each event."""
+    found = []
+    for block in text.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "data" in fields:
+            found.append((fields["id"], fields["event"], msgspec.json.decode(fields["data"])))
+    return found
+
+
+def test_events_are_streamed_until_the_end(here: Served) -> None:
+    place = here.submitted("twice", b'{"sets": {"x": ["one", "two"]}}')
+    here.ask("GET", f"{place}?wait_s=20")
+    answer = here.ask("GET", f"{place}/events")
+    assert answer.headers["content-type"] == "text/event-stream"
+    events = events_of(answer.body)
+    ended = [data["application"] for _, kind, data in events if kind == "application"]
+    assert len(ended) == 2
+    [outputs] = [data["outputs"] for _, _, data in events if data.get("outputs")]
+    assert outputs == {"y": {"items": 2, "size_bytes": 6}}
+    assert [data["state"] for _, kind, data in events if kind == "state"][-1] == "succeeded"
+    ids = [id_ for id_, _, _ in events]
+    rest = here.ask("GET", f"{place}/events", headers={"Last-Event-ID": ids[1]})
+    assert [id_ for id_, _, _ in events_of(rest.body)] == ids[2:]
+    nothing = here.ask("GET", f"{place}/events", headers={"Last-Event-ID": ids[-1]})
+    assert (nothing.status, nothing.body) == (204, b"")
+    unknown = here.ask("GET", f"{place}/events", headers={"Last-Event-ID": "0-7"})
+    assert [id_ for id_, _, _ in events_of(unknown.body)] == ids
+    json = here.ask("GET", f"{place}/events?after={ids[0]}", headers={"Accept": "application/json"})
+    assert [event["id"] for event in json.json["events"]] == ids[1:]
+
+
+def test_a_stream_follows_what_happens(here: Served) -> None:
+    place = here.submitted("wait")
+    found: list[bytes] = []
+    running = threading.Event()
+
+    def follow() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request("GET", f"{place}/events")
+            response = connection.getresponse()
+            while chunk := response.read1(65536):
+                found.append(chunk)
+                if b'"running"' in chunk:
+                    running.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        assert running.wait(TIMEOUT_S)
+    finally:
+        here.gate.open()
+        thread.join()
+    states = [data["state"] for _, kind, data in events_of(b"".join(found)) if kind == "state"]
+    assert states[-2:] == ["running", "succeeded"]
+
+
+def test_a_client_that_leaves_changes_nothing(here: Served) -> None:
+    place = here.submitted("wait")
+    for path in (f"{place}/result?wait_s=60", f"{place}/events"):
+        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
+        connection.request("GET", path)
+        wait_until(lambda: sum(here.node._kept.views.watching.values()) == 1)
+        connection.close()
+        wait_until(lambda: not here.node._kept.views.watching)
+    here.gate.open()
+    assert here.ask("GET", f"{place}?wait_s=20").json["state"] == "succeeded"
+
+
+def test_the_head_of_a_stream_does_not_wait(here: Served) -> None:
+    place = here.submitted("wait")
+    assert here.gate.entered()
+    head = here.ask("HEAD", f"{place}/events")
+    assert (head.status, head.body) == (200, b"")
+    here.gate.open()
+    here.ask("GET", f"{place}?wait_s=20")
+
+
+def test_the_trace_has_the_same_id(here: Served) -> None:
+    place = here.submitted("echo")
+    here.ask("GET", f"{place}?wait_s=20")
+    id_ = place.rpartition("/")[2]
+    trace = here.ask("GET", f"/v1/traces/{id_}")
+    assert trace.json["otherData"]["invocation"] == id_
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+def test_a_tenant_has_a_bounded_number_of_streams(frontends: int) -> None:
+    with served(frontends, async_watchers=20) as here, contextlib.ExitStack() as opened:
+        place = here.submitted("wait")
+        assert here.gate.entered()
+        watching = here.node._kept.views.watching
+        for count in range(1, 21):
+            connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
+            opened.callback(connection.close)
+            connection.request("GET", f"{place}/events")
+            wait_until(lambda count=count: watching["default"] == count, TIMEOUT_S)  # type: ignore[misc]
+        for path in (f"{place}/events", f"{place}?wait_s=1", f"{place}/result?wait_s=1"):
+            refused = here.ask("GET", path)
+            assert (refused.status, refused.kind) == (429, "Overloaded"), path
+        assert here.ask("GET", place).json["state"] == "running"
+        assert here.submit("echo").status == 202
+        opened.close()
+        wait_until(lambda: not watching, TIMEOUT_S)
+        here.gate.open()
+        assert here.ask("GET", f"{place}?wait_s=20").json["state"] == "succeeded"
+
+
+def test_an_invocation_survives_its_frontend() -> None:
+    driver = GateDriver()
+    changed: Settings = msgspec.structs.replace(SETTINGS, frontends=2)
+    with Processes(changed, [driver], 2) as processes:
+        processes.node.register(DOCUMENT)
+        assert processes.node.wait_ready()
+        here = Served(processes.node, processes.port, driver)
+        place = here.submitted("wait")
+        assert driver.gate.entered()
+        old = processes.supervisor.pids
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: processes.supervisor._are_ready() and _others(processes, old), TIMEOUT_S)
+        assert here.ask("GET", place).json["state"] == "running"
+        driver.gate.open()
+        result = here.ask("GET", f"{place}/result?wait_s=20")
+        assert result.json["sets"]["b"][0]["text"] == "hello"
+
+
+def _others(processes: Processes, old: list[int]) -> bool:
+    pids = processes.supervisor.pids
+    return len(pids) == len(old) and not set(pids) & set(old)
