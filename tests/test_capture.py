@@ -61,6 +61,12 @@ def test_structures_are_decoded_and_encoded(node: Node) -> None:
         node.invoke("structures", record="{}")
 
 
+def test_names_in_annotations_are_not_needed(node: Node) -> None:
+    assert "npt" not in program.annotated.source.replace("npt.NDArray", "").replace("npt.Arr", "")
+    node.register(program.annotated)
+    assert node.invoke("annotated", x=[1, 2]).result.value() == 4
+
+
 def test_only_what_is_used_is_captured() -> None:
     text = program.late.source
     assert [line for line in text.splitlines() if line] == [

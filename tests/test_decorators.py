@@ -99,7 +99,7 @@ def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> No
         dd.files["b.txt"]
 
 
-def test_secrets_are_parameters_that_nobody_binds() -> None:
+def test_secrets_are_parameters_that_are_not_bound() -> None:
     @dd.function(secrets={"table": "key"})
     def secret(values: str, table: str) -> str:
         return values + table
@@ -321,6 +321,20 @@ def test_modules_of_a_function_do_not_replace_others(node: Node) -> None:
     main = "import json\ndef f(x):\n    return json.dumps(x.text())\n"
     node.register(hostile({"module:json": "def dumps(x): return 'replaced'"}, main=main))
     assert node.invoke("hostile", x="a").y.text() == '"a"'
+
+
+def test_versions_with_the_same_text_are_told_apart(node: Node) -> None:
+    """What a function gets depends on its kinds and its files, and not on its main text alone."""
+    main = "def f(x):\n    return type(x).__name__ + globals().get('part', '')\n"
+    documents = [
+        hostile({}, '{"inputs": {"x": "str"}}', main),
+        hostile({}, '{"inputs": {"x": "bytes"}}', main),
+        hostile({"part:1": "part = '1'"}, '{"inputs": {"x": "bytes"}}', main),
+    ]
+    versions = [node.register(document)[0].version for document in documents]
+    for _ in range(2):
+        found = [node.invoke("hostile", version=v, x="a").y.text() for v in versions]
+        assert found == ["str", "bytes", "bytes1"]
 
 
 def test_files_with_other_names_are_ignored(node: Node) -> None:

@@ -29,37 +29,27 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 import msgspec
 
-from dandelion.attached_files import attached
-from dandelion.call_values import FILES, CallValues, OutputMismatch, arguments, results
+from dandelion.call_values import OutputMismatch
 from dandelion.confinement import libc, lockdown, seccomp
-from dandelion.data import Bytes, Item, ItemSet, Origin, SetSpec, item_set
-from dandelion.errors import InvalidInput, nearest
-from dandelion.own_modules import OwnModule, OwnModules
+from dandelion.data import Bytes, Item, ItemSet, SetSpec
 
 from . import modules, wire
 from .policy import CHANNEL_FD
+from .running import MODULE, InvalidReturnValue, run_program
 
 OUTPUT_FD = 4
-MODULE = "function"
-"""Module name of the user's code."""
-
 _CLOSED_FDS = 4096
 _TEXT_LIMIT = 4000
 _FRAME_LIMIT = 20
 _call_decoder = msgspec.msgpack.Decoder(wire.SandboxCall)
 _encoder = msgspec.msgpack.Encoder()
 _EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.MemoryExhausted()), ())
-
-
-class _InvalidReturn(Exception):
-    """The function's return value is not valid as its outputs."""
 
 
 class _Log(io.BufferedIOBase):
@@ -244,11 +234,11 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
         call = _call_decoder.decode(view[start : start + record_bytes])
         lockdown.limit_call(call.memory_bytes + mapped_bytes, call.cpu_s, call.file_bytes)
         inputs = _inputs(call, view, wire.aligned(start + record_bytes))
-        sets = _run(call.program, inputs, call.origin)
+        sets = run_program(call.program, inputs, call.origin)
         reply = wire.Returned(wire.entries(sets))
     except MemoryError:
         raise
-    except _InvalidReturn as error:
+    except InvalidReturnValue as error:
         reply = wire.InvalidReturn(str(error)[:_TEXT_LIMIT])
     except OutputMismatch as error:
         reply = wire.InvalidReturn(str(error)[:_TEXT_LIMIT])
@@ -280,77 +270,6 @@ def _inputs(call: wire.SandboxCall, view: memoryview, offset: int) -> dict[str, 
             offset += wire.aligned(entry.size_bytes)
         inputs[spec.name] = ItemSet(spec.name, tuple(items), spec.dtype, spec.shape)
     return inputs
-
-
-def _run(
-    program: wire.PythonProgram, inputs: dict[str, ItemSet | None], origin: Origin | None
-) -> list[ItemSet | None]:
-    module = ModuleType(MODULE)
-    module.__file__ = program.filename
-    sys.modules[MODULE] = module  # dataclasses and others look their module up
-    code = marshal.loads(program.code)  # noqa: S302 (sent by the node, and confined)
-    if program.values is None and not program.files:
-        exec(code, module.__dict__)
-        return _outputs(program.outputs, _entry(module, program)(**inputs), origin)
-    files = inputs.pop(FILES, None)
-    with attached({} if files is None else {item.name: item.data for item in files}):
-        _execute(program, code, module)
-        values = program.values or CallValues()
-        given = arguments(values.inputs, inputs, module)
-        returned = _entry(module, program)(**given)
-        if values.outputs:
-            names = [spec.name for spec in program.outputs]
-            returned = results(values.outputs, names, returned)
-        return _outputs(program.outputs, returned, origin)  # a generator runs here
-
-
-def _entry(module: ModuleType, program: wire.PythonProgram) -> Callable[..., Any]:
-    function: Callable[..., Any] | None = getattr(module, program.entry, None)
-    if not callable(function):
-        raise NameError(f"the code does not define a function '{program.entry}'")
-    return function
-
-
-def _execute(program: wire.PythonProgram, code: Any, module: ModuleType) -> None:
-    """Execute a program that may have several sources."""
-    if not program.files:
-        exec(code, module.__dict__)
-        return
-    main, *others = code
-    found = list(zip(program.files, others, strict=True))
-    own = {
-        file.name: OwnModule(part, file.filename, file.kind == "package")
-        for file, part in found
-        if file.kind != "part"
-    }
-    sys.meta_path.insert(0, OwnModules(own))
-    for file, part in found:
-        if file.kind == "part":
-            exec(part, module.__dict__)
-    exec(main, module.__dict__)
-
-
-def _outputs(
-    specs: tuple[SetSpec, ...], result: Any, origin: Origin | None
-) -> list[ItemSet | None]:
-    names = [spec.name for spec in specs]
-    if not isinstance(result, dict):
-        if len(specs) != 1 and (specs or result is not None):
-            expected = ", ".join(names) or "none"
-            raise _InvalidReturn(
-                f"a {type(result).__name__} was returned; return a dict from the names of the "
-                f"output sets ({expected}) to their values"
-            )
-        result = dict.fromkeys(names, result)
-    for name in result:
-        if name not in names:
-            close = nearest(str(name), names)
-            hint = f"; did you mean '{close}'?" if close else ""
-            raise _InvalidReturn(f"there is no output set {name!r}{hint}")
-    try:
-        return [item_set(spec.name, result.get(spec.name), spec, origin) for spec in specs]
-    except InvalidInput as error:
-        raise _InvalidReturn(str(error)) from None
 
 
 def _exit_code(error: SystemExit) -> int:

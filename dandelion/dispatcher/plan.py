@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, Union
 
-from dandelion.data import SetSpec
+from dandelion.data import ItemSet, SetSpec
 from dandelion.dataflow.graph import (
     Application,
     AttemptsClause,
@@ -160,6 +160,13 @@ class CompositionPlan:
     is_call: bool = False
     output_forms: tuple[str, ...] = ()
     is_pure: bool = True
+
+    def named(self, outputs: Sequence[ItemSet | None]) -> dict[str, ItemSet | None]:
+        """Return the output sets of an invocation by name, with their forms."""
+        if self.output_forms:
+            pairs = zip(outputs, self.output_forms, strict=True)
+            outputs = [s and s.with_form(form) for s, form in pairs]
+        return dict(zip(self.output_names, outputs, strict=True))
 
 
 def compile_composition(

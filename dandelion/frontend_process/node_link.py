@@ -242,7 +242,7 @@ class NodeLink:
         if outputs is None:
             self._fail(number, invocation.id, InternalError("it ended without a result"))
             return
-        named = invocation.named(outputs)
+        named = invocation.walk.plan.named(outputs)
         self._send_result(number, invocation.id, tuple(named), tuple(named.values()))
 
     def _send_result(

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dandelion.data import ItemSet, Sets
-from dandelion.driver import InstanceSets
+from dandelion.data import Sets
 from dandelion.errors import InternalError
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState
@@ -72,11 +71,4 @@ class Invocation(InvocationState, eq=False, kw_only=True):
         outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
         if outputs is None:
             raise InternalError("an invocation ended without a result")
-        return InvocationResult(self.id, Sets(self.named(outputs)), self.trace)
-
-    def named(self, outputs: InstanceSets) -> dict[str, ItemSet | None]:
-        """Give outputs by name, with the forms that their producers declare."""
-        names, forms = self.walk.plan.output_names, self.walk.plan.output_forms
-        if forms:
-            outputs = tuple(s and s.with_form(f) for s, f in zip(outputs, forms, strict=True))
-        return dict(zip(names, outputs, strict=True))
+        return InvocationResult(self.id, Sets(self.walk.plan.named(outputs)), self.trace)

@@ -149,7 +149,7 @@ class KeptRunner:
             self._lives.failed(id_, error.with_traceback(None), time.time())
         else:
             assert outputs is not None
-            sets = invocation.named(outputs)
+            sets = invocation.walk.plan.named(outputs)
             if self._lives.finished(id_, size_of(sets), time.time()):
                 self._outputs[id_] = sets
         self._pump()

@@ -89,6 +89,12 @@ def test_network_inference(caller: Any) -> None:
         assert answer["confidence"] == pytest.approx(expected.confidence, rel=1e-6)
 
 
+def test_an_item_for_each_of_one_item_is_a_list_of_one(caller: Any) -> None:
+    caller.register(network.inference)
+    found = caller.invoke("inference", images=[np.ones((8, 8), "float32")]).result.value()
+    assert [answer["digit"] for answer in found] == [network.classify(np.ones(64, "float32")).digit]
+
+
 def test_kmeans(caller: Any) -> None:
     caller.register(kmeans.kmeans)
     rng = np.random.default_rng(3)
@@ -170,6 +176,15 @@ def test_a_set_without_a_default_must_be_given(caller: Any) -> None:
     caller.register(shapes.greet)
     with pytest.raises(InvalidInput, match="name"):
         caller.invoke("greet", greeting="Hi")
+
+
+def test_asynchronous_results_have_the_same_values(node: Node) -> None:
+    node.register(shapes.divide, shapes.shout)
+    with BackgroundServer(node) as server, Client(server.url) as client:
+        for caller in (node, client):
+            numbers = caller.submit("divide", numbers=[1, 2, 3]).result()
+            assert (numbers.even.value(), numbers.odd.value()) == ([2], [1, 3])
+            assert caller.submit("shout", text="a").result().result.value() == "A"
 
 
 def test_a_wrong_value_names_set_item_and_types(caller: Any) -> None:

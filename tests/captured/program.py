@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 import dandelion as dd
 from dandelion import Item
@@ -29,6 +30,7 @@ except ImportError:
 LIMIT: int = 3
 RATIO = LIMIT / 4
 WORDS = {"b", "a"}
+LETTERS = frozenset(chr(n) for n in range(97, 110))
 PATTERN = re.compile("a+", re.IGNORECASE)
 KERNEL = np.array([[1, 2], [3, 4]], "int16")
 PRICE = Money("1.50")
@@ -89,6 +91,7 @@ def constants(x: str) -> dict:
         "limit": LIMIT,
         "ratio": RATIO,
         "words": sorted(WORDS),
+        "letters": sorted(LETTERS),
         "pattern": PATTERN.findall("xAa"),
         "kernel": [*KERNEL.tolist(), str(KERNEL.dtype)],
         "price": str(PRICE),
@@ -120,6 +123,14 @@ def imports(x: str) -> list:
 @dd.function
 def project(x: str) -> list:
     return [answer(), tools.answer(), depth.DEEP, tools.twice.__name__, tools.twice("ab")]
+
+
+@dd.function
+def annotated(x: npt.NDArray[np.int64]) -> int:
+    def nested(y: npt.ArrayLike) -> int:
+        return y + 1
+
+    return nested(int(x.sum()))
 
 
 @dd.function
