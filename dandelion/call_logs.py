@@ -2,7 +2,7 @@
 
 A backend gives lines that it has read from a sandbox, which is untrusted: they are text, bounded in
 length and number, and the labels of stream and level are from fixed lists. The text itself may
-still contain any character, so whoever shows it on a terminal has to escape it (`shown`).
+still contain any character, so a program that shows it on a terminal has to escape it (`shown`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lines that functions wrote lately, by tenant.
 
 The loop appends one record for each call that wrote something; lines with their fields are made
-when somebody asks. Each tenant has a ring of limited size, and all together too: then the tenant
+on request. Each tenant has a ring of limited size, and all together too: then the tenant
 with the most loses its oldest lines, so that one tenant cannot push out the lines of others.
 """
 

@@ -51,15 +51,15 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the node decides
     os.nice(_LOWEST_PRIORITY)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    heard = _LastMessage()
-    logging.getLogger().addHandler(heard)
+    last_message = _LastMessage()
+    logging.getLogger().addHandler(last_message)
     try:
         setup = _setup.decode(connection.recv_bytes(MESSAGE_LIMIT_BYTES))
         exporter = OTLPSpanExporter(setup.url, headers=setup.headers, timeout=setup.export_s)
         maker = SpanMaker(setup.version)
         while True:
             batch = _batch.decode(connection.recv_bytes(MESSAGE_LIMIT_BYTES))
-            sent = _export(exporter, maker, batch, heard)
+            sent = _export(exporter, maker, batch, last_message)
             del batch
             connection.send_bytes(msgspec.msgpack.encode(sent))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -67,18 +67,18 @@ def main() -> int:
 
 
 def _export(
-    exporter: OTLPSpanExporter, maker: SpanMaker, batch: Batch, heard: _LastMessage
+    exporter: OTLPSpanExporter, maker: SpanMaker, batch: Batch, last_message: _LastMessage
 ) -> Sent:
     spans = (span for record in batch.records for span in maker.spans(record, batch.shift_ns))
     count = 0
     while part := list(itertools.islice(spans, REQUEST_SPANS)):
-        heard.text = ""
+        last_message.text = ""
         try:
             result = exporter.export(part)
         except Exception as error:  # an answer that its HTTP client cannot read
-            result, heard.text = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
+            result, last_message.text = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
         if result is SpanExportResult.SUCCESS:
             count += len(part)
         else:
-            return Sent(count, heard.text[:_REASON_LIMIT] or "the exporter gave no reason")
+            return Sent(count, last_message.text[:_REASON_LIMIT] or "the exporter gave no reason")
     return Sent(count)
