@@ -3,8 +3,8 @@
 A request may carry a **parent**: the span of its caller (`TraceContext`). The invocation has a span
 of its own below it (`InvocationSpan`), whose context goes to the response and to what the
 invocation asks of other services. `Tracing` decides which spans are recorded. If the node exports
-no spans, it forwards the caller's context unchanged: the id of a span that nobody exports would
-break the tree of those who do.
+no spans, it forwards the caller's context unchanged: the id of a span that is not exported would
+break the tree of the services that do.
 
 A malformed ``traceparent`` is ignored together with ``tracestate``, as if there were none. A
 malformed ``tracestate`` is dropped alone.
@@ -116,7 +116,7 @@ class Tracing:
         self._ids: Iterator[str] = iter(())  # for the next spans: the system is asked for many
 
     def begin(self, parent: TraceContext | None) -> InvocationSpan | None:
-        """Begin the span of an invocation; None if nobody wants one."""
+        """Begin the span of an invocation; None if none is recorded."""
         if not self._exports:
             return None if parent is None else InvocationSpan(parent)
         if parent is not None:

@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class CallRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One call, as it was; its spans are made when somebody looks.
+    """One call, as it was; its spans are made when they are read.
 
     Attributes:
         application, number: which instance.

@@ -2,7 +2,7 @@
 
 A module for it is a file whose name ends in ``.host`` and whose lines name functions that were
 given to the device. A kernel gets its launch and its arguments, pointers as writable arrays of
-bytes, and runs when it is launched; with `lazy` it runs when somebody waits, as on a real device.
+bytes, and runs when it is launched; with `lazy` it runs when a caller waits, as on a real device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostDevice(Device):
     Args:
         kernels: functions by the name that modules give.
         memory_bytes: how much the pool may have.
-        lazy: do nothing until somebody waits.
+        lazy: do nothing until a caller waits.
         graphs: offer graphs.
         protects: offer protected memory.
         lanes: how many launches of a graph run side by side. Here they run one by one, and of

@@ -2,7 +2,7 @@
 
 Without NVIDIA's Multi-Process Service processes take turns on a device. The daemon is the node's
 own: its folders are private, it is a child of the node and ends with it, and no setting of the
-device is changed, so a daemon that somebody else runs is not disturbed.
+device is changed, so a daemon of another user is not disturbed.
 
 Under MPS a fault of one client ends the work of all clients of that daemon. The node knows that as
 `Sharing.shared_fault_domain` and runs what merely shared the device again.

@@ -245,7 +245,7 @@ class Played:
         return True
 
     def wait_for(self, name: str) -> None:
-        """Wait until somebody left a sign."""
+        """Wait until a sign exists."""
         while not (self._folder / name).exists():
             time.sleep(_STEP_S)
 

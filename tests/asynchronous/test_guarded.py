@@ -46,11 +46,11 @@ def test_ids_are_unguessable(here: Guarded) -> None:
 
 def test_an_invocation_of_another_tenant_is_like_none(here: Guarded) -> None:
     place = place_of(here, "acme")
-    nobody = "/v1/invocations/" + "0" * 32
+    unknown = "/v1/invocations/" + "0" * 32
     assert here.ask("GET", f"{place}?wait_s=20", "acme").status == 200
     for method, tail in (("GET", ""), ("GET", "/result"), ("GET", "/events"), ("DELETE", "")):
         theirs = here.ask(method, place + tail, "beta")
-        none = here.ask(method, nobody + tail, "beta")
+        none = here.ask(method, unknown + tail, "beta")
         assert theirs.status == none.status == 404
         mine, other = place.rpartition("/")[2].encode(), b"0" * 32
         assert theirs.body.replace(mine, other) == none.body

@@ -152,7 +152,7 @@ def test_ids_of_other_tenants_do_not_exist() -> None:
         handle = node.submit("echo", a=b"1", key="k", tenant="acme")
         assert handle.result(LIMIT_S).b.bytes() == b"1"
         stranger = node.submitted(handle.id)
-        nobody = node.submitted("0" * 32)
+        unknown = node.submitted("0" * 32)
         for use in (
             InvocationHandle.view,
             InvocationHandle.cancel,
@@ -162,7 +162,7 @@ def test_ids_of_other_tenants_do_not_exist() -> None:
             with pytest.raises(Unknown) as of_stranger:
                 use(stranger)
             with pytest.raises(Unknown) as of_nobody:
-                use(nobody)
+                use(unknown)
             expected = str(of_nobody.value).replace("0" * 32, handle.id)
             assert str(of_stranger.value) == expected
         assert node.submit("echo", a=b"other", key="k").id != handle.id
