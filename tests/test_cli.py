@@ -288,7 +288,7 @@ def test_unreachable(command: Command) -> None:
     ("arguments", "said"),
     [
         ("", "VERB"),
-        ("nothing", "not one of serve, register"),
+        ("nothing", "not one of serve, init"),
         ("invok", "did you mean 'invoke'"),
         ("invoke", "required: NAME;"),
         ("invoke x --dedline 3", "did you mean '--deadline'"),

@@ -96,7 +96,7 @@ class EdgeNodes:
         )
         self.node.wait_ready()
         engines = self.node.engines()
-        self.working = {e.backend for e in engines if e.state == "ready"}
+        self.working = {e.backend for e in engines if e.state in ("ready", "dormant")}
         lost = [e for e in engines if e.state == "unavailable" and e.backend not in self.working]
         skips += [Skip(e.backend, e.reason) for e in lost]
         document = RegistrationDocument(functions=(echo(NULL, FUNCTIONS[NULL]),))
