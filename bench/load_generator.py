@@ -31,9 +31,15 @@ _BUSY_SHARE = 0.9
 
 
 class RequestLog:
-    """Results of all requests; which of them count is known at the end."""
+    """Results of all requests.
 
-    def __init__(self, first_ns: int, end_ns: int) -> None:
+    Those of the warm-up do not count. In an open loop these are the requests that were to be sent
+    then; in a closed loop those that were over then, since one that is not answered at all prevents
+    others.
+    """
+
+    def __init__(self, first_ns: int, end_ns: int, *, closed: bool) -> None:
+        self._closed = closed
         self._first_ns = first_ns
         self._end_ns = end_ns
         self._completed, self._latency = array("q"), array("q")
@@ -46,6 +52,10 @@ class RequestLog:
         """Return whether a request that was to be sent then is not of the warm-up."""
         return intended_ns >= self._first_ns
 
+    def lacks(self, connection: LoadConnection) -> bool:
+        """Return whether a request without an answer counts."""
+        return self._closed or self.counts(connection.intended_ns)
+
     def sent(self, connection: LoadConnection, possible_ns: int) -> None:
         """Record that a request was sent, which would have been possible at `possible_ns`."""
         if self.counts(connection.intended_ns):
@@ -56,7 +66,7 @@ class RequestLog:
         """Record that a request was answered or has failed."""
         if not connection.failure:
             self._completed.append(now_ns)
-        if not self.counts(connection.intended_ns):
+        if not self.counts(now_ns if self._closed else connection.intended_ns):
             return
         if connection.failure:
             self.errors[connection.failure] += 1
@@ -95,7 +105,7 @@ class Generator(ABC):
         first_ns = self.started_ns + round(order.warm_up_s * _NS)
         self.end_ns: int = first_ns + round(order.seconds * _NS)
         self.deadline_ns: int = self.end_ns + round(order.drain_s * _NS)
-        self.log = RequestLog(first_ns, self.end_ns)
+        self.log = RequestLog(first_ns, self.end_ns, closed=not order.rate_per_s)
         self.pending = 0
         self._spin_ns = spin_ns()
         self._poll = select.epoll()
@@ -181,7 +191,7 @@ class Generator(ABC):
         unanswered = self.unsent()
         self.log.offered += unanswered
         for connection in self.connections:
-            unanswered += connection.number >= 0 and self.log.counts(connection.intended_ns)
+            unanswered += connection.number >= 0 and self.log.lacks(connection)
             connection.close()
         if unanswered:
             self.log.errors["unanswered"] += unanswered

@@ -32,6 +32,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from dandelion.frontend.turns import Turns
+
 log = logging.getLogger("dandelion.frontend")
 
 LINGER_S = 10.0
@@ -131,6 +133,7 @@ class ConnectionTable:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.turns = Turns()
         self.count = 0
         self._peers: dict[str, Peer] = {}
         self._queues = _queues()

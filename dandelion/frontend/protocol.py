@@ -68,9 +68,10 @@ async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
 class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with `Cycle` for its cycles, which start without a task.
 
-    A cycle starts when all input that arrived with its head is parsed. If the request is complete
-    by then, its first step runs at once. Most requests complete in this step; the others continue
-    in a task. The first step of a request never runs inside the step of another request.
+    A cycle starts when all input that arrived with its head is parsed, or in the next iteration of
+    the loop if many have (`Turns`). If the request is complete by then, its first step runs at
+    once. Most requests complete in this step; the others continue in a task. The first step of a
+    request never runs inside the step of another request.
 
     The length of a head is limited, since uvicorn and httptools assemble long heads in quadratic
     time. Input is parsed in pieces. All pieces that end within a head count, so up to one piece
@@ -256,7 +257,11 @@ class Protocol(HttpToolsProtocol):
             view = memoryview(data)
             for start in range(0, len(view), _PIECE_BYTES):
                 self._parse(view[start : start + _PIECE_BYTES])
-        self._begin()
+        if not self._begun or self._table.turns.begins_at_once(self.loop):
+            self._begin()
+        else:
+            self._update_wait()
+            self.loop.call_soon(self._begin)
 
     def _parse(self, piece: Any) -> None:
         if self.lingers or self.transport.is_closing():

@@ -260,7 +260,7 @@ def test_a_generator_that_fails_is_an_error_of_the_load(monkeypatch: pytest.Monk
 
 
 def judged(late_us: float, latency_us: float, busy: float = 0.1) -> LoadResult:
-    log = RequestLog(0, 2 * 10**9)
+    log = RequestLog(0, 2 * 10**9, closed=False)
     connection = LoadConnection(1, select.epoll())
     for _ in range(20):
         connection.begin(0, 1, round(late_us * 1000))
@@ -275,6 +275,17 @@ def test_a_late_or_busy_generator_is_the_bottleneck() -> None:
     assert (load.offered_per_s, load.note) == (10, "")
     assert judged(late_us=300, latency_us=1000).bottleneck
     assert judged(late_us=10, latency_us=1000, busy=0.95).note == "the client was the bottleneck"
+
+
+@pytest.mark.parametrize(("closed", "counted"), [(False, 0), (True, 2)])
+def test_a_closed_loop_shows_who_waits_since_the_warm_up(closed: bool, counted: int) -> None:
+    log = RequestLog(10, 100, closed=closed)
+    answered, unanswered = (LoadConnection(1, select.epoll()) for _ in range(2))
+    for connection in (answered, unanswered):
+        connection.begin(0, 1, 1)
+        log.sent(connection, 1)
+    log.over(answered, 90)
+    assert log.report(0.0, 0).count + log.lacks(unanswered) == counted
 
 
 @pytest.mark.parametrize(
