@@ -1,4 +1,4 @@
-"""Secrets on a node: functions get theirs, and nobody else sees them."""
+"""Secrets on a node: functions get theirs, and no one else sees them."""
 
 from __future__ import annotations
 
