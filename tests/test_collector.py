@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dandelion.frontend.collector import BUSY_S, QUIET_S, Collector
+from dandelion.frontend.collector import BUSY_S, QUIET_S, REST_S, Collector
 
 
 @pytest.fixture
@@ -32,13 +32,14 @@ def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
         kept = [[number] for number in range(300_000)]  # enough for several collections
         assert not full_collections
         for second in range(1, int(BUSY_S)):
-            collector.tick(float(second), requests=second)
+            collector.tick(float(second), second, 0)
         assert not full_collections
-        collector.tick(BUSY_S, requests=1000)
+        collector.tick(BUSY_S, 1000, 0)
         assert len(full_collections) == 1
-        collector.tick(BUSY_S + QUIET_S - 1, requests=1000)
-        assert len(full_collections) == 1
-        collector.tick(BUSY_S + QUIET_S, requests=1000)
+        collector.tick(BUSY_S + QUIET_S - REST_S / 2, 1000, 0)
+        collector.tick(BUSY_S + QUIET_S, 1000, 0)
+        assert len(full_collections) == 1, "there was no request for half of the time"
+        collector.tick(BUSY_S + QUIET_S + REST_S, 1000, 0)
         assert len(full_collections) == 2
         assert gc.get_freeze_count() >= len(kept)  # the next one does not look at these again
         del kept
@@ -46,3 +47,18 @@ def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
         collector.close()
     assert gc.get_threshold() == before
     assert not gc.get_freeze_count()
+
+
+def test_requests_under_way_are_not_quiet(full_collections: list[int]) -> None:
+    collector = Collector()
+    try:
+        full_collections.clear()
+        for second in range(1, 100):
+            collector.tick(float(second), 0, under_way=1)
+        assert not full_collections
+        collector.tick(100.0, 0, under_way=0)
+        assert not full_collections
+        collector.tick(100.0 + REST_S, 0, under_way=0)
+        assert len(full_collections) == 1
+    finally:
+        collector.close()

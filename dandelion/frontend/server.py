@@ -105,7 +105,8 @@ class Server(uvicorn.Server):
         self._table.sweep(now)
         self._app.tick()
         if self.collector is not None:
-            self.collector.tick(now, self.server_state.total_requests)
+            state = self.server_state
+            self.collector.tick(now, state.total_requests, len(state.tasks))
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

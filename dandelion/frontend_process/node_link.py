@@ -112,6 +112,11 @@ class NodeLink:
         }
         self._link = Link(self._loop, peer, from_frontend, self._received, self._ended_by_itself)
 
+    @property
+    def running(self) -> int:
+        """How many invocations are under way."""
+        return len(self._running)
+
     def open(self, order: Open) -> None:
         """Have the frontend serve."""
         self._link.post(order)

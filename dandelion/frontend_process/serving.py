@@ -85,4 +85,4 @@ async def _supervise(
 async def _tick(supervisor: Supervisor, collector: Collector) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
-        collector.tick(asyncio.get_running_loop().time(), supervisor.tick())
+        collector.tick(asyncio.get_running_loop().time(), *supervisor.tick())

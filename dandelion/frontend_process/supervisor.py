@@ -187,13 +187,17 @@ class Supervisor:
     def _do_not_start(self) -> bool:
         return any(place.failures >= START_TRIES for place in self._places)
 
-    def tick(self) -> int:
-        """Bring the status up to date, and count invocations; to be called several times a second.
+    def tick(self) -> tuple[int, int]:
+        """Bring the status up to date; to be called several times a second.
 
         The catalogue may be changed by others than the frontends, and engines come up.
+
+        Returns:
+            How many invocations were submitted, and how many are under way.
         """
         self._status.update()
-        return sum(p.link.invocations for p in self._places if p.link is not None)
+        links = [place.link for place in self._places if place.link is not None]
+        return sum(link.invocations for link in links), sum(link.running for link in links)
 
     @property
     def pids(self) -> list[int]:
