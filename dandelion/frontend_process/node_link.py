@@ -150,8 +150,9 @@ class NodeLink:
         self._lost(reason)
 
     def _received(self, messages: list[FromFrontend]) -> None:
-        for message in messages:
-            self._handlers[type(message)](message)
+        with self._node.gathering():
+            for message in messages:
+                self._handlers[type(message)](message)
 
     # --- memory ---------------------------------------------------------------------------------
 

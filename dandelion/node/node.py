@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -689,6 +690,13 @@ class Node:
         return self._invoker.begin(
             name, sets, version, deadline_s, tenant, priority, ended, trace_context
         )
+
+    def gathering(self) -> AbstractContextManager[None]:
+        """Work at the end of a block on all that `begin` and `cancel` do in it; on the loop only.
+
+        For a caller that has many of them at hand: one by one, each costs a look for more work.
+        """
+        return self._runtime.gathering()
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `begin` began, on the node's own loop only."""

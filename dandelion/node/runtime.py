@@ -19,7 +19,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 
 from dandelion.driver import InstanceSets
@@ -123,7 +123,7 @@ class Runtime:
         self._woken = False
         self._working = False
         self._carrying = False  # an action is carried out, so no event is under way
-        self._gathering = False  # answers are read, and worked on right after
+        self._gathering = False  # events are raised, and worked on right after
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -215,15 +215,26 @@ class Runtime:
     def _look_for_answers(self, limit_s: float | None) -> bool:
         found = self._epoll.poll(limit_s)
         self._looked_ns = time.monotonic_ns()
-        self._gathering = True
+        outer, self._gathering = self._gathering, True
         try:
             for fd, _ in found:
                 ready = self._watched.get(fd)
                 if ready is not None:
                     ready()
         finally:
-            self._gathering = False
+            self._gathering = outer
         return bool(found)
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Work once, at the end of the block, on all invocations that begin and end in it."""
+        assert not self._gathering, "blocks are not nested"
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            self.work()
 
     def _spin(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""
@@ -386,15 +397,17 @@ class Runtime:
             self.scheduler.submitted(invocation, now_ns)
         except DandelionError as error:
             self._observer.refused(invocation, error)
-            if self._events or self._begun:
+            if (self._events or self._begun) and not self._gathering:
                 self.work()
             raise
-        self.work()
+        if not self._gathering:
+            self.work()
 
     def cancel(self, invocation: InvocationState, error: DandelionError) -> None:
         """End an invocation before its time."""
         self.scheduler.cancelled(invocation, error, time.monotonic_ns())
-        self.work()
+        if not self._gathering:
+            self.work()
 
     def expire(self, invocation: InvocationState) -> None:
         """End an invocation whose deadline has passed."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dandelion.catalog import CompositionRecord
+from dandelion.data import item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.errors import (
     ApplicationFailed,
@@ -42,6 +43,7 @@ def function(name: str, code_format: str = "null", main: str = "", **sets: str) 
     )
 
 
+DOCUMENT_OF_F = RegistrationDocument(functions=(function("F"),))
 DOCUMENT = RegistrationDocument(
     functions=(function("F"), function("Gate", "gate"), function("Bug", "gate", "bug")),
     compositions=(
@@ -352,3 +354,31 @@ def test_results_are_kept_by_content_for_functions_that_opt_in() -> None:
         node.remove(CompositionRecord, "Fan")
         node.remove(FunctionSpec, "Cached")
         assert node.info().cache.bytes == 0
+
+
+def test_what_begins_together_runs_at_the_end_of_the_block() -> None:
+    ended: list[str] = []
+
+    async def begin_three() -> None:
+        async with Node(Settings(backends=("null",))) as node:
+            await asyncio.to_thread(node.register, DOCUMENT_OF_F)
+            inputs = {"a": item_set("a", b"x")}
+            with node.gathering():
+                first = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+                gone = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+                with pytest.raises(Unknown):
+                    node.begin("G", inputs, ended=lambda one: ended.append(one.id))
+                node.cancel(gone, Cancelled("it left"))
+                assert not ended
+                assert not first.ended
+            assert ended == [gone.id, first.id]
+            assert first.error is None
+            assert isinstance(gone.error, Cancelled)
+            with pytest.raises(ZeroDivisionError), node.gathering():  # what began runs all the same
+                node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+                raise ZeroDivisionError
+            assert len(ended) == 3
+            alone = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+            assert ended[-1] == alone.id
+
+    asyncio.run(begin_three())
