@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench
+# Tests start thousands of interpreters, which are to find compiled modules.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check bench gpu clean
+.PHONY: help setup demo test check compiled bench gpu clean
 
 help:
 	@echo "make demo    run the flagship composition (digits) end to end"
@@ -37,6 +39,11 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy dandelion backends registry compositions bench
+
+# Compile all modules as the workers of the tests would, each for itself; also finds errors of collection.
+compiled: setup
+	@$(BIN)/python -m compileall -q dandelion backends registry compositions bench
+	@$(BIN)/python -m pytest --collect-only --quiet --quiet --quiet
 
 bench: setup
 	$(BIN)/python -m dandelion bench run dispatcher data sandbox
