@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from dandelion import __version__
-from dandelion.cli import doctor
-from dandelion.cli import serve
+from dandelion.cli import doctor, serve
 from dandelion.cli.main import main
 from dandelion.cli.settings import load_settings, setting_help, unknown_variables
 from dandelion.errors import InvalidInput
