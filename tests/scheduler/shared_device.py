@@ -15,7 +15,7 @@ from itertools import repeat
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import CompositionPlan
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import BackendUnavailable, EngineDied
@@ -30,6 +30,7 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.scheduler.concurrency import WorkerPool
+from tests.scheduler.remembering_walk import RememberingWalk
 
 MS, S = 1_000_000, 1_000_000_000
 DEVICE = ("gpu", "0")
@@ -178,7 +179,7 @@ class SharedDevice:
             return
         self._number += 1
         tenant = self._tenants[load.name]
-        walk = Walk(self._plans[load], Partitioning("auto", 1, 2))
+        walk = RememberingWalk(self._plans[load], Partitioning("auto", 1, 2))
         invocation = InvocationState(
             str(self._number), tenant, walk, INPUTS, 1 << 62, 1.0, INPUTS[0].size_bytes
         )
