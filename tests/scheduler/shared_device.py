@@ -6,6 +6,7 @@ one alone. So each of k running calls proceeds at `speed(k) / k`, whatever the o
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from itertools import repeat
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan
+from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import BackendUnavailable, EngineDied
@@ -30,7 +31,6 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.scheduler.concurrency import WorkerPool
-from tests.scheduler.remembering_walk import RememberingWalk
 
 MS, S = 1_000_000, 1_000_000_000
 DEVICE = ("gpu", "0")
@@ -179,7 +179,7 @@ class SharedDevice:
             return
         self._number += 1
         tenant = self._tenants[load.name]
-        walk = RememberingWalk(self._plans[load], Partitioning("auto", 1, 2))
+        walk = Walk(self._plans[load], Partitioning("auto", 1, 2))
         invocation = InvocationState(
             str(self._number), tenant, walk, INPUTS, 1 << 62, 1.0, INPUTS[0].size_bytes
         )
@@ -268,8 +268,9 @@ def jittered(alone_ns: int, part: float, seed: int) -> Iterator[int]:
         yield int(alone_ns * source.uniform(1 - part, 1 + part))
 
 
+@functools.cache
 def best_fixed(loads: Callable[[], list[Load]], until_ns: int = S, most: int = 8) -> float:
-    """Return the highest speed with a fixed number of workers."""
+    """Return the highest speed with a fixed number of workers; the same loads run once."""
     speeds = []
     for workers in range(1, most + 1):
         device = SharedDevice(workers=workers, fixed=True)
