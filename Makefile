@@ -12,6 +12,7 @@ help:
 	@echo "make demo    run the flagship composition (digits) end to end"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
+	@echo "make compiled  compile all modules, so that tests start faster"
 	@echo "make bench   measure dispatcher, data paths and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
 	@echo "make setup   make $(VENV) with all dependencies"
@@ -40,7 +41,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy dandelion backends registry compositions bench
 
-# Compile all modules as the workers of the tests would, each for itself; also finds errors of collection.
+# What each worker of the tests would otherwise compile for itself.
 compiled: setup
 	@$(BIN)/python -m compileall -q dandelion backends registry compositions bench
 	@$(BIN)/python -m pytest --collect-only --quiet --quiet --quiet
