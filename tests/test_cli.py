@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dandelion import __version__
-from dandelion.cli import doctor
+from dandelion.cli import doctor, serve
 from dandelion.cli.main import main
 from dandelion.cli.settings import load_settings, setting_help, unknown_variables
 from dandelion.errors import InvalidInput
@@ -593,10 +593,12 @@ def test_every_setting_is_explained(field: str) -> None:
 # --- a server as a process ----------------------------------------------------------------------
 
 
+SERVED = ("--port", "0", "--backends", "null", "--arena-bytes", "4MiB")
+
+
 def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    fixed = ["--port", "0", "--backends", "null", "--arena-bytes", "4MiB"]
     return subprocess.Popen(
-        [sys.executable, "-m", "dandelion", "serve", *fixed, *arguments],
+        [sys.executable, "-m", "dandelion", "serve", *SERVED, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -621,12 +623,9 @@ def test_serve_until_a_signal(number: int) -> None:
     assert any(line["message"] == "listening" and line["port"] == place["port"] for line in lines)
 
 
-def test_serve_with_bad_settings(tmp_path: Path) -> None:
-    lost = tmp_path / "blobs" / "ab" / ("0" * 62)
-    lost.parent.mkdir(parents=True)
-    lost.touch()
-    for arguments, said in (
-        (["--catalog", f"sqlite:{tmp_path}"], "restore catalog.sqlite from a copy"),
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (["--backends", "null,bogus"], "unknown backend 'bogus'"),
         (["--options", "htp.allow=1"], "did you mean 'http'"),
         (["--max-waiting", "x"], "--max-waiting"),
@@ -634,14 +633,31 @@ def test_serve_with_bad_settings(tmp_path: Path) -> None:
         (["--catalog", "nothing:here"], "nothing"),
         (["--settings", "/no/such/file.toml"], "/no/such/file.toml"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
-        (["--port", "0", "--hosts", "http://a.example"], "hosts"),
-        (["--port", "0", "--cors-origins", "*"], "cors_origins"),
-    ):
-        with start_server(*arguments) as process:
-            _, errors = process.communicate(timeout=20)
-        assert process.returncode == 1
-        assert said in errors
-        assert "Traceback" not in errors
+        (["--hosts", "http://a.example"], "hosts"),
+        (["--cors-origins", "*"], "cors_origins"),
+    ],
+)
+def test_serve_with_bad_settings(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("DANDELION_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(serve, "log_to_stderr", lambda level: None)  # this process is not a server
+    code, _, errors = command("serve", *SERVED, *arguments)
+    assert code == 1
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_a_server_that_cannot_start_ends_with_the_reason(tmp_path: Path) -> None:
+    lost = tmp_path / "blobs" / "ab" / ("0" * 62)
+    lost.parent.mkdir(parents=True)
+    lost.touch()
+    with start_server("--catalog", f"sqlite:{tmp_path}") as process:
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "restore catalog.sqlite from a copy" in errors
+    assert "Traceback" not in errors
 
 
 def test_serve_warns_of_variables_that_it_does_not_know() -> None:

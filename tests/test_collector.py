@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dandelion.frontend import collector as collector_module
 from dandelion.frontend.collector import BUSY_S, QUIET_S, REST_S, Collector
 
 
@@ -24,6 +25,16 @@ def full_collections() -> Iterator[list[int]]:
     gc.callbacks.remove(note)
 
 
+@pytest.fixture
+def freezing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let collectors freeze, which those of other tests do not; see ``conftest.py``."""
+    monkeypatch.setattr(collector_module, "gc", gc)
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("freezing")
 def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
     before = gc.get_threshold()
     collector = Collector()
@@ -49,6 +60,7 @@ def test_full_collections_wait_for_quiet(full_collections: list[int]) -> None:
     assert not gc.get_freeze_count()
 
 
+@pytest.mark.usefixtures("freezing")
 def test_requests_under_way_are_not_quiet(full_collections: list[int]) -> None:
     collector = Collector()
     try:

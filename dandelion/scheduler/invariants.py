@@ -32,23 +32,27 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
     wanted = [c for i in scheduler.invocations.values() for c in i.calls.values()]
     sent = {c.id for e in scheduler.calls.engines.all.values() for c in e.sent.values()}
     for call in wanted:
-        name = f"call {call.id} of {call.invocation.id}"
-        assert not call.cancelled, f"{name} is cancelled and still listed"
-        assert call.phase is not Phase.ENDED, f"{name} has ended and is still listed"
-        places = {
-            Phase.QUEUED: call.queue is not None and call in call.queue.calls,
-            Phase.BLOCKED: call in call.flow.blocked,
-            Phase.GATHERING: call in call.flow.gathering,
-            Phase.JOINED: call.batch is not None and call in call.batch.members,
-            Phase.SENT: call.id in sent,
-        }
-        for phase, there in places.items():
-            assert there == (call.phase is phase), f"{name} is {call.phase}, {phase}: {there}"
+        assert not call.cancelled, f"{_name(call)} is cancelled and still listed"
+        assert call.phase is not Phase.ENDED, f"{_name(call)} has ended and is still listed"
+        places = (
+            (Phase.QUEUED, call.queue is not None and call in call.queue.calls),
+            (Phase.BLOCKED, call in call.flow.blocked),
+            (Phase.GATHERING, call in call.flow.gathering),
+            (Phase.JOINED, call.batch is not None and call in call.batch.members),
+            (Phase.SENT, call.id in sent),
+        )
+        for phase, there in places:
+            right = there == (call.phase is phase)
+            assert right, f"{_name(call)} is {call.phase}, {phase}: {there}"
     for invocation in scheduler.invocations.values():
         assert not invocation.ended, f"invocation {invocation.id} has ended and is kept"
         waits = invocation.calls or invocation.resuming or scheduler.pauses.of(invocation)
         assert waits, f"invocation {invocation.id} waits for nothing"
     return wanted
+
+
+def _name(call: CallState) -> str:
+    return f"call {call.id} of {call.invocation.id}"
 
 
 def _check_pauses(scheduler: Scheduler) -> None:
@@ -132,21 +136,22 @@ def _check_tenants(scheduler: Scheduler) -> None:
         for c in queue.calls
     ]
     on_engines, queued, new = (
-        Counter(owner for c in calls for owner in (c.flow, c.flow.tenant))
+        Counter([owner for c in calls for owner in (c.flow, c.flow.tenant)])
         for calls in (sent, waiting, [c for c in waiting if not c.requeued])
     )
     owners: list[Owner] = [*scheduler.tenants.values(), *scheduler.calls.flows.values()]
     for owner in owners:
-        label, quota = owner.label, owner.quota
-        assert owner.calls == on_engines[owner] <= quota.calls, f"{label}: {owner.calls} calls"
-        assert owner.waiting == queued[owner], f"{label}: {owner.waiting} wait"
-        assert new[owner] <= quota.queue_length, f"{label}: too many calls wait"
+        quota = owner.quota
+        counted = owner.calls == on_engines[owner] <= quota.calls
+        assert counted, f"{owner.label}: {owner.calls} calls"
+        assert owner.waiting == queued[owner], f"{owner.label}: {owner.waiting} wait"
+        assert new[owner] <= quota.queue_length, f"{owner.label}: too many calls wait"
         for queue in owner.parked:
-            assert queue.parked is owner, f"{label}: a parked queue does not know it"
-            assert queue.calls, f"{label}: an empty queue is parked"
-            assert owner.calls >= quota.calls, f"{label} is parked without reason"
+            assert queue.parked is owner, f"{owner.label}: a parked queue does not know it"
+            assert queue.calls, f"{owner.label}: an empty queue is parked"
+            assert owner.calls >= quota.calls, f"{owner.label} is parked without reason"
     for call in sent:
-        needed = sum(c.demand.device_bytes for c in call.members or (call,) if c.demand)
+        needed = sum([c.demand.device_bytes for c in call.members or (call,) if c.demand])
         assert needed <= call.flow.tenant.quota.call_device_bytes, f"{call.id} takes too much"
 
 
@@ -169,8 +174,9 @@ def _check_lines(scheduler: Scheduler) -> None:
             assert slots == sorted(slots), f"slots of {flow.name}"
             assert len(slots) == len(calls), f"{flow.name}: {len(slots)} slots"
     assert len(waiting) == scheduler.calls.lines.waiting, f"{len(waiting)} calls wait"
+    prioritized = Counter([c.flow.tenant for c in waiting if c.rank[0] != 0])
     for tenant in scheduler.tenants.values():
-        found = sum(c.flow.tenant is tenant and c.rank[0] != 0 for c in waiting)
+        found = prioritized[tenant]
         assert tenant.prioritized == found, f"{tenant.name}: {tenant.prioritized} priorities"
 
 

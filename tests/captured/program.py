@@ -2,6 +2,7 @@
 
 import collections.abc as cabc
 import functools
+import io
 import math
 import os.path
 import re
@@ -39,7 +40,7 @@ INFINITE = float("-inf")
 DTYPE = np.float32
 Pair = NamedTuple("Pair", [("left", int), ("right", int)])  # noqa: UP014
 square = lambda x: x * x  # noqa: E731
-stateful = open(os.devnull)  # noqa: SIM115
+stateful = io.TextIOWrapper(io.BytesIO())
 counter = {"calls": 0}
 if LIMIT > 2:
 

@@ -7,6 +7,8 @@ output is ``ok`` or a traceback, as JSON.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import subprocess
 import sys
@@ -53,6 +55,9 @@ def device(kind: str, folder: Path) -> Fake:
 def main(kind: str, folder: str) -> None:
     """Serve until the input ends."""
     fake = device(kind, Path(folder))
+    importlib.import_module("tests.fake_driver.scenarios")
+    gc.collect()
+    gc.freeze()  # scenarios collect often, for their own garbage
     for line in sys.stdin:
         print(json.dumps(run(fake, line.strip())), flush=True)
 

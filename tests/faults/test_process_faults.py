@@ -32,6 +32,7 @@ from tests.python_functions import call_of, first, function, process_engine, run
 ECHO = function("def f(x):\n    return x\n")
 SLEEP = function("import time\ndef f(x):\n    time.sleep(60)\n")
 ROOT = Path(__file__).parent.parent.parent
+ANSWERS_BETWEEN_KILLS = 5
 
 
 def children(pid: int) -> list[int]:
@@ -443,17 +444,22 @@ def test_not_even_an_import_that_never_ends_outlives_a_killed_node(tmp_path: Pat
 
 def test_parallel_engines_with_kills_all_recover() -> None:
     errors: list[BaseException] = []
+    answered = threading.Semaphore(0)
+    kills = died = 0
 
     def work(engine: ProcessEngine) -> None:
-        for number in range(40):
+        nonlocal died
+        for number in range(25):
             value = str(number).encode()
             try:
                 if first(run(engine, ECHO, value)).bytes() != value:
                     errors.append(AssertionError(number))
+                answered.release()
             except EngineDied:
-                continue  # allowed: a pure call would be run again
+                died += 1  # allowed: a pure call would be run again
             except BaseException as error:
                 errors.append(error)
+        answered.release(ANSWERS_BETWEEN_KILLS)  # the last kill waits for no further ones
 
     with process_engine() as one:
         two = ProcessEngine("two", one._pools, one._programs, one._architecture)
@@ -462,9 +468,13 @@ def test_parallel_engines_with_kills_all_recover() -> None:
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
+                for _ in range(ANSWERS_BETWEEN_KILLS):
+                    answered.acquire(timeout=60.0)
                 pool_of(one)._running().process.kill()  # safe though it may be reaped any time
-                threads[0].join(0.3)
+                kills += 1
             assert errors == []
+            assert kills > 3
+            assert died < 25
             for engine in (one, two):
                 with suppress(EngineDied):  # the last kill may have met the sandbox that waits
                     run(engine, ECHO, b"0")

@@ -6,6 +6,7 @@ one alone. So each of k running calls proceeds at `speed(k) / k`, whatever the o
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable, Iterator
@@ -267,8 +268,9 @@ def jittered(alone_ns: int, part: float, seed: int) -> Iterator[int]:
         yield int(alone_ns * source.uniform(1 - part, 1 + part))
 
 
+@functools.cache
 def best_fixed(loads: Callable[[], list[Load]], until_ns: int = S, most: int = 8) -> float:
-    """Return the highest speed with a fixed number of workers."""
+    """Return the highest speed with a fixed number of workers; the same loads run once."""
     speeds = []
     for workers in range(1, most + 1):
         device = SharedDevice(workers=workers, fixed=True)

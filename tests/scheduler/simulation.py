@@ -21,7 +21,7 @@ from functools import partial
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk, compile_composition
+from dandelion.dispatcher import CompositionPlan, compile_composition
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
 from dandelion.errors import (
@@ -62,6 +62,7 @@ from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
 from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
+from tests.scheduler.remembering_walk import RememberingWalk
 from tests.scheduler.watch import Watch
 
 MS = 1_000_000
@@ -329,7 +330,7 @@ class Simulation:
     def _arrive(self) -> None:
         plan = self.random.choice(self.plans)
         slice_ = self.random.choice([0, 2])
-        walk = Walk(plan, Partitioning("auto", 1, 2), window=4, slice_=slice_)
+        walk = RememberingWalk(plan, Partitioning("auto", 1, 2), window=4, slice_=slice_)
         count = self.random.choice([1, 1, 1, 9] if self.crowded else [1, 1, 3, 9])
         deadline_ns = self.now_ns + self.random.choice([5, 1000, 100_000]) * MS
         tenant = self.random.choice(self.tenants)

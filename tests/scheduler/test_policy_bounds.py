@@ -228,21 +228,22 @@ def test_bug_is_found(
 
 
 @pytest.mark.parametrize(
-    ("plant", "policy"),
+    ("plant", "policy", "likely"),
     [
-        (priority_is_ignored_between_functions, "fifo"),
-        (engine_stays_too_long, "fair"),
-        (newest_is_oldest, "lifo"),
-        (deadlines_are_ignored, "deadline"),
-        (owners_are_ignored, "exclusive"),
-        (engines_are_lent, "static"),
+        (priority_is_ignored_between_functions, "fifo", 40),
+        (engine_stays_too_long, "fair", 0),
+        (newest_is_oldest, "lifo", 1),
+        (deadlines_are_ignored, "deadline", 1),
+        (owners_are_ignored, "exclusive", 0),
+        (engines_are_lent, "static", 2),
     ],
 )
 def test_the_simulation_finds_bugs_of_policies(
-    plant: Plant, policy: str, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, policy: str, likely: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Begins with a seed that found the bug before: some are found by one run in twenty."""
     plant(monkeypatch)
-    for seed in range(120):  # some are found by one run in twenty
+    for seed in (likely, *range(120)):
         try:
             Simulation(seed, policy).run(800)
         except AssertionError:

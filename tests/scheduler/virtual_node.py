@@ -10,7 +10,7 @@ from functools import partial
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, Walk
+from dandelion.dispatcher import CompositionPlan
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.function import CodeObject, FunctionSpec
@@ -25,6 +25,7 @@ from dandelion.scheduler import (
 from dandelion.scheduler.actions import End, Send
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.records import UNKNOWN_CAPACITY
+from tests.scheduler.remembering_walk import RememberingWalk
 
 MS = 1_000_000
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
@@ -120,7 +121,7 @@ class VirtualNode:
         invocation = InvocationState(
             str(self._count),
             caller.tenant,
-            Walk(plan, Partitioning("auto", 1, 2)),
+            RememberingWalk(plan, Partitioning("auto", 1, 2)),
             INPUTS,
             self.now_ns + caller.deadline_ns,
             1.0,

@@ -1,0 +1,23 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from types import SimpleNamespace
+
+from dandelion.frontend import collector
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector off what importing and collecting the tests made.
+
+    Many tests look for garbage after each call, and each server collects as it starts. Without
+    this, each of these collections walks through some thousand tests and their modules, which takes
+    longer than most of the tests. Servers in this process leave to it what is frozen.
+    """
+    importlib.import_module("hypothesis")  # looks for referrers, and finds no frozen ones
+    unchanged = {"freeze": lambda: None, "unfreeze": lambda: None}
+    collector.gc = SimpleNamespace(**vars(gc) | unchanged)
+    gc.collect()
+    gc.freeze()
