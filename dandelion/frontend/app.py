@@ -27,9 +27,15 @@ from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scop
 from dandelion.frontend.audit import Change
 from dandelion.frontend.catalogue import json_response
 from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.guard import Guard
 from dandelion.frontend.native import NativeAdapter
-from dandelion.frontend.openapi import DOCS_PAGE, json_content, openapi_document, operation_of
+from dandelion.frontend.openapi import (
+    health_operation,
+    json_content,
+    openapi_document,
+    operation_of,
+)
 from dandelion.frontend.page import PageAdapter
 from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
 from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
@@ -78,8 +84,8 @@ class App:
         self.routes = RouteTable([*served, *self._own_routes()])
 
     def _own_routes(self) -> Iterable[Route]:
-        health = operation_of("The process is running", json_content({}))
-        ready = operation_of("Engines are up (else 503)", json_content({}))
+        health = health_operation(operation_of("The process is running", json_content({})))
+        ready = health_operation(operation_of("Engines are up", json_content({})))
         metrics = operation_of("Prometheus metrics", {"text/plain": {}})
         return (
             Route("GET", "/healthz", self._health, None, health),
