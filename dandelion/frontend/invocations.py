@@ -210,7 +210,8 @@ class Invocations:
             return await decode_multipart(
                 body, content_type, plan.specs, self._node.settings.items_limit
             )
-        data = await body.read()
+        whole = body.whole()
+        data = await body.read() if whole is None else whole
         if plan.codec is Codec.RAW:
             given = request.headers
             dtype = request.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
