@@ -75,7 +75,6 @@ class App:
         self._guard = guard or Guard()
         self._tracing = tracing_of(node.settings)
         self._log = access_log_of(node.settings.access_log)
-        self._reported_drops = 0
         self.converter = Converter(node)
         context = AdapterContext(node, self.converter)
         self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
@@ -121,10 +120,9 @@ class App:
 
     def tick(self) -> None:
         """Tell the node what it counts; to be called several times a second, on the loop."""
-        if self._log is not None and self._log.dropped > self._reported_drops:
-            dropped = self._log.dropped
-            self._node.lines_dropped(dropped - self._reported_drops)
-            self._reported_drops = dropped
+        dropped = 0 if self._log is None else self._log.newly_dropped()
+        if dropped:
+            self._node.lines_dropped(dropped)
 
     def reload(self) -> None:
         """Open the access log by its name again."""
