@@ -274,10 +274,13 @@ def invoke_operation() -> Json:
             "header", "Prefer", {"type": "string"}, "respond-async: accept it (202); wait=SECONDS"
         ),
         parameter(
-            "header", "Idempotency-Key", {"type": "string"}, "with respond-async: accept it once"
+            "header", "Idempotency-Key", {"type": "string"}, "invoke once, however often it is sent"
         ),
         parameter(
-            "header", "Dandelion-Callback", {"type": "string"}, "with respond-async: URL to call"
+            "header",
+            "Dandelion-Callback",
+            {"type": "string"},
+            "with respond-async or a key: URL to call",
         ),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
