@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import importlib
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +18,6 @@ import pytest
 from dandelion.data import Item
 from dandelion.driver import AsyncEngine
 from dandelion.errors import (
-    BackendUnavailable,
     ContextFull,
     RequestFailed,
     RequestInterrupted,
@@ -464,6 +465,105 @@ def test_the_first_failure_ends_the_call(server: str, direct: Any) -> None:
 # --- where requests go --------------------------------------------------------------------------
 
 
+class Redirecting(http.server.BaseHTTPRequestHandler):
+    """Redirects to the target of its server, or answers if it has none."""
+
+    server: RedirectingServer
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        target = self.server.target
+        self.send_response(307 if target else 200)
+        if target:
+            self.send_header("Location", target + self.path)
+        self.send_header("Content-Length", "0" if target else "6")
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
+        if not target:
+            self.wfile.write(b"secret")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):  # all other methods
+            return self.do_GET
+        raise AttributeError(name)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class RedirectingServer(http.server.ThreadingHTTPServer):
+    """A service that answers by redirects.
+
+    Attributes:
+        target: URL where it redirects to.
+        asked: how many requests have come.
+    """
+
+    daemon_threads = True
+    target = ""
+    asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
+
+
+@contextlib.contextmanager
+def redirecting(address: str = "127.0.0.1") -> Iterator[RedirectingServer]:
+    with RedirectingServer((address, 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+HIDDEN = ("127.0.0.2", "localhost", "[::ffff:127.0.0.2]", "0x7f000002", "2130706434")
+
+
+@pytest.mark.parametrize("function", ["S3Get", "S3List"])
+def test_a_read_is_not_redirected_to_another_address(function: str) -> None:
+    async def scenario(front: RedirectingServer, hidden: RedirectingServer) -> None:
+        async with s3(front.url, retries="1") as e:
+            for host in (
+                "127.0.0.2",
+                "localhost",
+                "[::ffff:127.0.0.2]",
+                "0x7f000002",
+                "2130706434",
+            ):
+                front.target = f"http://{host}:{hidden.server_address[1]}"
+                with pytest.raises(RequestFailed, match="redirects") as caught:
+                    await e.run(store_call("s3", function, {"r": "s k"}))
+                assert not caught.value.transient
+                assert host not in str(caught.value)
+            assert hidden.asked == 0
+            assert front.asked >= 5
+            front.target = ""
+            if function == "S3Get":
+                done = await e.run(store_call("s3", function, {"r": "s k"}))
+                assert texts(done) == {"r": b"secret"}
+
+    with redirecting() as front, redirecting("127.0.0.2") as hidden:
+        run(scenario(front, hidden))
+
+
+def test_writes_are_not_redirected() -> None:
+    async def scenario(front: RedirectingServer, hidden: RedirectingServer) -> None:
+        front.target = hidden.url
+        async with s3(front.url, retries="0") as e:
+            with pytest.raises(RequestFailed, match="redirects"):
+                await e.run(store_call("s3", "S3Put", {"k": b"x"}, {"t": "s k"}))
+            with pytest.raises(RequestFailed, match="redirects"):
+                await e.run(store_call("s3", "S3Delete", {"r": "s k"}))
+        assert hidden.asked == 0
+
+    with redirecting() as front, redirecting("127.0.0.2") as hidden:
+        run(scenario(front, hidden))
+
+
 def test_the_environment_decides_nothing(
     server: str, direct: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,20 +594,19 @@ def test_the_environment_decides_nothing(
     run(scenario())
 
 
-def test_a_proxy_of_the_environment_is_not_used(
+def test_proxies_of_the_environment_are_not_used(
     server: str, direct: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-
-    async def scenario() -> None:
-        with pytest.raises(BackendUnavailable, match="NO_PROXY"):
-            async with s3(server):
-                pass
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async def scenario(proxy: RedirectingServer) -> None:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "AWS_PROXY_URL"):
+            monkeypatch.setenv(name, proxy.url)
         async with s3(server) as e:
-            await e.run(store_call("s3", "S3Put", {"c": b"1"}, {"t": "s k"}))
+            await e.run(store_call("s3", "S3Put", {"k": b"x"}, {"t": "s k"}))
+        assert proxy.asked == 0
 
-    run(scenario())
+    with redirecting() as proxy:
+        run(scenario(proxy))
+    assert direct.get_object(Bucket=BUCKET, Key="k")["Body"].read() == b"x"
 
 
 def test_credentials_are_not_sent_to_where_a_service_redirects(

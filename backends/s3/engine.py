@@ -6,13 +6,17 @@ its context piece by piece. Contents above ``part_bytes`` are written in parts; 
 is there, the object is as it was.
 
 The library reads ``AWS_...`` variables for options that are not given, so all that decide about
-address and credentials are given here. It would also use a proxy of the environment; a store whose
-address would be reached through one is not opened.
+address and credentials are given here.
+
+The library follows redirects of reads, and has no option against that. But a service must not
+choose which addresses the node connects to. So everything but the host of the endpoint is reached
+through a proxy, and the address of this proxy is one that nothing can listen on (`NOWHERE`). A
+redirect to another host ends there, before its name is resolved. Proxies of the environment are not
+used, either.
 """
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import AsyncIterator
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -32,7 +36,7 @@ from ..stores.failures import ItemFailed, ItemRefused
 from ..stores.jobs import Job
 from ..stores.listing import Found, listed
 from ..stores.request import ByteRange, read_range
-from .errors import failure_of, is_absent
+from .errors import NOWHERE, failure_of, is_absent
 from .settings import S3StoreSettings
 
 WHOLE_BYTES = 1024 * 1024
@@ -57,7 +61,6 @@ class S3Engine(StoresEngine[S3Store, S3StoreSettings]):
     name = "s3"
 
     def _open_store(self, name: str, given: S3StoreSettings) -> S3Store:
-        _refuse_proxy(name, given.endpoint)
         where = f"store.{name}"
         key_id = read_secret(f"{where}.key_id", "s3", given.key_id_file, given.key_id_env)
         secret = read_secret(f"{where}.secret", "s3", given.secret_file, given.secret_env)
@@ -71,6 +74,8 @@ class S3Engine(StoresEngine[S3Store, S3StoreSettings]):
             "connect_timeout": timedelta(seconds=settings.connect_s),
             "read_timeout": timedelta(seconds=settings.idle_s),
             "timeout": timedelta(days=1),  # the deadline of the call ends it earlier
+            "proxy_url": f"http://{NOWHERE}",
+            "proxy_excludes": urlsplit(given.endpoint).hostname,
         }
         if given.ca_file:
             client["root_certificate"] = _read_certificates(where, given.ca_file)
@@ -229,20 +234,6 @@ def _provider(key_id: Secret | None, secret: Secret | None, token: Secret | None
         }
 
     return provide
-
-
-def _refuse_proxy(name: str, endpoint: str) -> None:
-    parts = urlsplit(endpoint)
-    proxies = urllib.request.getproxies()
-    if not proxies.keys() & {parts.scheme, "all"}:
-        return
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return
-    raise BackendUnavailable(
-        "s3",
-        f"a proxy of the environment would be used for store '{name}'",
-        f"add its host {parts.hostname} to the variable NO_PROXY",
-    )
 
 
 def _read_certificates(where: str, path: str) -> bytes:

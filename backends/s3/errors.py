@@ -12,6 +12,9 @@ from obstore import exceptions
 
 from ..stores.failures import ItemFailed, ItemRefused
 
+NOWHERE = "127.0.0.1:0"
+"""The address that stands for all hosts but that of the endpoint; connections to it are refused."""
+_REDIRECTS = "the store redirects to another address, which is not followed"
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -34,11 +37,11 @@ def failure_of(error: Exception) -> ItemFailed | ItemRefused:
     shown = f" ({code[1]})" if code else ""
     if status:
         number = int(status[1])
-        if 300 <= number < 400:
-            reason = "the store redirects to another address, which is not followed"
-        else:
-            reason = _REASONS.get(number, "the store failed")
+        is_redirect = 300 <= number < 400
+        reason = _REDIRECTS if is_redirect else _REASONS.get(number, "the store failed")
         return ItemFailed(f"{reason}: status {number}{shown}", number in _TRANSIENT)
+    if NOWHERE in text:
+        return ItemFailed(_REDIRECTS)
     if isinstance(error, exceptions.PermissionDeniedError):
         return ItemFailed(_REASONS[403] + shown)
     if isinstance(error, exceptions.UnauthenticatedError):

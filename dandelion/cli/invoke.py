@@ -31,6 +31,7 @@ def run(arguments: Arguments, out: Output) -> int:
             version=arguments.version_,
             deadline_s=arguments.deadline,
             priority=arguments.priority,
+            idempotency_key=arguments.key,
         )
     show_result(arguments, out, id_, result)
     return 0

@@ -192,9 +192,7 @@ def _version(parser: VerbParser) -> None:
 def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbParser) -> None:
     submit = verbs.add_parser("submit", parents=[remote], help="begin an asynchronous invocation")
     _given(submit)
-    submit.add_argument(
-        "--key", default="", metavar="KEY", help="idempotency key: submit the same only once"
-    )
+    _key(submit)
     submit.add_argument(
         "--callback", default="", metavar="URL", help="to be called at the end, if allowed"
     )
@@ -222,7 +220,13 @@ def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbPar
 
 def _invoke(parser: VerbParser) -> None:
     _given(parser)
+    _key(parser)
     _outgoing(parser)
+
+
+def _key(parser: VerbParser) -> None:
+    text = "idempotency key: invoke the same only once"
+    parser.add_argument("--key", default="", metavar="KEY", help=text)
 
 
 def _given(parser: VerbParser) -> None:

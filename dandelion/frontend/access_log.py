@@ -54,6 +54,7 @@ class RequestRecord(NamedTuple):
         invocation: its id, if there was one.
         traceparent: of its span.
         agent: the header User-Agent.
+        grpc_status: the name of the status of a gRPC call.
     """
 
     ended_ns: int
@@ -69,6 +70,7 @@ class RequestRecord(NamedTuple):
     invocation: str
     traceparent: str
     agent: bytes
+    grpc_status: str = ""
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -88,6 +90,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     invocation: str = ""
     trace_id: str = ""
     user_agent: str = ""
+    grpc_status: str = ""
 
 
 class AccessLog:
@@ -109,6 +112,7 @@ class AccessLog:
         self._queue: deque[RequestRecord] = deque()
         self._refused = 0  # each of the two has one writer
         self._lost = 0
+        self._told = 0
         self._woken = False
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -122,6 +126,12 @@ class AccessLog:
     def dropped(self) -> int:
         """How many lines were lost."""
         return self._refused + self._lost
+
+    def newly_dropped(self) -> int:
+        """How many lines were lost since the last call of this."""
+        dropped = self.dropped
+        new, self._told = dropped - self._told, dropped
+        return new
 
     def add(self, access: RequestRecord) -> None:
         """Have a line written."""
@@ -221,6 +231,7 @@ class AccessLog:
             access.invocation,
             access.traceparent[3:35],
             _clipped(access.agent.decode("latin-1"), AGENT_LIMIT),
+            access.grpc_status,
         )
         return _escaped(line)
 

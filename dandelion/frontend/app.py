@@ -27,12 +27,18 @@ from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scop
 from dandelion.frontend.audit import Change
 from dandelion.frontend.catalogue import json_response
 from dandelion.frontend.conversion.converter import Converter
+from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.guard import Guard
 from dandelion.frontend.native import NativeAdapter
-from dandelion.frontend.openapi import DOCS_PAGE, json_content, openapi_document, operation_of
+from dandelion.frontend.openapi import (
+    health_operation,
+    json_content,
+    openapi_document,
+    operation_of,
+)
 from dandelion.frontend.page import PageAdapter
 from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
-from dandelion.frontend.routing import Match, ProblemWriter, Route, RouteTable
+from dandelion.frontend.routing import Handler, Route, RouteTable
 from dandelion.frontend.service import Service
 from dandelion.settings import tracing_of
 from dandelion.tokens import ANONYMOUS, Right
@@ -69,7 +75,6 @@ class App:
         self._guard = guard or Guard()
         self._tracing = tracing_of(node.settings)
         self._log = access_log_of(node.settings.access_log)
-        self._reported_drops = 0
         self.converter = Converter(node)
         context = AdapterContext(node, self.converter)
         self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
@@ -78,8 +83,8 @@ class App:
         self.routes = RouteTable([*served, *self._own_routes()])
 
     def _own_routes(self) -> Iterable[Route]:
-        health = operation_of("The process is running", json_content({}))
-        ready = operation_of("Engines are up (else 503)", json_content({}))
+        health = health_operation(operation_of("The process is running", json_content({})))
+        ready = health_operation(operation_of("Engines are up", json_content({})))
         metrics = operation_of("Prometheus metrics", {"text/plain": {}})
         return (
             Route("GET", "/healthz", self._health, None, health),
@@ -115,10 +120,9 @@ class App:
 
     def tick(self) -> None:
         """Tell the node what it counts; to be called several times a second, on the loop."""
-        if self._log is not None and self._log.dropped > self._reported_drops:
-            dropped = self._log.dropped
-            self._node.lines_dropped(dropped - self._reported_drops)
-            self._reported_drops = dropped
+        dropped = 0 if self._log is None else self._log.newly_dropped()
+        if dropped:
+            self._node.lines_dropped(dropped)
 
     def reload(self) -> None:
         """Open the access log by its name again."""
@@ -130,43 +134,26 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         request = Request(scope, receive, self._tracing)
-        if self._log is None:
-            await self._serve(request, send)
-            return
         started_ns = time.monotonic_ns()
         response: Response | None = None
         try:
-            response = await self._serve(request, send)
-        finally:
-            self._log.add(self._record(request, response, started_ns))
-
-    async def _serve(self, request: Request, send: Send) -> Response | None:
-        """Handle a request; give the response that was sent, or None if its client left."""
-        match: Match | None = None
-        try:
             try:
-                self._access.check(request)
-                match = self.routes.find(request.path)
-                response = await self._handle(request, match)
-            except DandelionError as error:
-                response = _problem(request, error, match)
-            except Exception as error:
-                log.exception("request failed", extra={"path": clipped(request.path)})
-                unexpected = InternalError(f"{type(error).__name__}: {error}")
-                response = _problem(request, unexpected, match)
-            except asyncio.CancelledError:
-                if request.client_left:
-                    raise
-                response = _problem(request, ShuttingDown(), match)
+                handler = self._handler(request)
+                response = await handler(request)
+            except (Exception, asyncio.CancelledError) as error:
+                response = _problem_of(request, error)
             response.close = request.close
-            response.headers += request.response_headers
-            await response.send(send, request.scope.get("extensions") or {})
+            if request.response_headers:
+                response.headers += request.response_headers
+            await response.send(send, scope.get("extensions") or {})
         except asyncio.CancelledError:
+            response = None
             if not request.client_left:
                 raise  # the server is shutting down and does not wait for slow readers
             log.info("client disconnected", extra={"path": clipped(request.path)})
-            return None
-        return response
+        finally:
+            if self._log is not None:
+                self._log.add(self._record(request, response, started_ns))
 
     def _record(
         self, request: Request, response: Response | None, started_ns: int
@@ -191,7 +178,12 @@ class App:
             request.headers.get(b"user-agent", b"")[: AGENT_LIMIT + 1],
         )
 
-    async def _handle(self, request: Request, match: Match | None) -> Response:
+    def _handler(self, request: Request) -> Handler:
+        """Check a request, and find what serves it."""
+        self._access.check(request)
+        match = self.routes.find(request.path)
+        if match is not None:
+            request.problem = match.problem
         is_closed = self._guard.is_closed
         is_preflight = self._access.is_preflight(request)  # these have no token
         if is_closed and not (is_preflight or (match is not None and match.is_public)):
@@ -199,14 +191,19 @@ class App:
         if match is None:
             raise _no_route(request.path, self.routes)
         if is_preflight:
-            return preflight_response(match.methods)
+            methods = match.methods
+
+            async def preflight(_: Request) -> Response:
+                return preflight_response(methods)
+
+            return preflight
         route = match.route(request.method)
         if route is None:
             raise MethodNotAllowed(request.method, clipped(request.path), tuple(match.methods))
         if is_closed:
             self._authorize(request, route)
         request.parameters = match.parameters
-        return await route.handler(request)
+        return route.handler
 
     def _authorize(self, request: Request, route: Route) -> None:
         """Refuse a request whose caller may not use the route now."""
@@ -245,11 +242,19 @@ class App:
         return Response([DOCS_PAGE], _HTML, headers=[policy])
 
 
-def _problem(request: Request, error: DandelionError, match: Match | None) -> Response:
+def _problem_of(request: Request, error: BaseException) -> Response:
+    """Make the response for what a handler raised; a disconnect of the client is raised again."""
+    if isinstance(error, asyncio.CancelledError):
+        if request.client_left:
+            raise error
+        error = ShuttingDown()
+    elif not isinstance(error, DandelionError):
+        log.error("request failed", exc_info=error, extra={"path": clipped(request.path)})
+        error = InternalError(f"{type(error).__name__}: {error}")
     root = root_of(error)
     if root.status >= 500 and not isinstance(root, CapacityError):
         log.error("%s", error, extra={"path": clipped(request.path)})
-    write: ProblemWriter = problem_response if match is None else match.problem
+    write = request.problem or problem_response
     request.invocation = error.invocation or request.invocation
     return write(error, request.invocation)
 

@@ -11,13 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from dandelion.data import Bytes
-from dandelion.errors import InvalidInput, nearest
+from dandelion.errors import DandelionError, InvalidInput, nearest
 from dandelion.tokens import ANONYMOUS, Grant
 from dandelion.trace_context import (
     NO_TRACING,
@@ -32,15 +40,25 @@ Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 JSON = b"application/json"
 WHOLE_RESPONSE = "dandelion.response"
+"""ASGI extension and type of its message, which has a whole `Response`."""
 TASK = "dandelion.task"
 """Key in the scope. A server that starts a request without a task puts the later task there."""
+FIELDS = "dandelion.fields"
+"""Key in the scope: the headers as a mapping, made by the server. It is never changed."""
+WHOLE_BODY = "dandelion.body"
+"""Key in the scope: the body, if all of it was there when the application was called."""
 WATCH_AFTER_S = 0.02
 _NO_PARAMETERS: Mapping[str, str] = {}
 NAME_LIMIT = 128  # characters; a search for near names takes quadratic time
+
+
+ProblemWriter: TypeAlias = Callable[[DandelionError, str], "Response"]
+"""Makes the response for an error; the text is the id of the invocation, or empty."""
 
 
 @dataclass(slots=True)
@@ -79,24 +97,25 @@ class Response:
             await self._send_stream(send, self.stream)
             return
         chunks = self.chunks
-        size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
-        self.sent_bytes = size
-        headers = [
-            (b"content-type", self.media_type),
-            (b"content-length", b"%d" % size),
-            *self.headers,
-        ]
+        self.sent_bytes = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
         if WHOLE_RESPONSE in extensions:
-            message = {"type": WHOLE_RESPONSE, "status": self.status, "headers": headers}
-            message |= {"close": self.close, "hold": self.hold}
-            await send({**message, "chunks": chunks, "size": size})
+            await send({"type": WHOLE_RESPONSE, "response": self})
             return
+        headers = self.all_headers()
         if self.close:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         for chunk in chunks[:-1]:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": chunks[-1]})
+
+    def all_headers(self) -> list[Header]:
+        """Give all headers of a response that is sent as a whole."""
+        return [
+            (b"content-type", self.media_type),
+            (b"content-length", b"%d" % self.sent_bytes),
+            *self.headers,
+        ]
 
     async def _send_stream(self, send: Send, stream: AsyncGenerator[Bytes, None]) -> None:
         headers = [(b"content-type", self.media_type), *self.headers]
@@ -168,7 +187,8 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        # The last value of each.
+        self.headers: Mapping[bytes, bytes] = scope.get(FIELDS) or dict(scope["headers"])
         self.parameters: Mapping[str, str] = _NO_PARAMETERS  # of the route's path
         self.raw_query: bytes = scope["query_string"]
         self.grant: Grant = ANONYMOUS  # what its caller may do
@@ -177,6 +197,7 @@ class Request:
         self.received_bytes = 0  # of the body
         self.close = False  # whether to close the connection without reading the rest of the body
         self.response_headers: list[Header] = []  # of every response, also of an error
+        self.problem: ProblemWriter | None = None  # writes errors, once the route is known
 
     @property
     def peer(self) -> str:
@@ -212,6 +233,13 @@ class Request:
     def header(self, name: bytes) -> str:
         """Give a header's value, or an empty string."""
         return self.headers.get(name, b"").decode("latin-1").strip()
+
+    def whole_body(self) -> bytes | None:
+        """Take the body, if all of it is here; else it is received."""
+        body: bytes | None = self.scope.pop(WHOLE_BODY, None)
+        if body is not None:
+            self.received_bytes = len(body)
+        return body
 
     @cached_property
     def query(self) -> dict[str, str]:

@@ -96,11 +96,17 @@ class AsyncClient:
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        idempotency_key: str = "",
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `Client.invoke`."""
         _, result = await self.invoke_sets(
-            name, sets, version=version, deadline_s=deadline_s, priority=priority
+            name,
+            sets,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            idempotency_key=idempotency_key,
         )
         return result
 
@@ -112,9 +118,12 @@ class AsyncClient:
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        idempotency_key: str = "",
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
-        return await self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
+        return await self._run(
+            client_protocol.invoke(name, sets, version, deadline_s, priority, idempotency_key)
+        )
 
     async def submit(
         self,

@@ -44,7 +44,15 @@ class Body:
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             given = clipped(encoding.decode("latin-1"))
             raise UnsupportedMedia(f"content encoding {given}", ("identity",))
-        self.size_bytes = _length(request)
+        self._whole = request.whole_body()
+        self.size_bytes = _length(request) if self._whole is None else len(self._whole)
+
+    def whole(self) -> bytes | None:
+        """Give the body if all of it arrived with its head, else None; raises as `read`."""
+        whole, self._whole = self._whole, None
+        if whole is not None and len(whole) > self._limit_bytes:
+            self._refuse(len(whole))
+        return whole
 
     async def read(self) -> Bytes:
         """Read the whole body.
@@ -57,6 +65,9 @@ class Body:
             ContextFull: the arena has no room for the body.
             Cancelled: the client disconnected before the body was complete.
         """
+        whole = self.whole()
+        if whole is not None:
+            return whole
         size = self.size_bytes
         if size is not None and size > self._limit_bytes:
             self._refuse(size)
@@ -70,6 +81,11 @@ class Body:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Read the body piece by piece; raises as `read` does."""
+        whole = self.whole()
+        if whole is not None:
+            if whole:
+                yield whole
+            return
         if self.size_bytes is not None and self.size_bytes > self._limit_bytes:
             self._refuse(self.size_bytes)
         total = 0

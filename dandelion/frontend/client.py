@@ -119,6 +119,7 @@ class Client:
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        idempotency_key: str = "",
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `dandelion.node.Node.invoke`.
@@ -129,6 +130,8 @@ class Client:
             deadline_s: seconds until the node cancels the invocation.
             priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
                 priority are next.
+            idempotency_key: a second call with the same key and the same request gives the result
+                of the first one. With it a call that got no answer can be repeated.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -139,7 +142,12 @@ class Client:
             Unreachable: the node gave no answer.
         """
         return self.invoke_sets(
-            name, sets, version=version, deadline_s=deadline_s, priority=priority
+            name,
+            sets,
+            version=version,
+            deadline_s=deadline_s,
+            priority=priority,
+            idempotency_key=idempotency_key,
         )[1]
 
     def invoke_sets(
@@ -150,9 +158,12 @@ class Client:
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
+        idempotency_key: str = "",
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
-        return self._run(client_protocol.invoke(name, sets, version, deadline_s, priority))
+        return self._run(
+            client_protocol.invoke(name, sets, version, deadline_s, priority, idempotency_key)
+        )
 
     # --- invoking asynchronously ----------------------------------------------------------------
 

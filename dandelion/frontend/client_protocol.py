@@ -227,10 +227,14 @@ def invoke(
     version: int | None,
     deadline_s: float | None,
     priority: int,
+    key: str,
 ) -> Steps[tuple[str, Sets]]:
     """Invoke; returns the invocation's id and its sets."""
     path = _path("/v1/invoke", name, version)
     more = {"Dandelion-Priority": str(priority)} if priority else {}
+    if key:
+        check_key("idempotency_key", key)
+        more["Idempotency-Key"] = key
     response = _checked((yield _invocation(path, sets, deadline_s, more)))
     return decode_response(response.body)
 

@@ -39,10 +39,10 @@ from dandelion.errors import DandelionError
 from dandelion.frontend import http2_limits as limits
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
-from dandelion.frontend.asgi import Header, Message, Receive, Scope, Send
+from dandelion.frontend.asgi import Application, Header, Message, Receive, Scope, Send
 from dandelion.frontend.http2_connection import Http2Connection, goaway
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
-from dandelion.frontend.http2_stream import Application, Http2Stream, scope_of
+from dandelion.frontend.http2_stream import Http2Stream, scope_of
 from dandelion.frontend.problem import Crowded, Stalled, problem_response
 
 _PIECE_BYTES = 16 * 1024
@@ -57,7 +57,6 @@ class Http2Protocol(Http2Connection):
     Args:
         config: of the server.
         server_state: of the server.
-        app_state: becomes the state of each request.
         newcomer: its place in the table is taken by this connection.
     """
 
@@ -65,7 +64,6 @@ class Http2Protocol(Http2Connection):
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
         *,
         newcomer: Newcomer,
     ) -> None:
@@ -74,7 +72,6 @@ class Http2Protocol(Http2Connection):
             config.load()
         self._app: Application = config.loaded_app
         self._server_state = server_state
-        self._app_state = app_state
         self._surplus = newcomer.surplus
         settings = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self._h2 = h2.connection.H2Connection(settings)
@@ -196,8 +193,7 @@ class Http2Protocol(Http2Connection):
             return
         self._last_stream = number
         self._frames.add(limits.REQUEST_FRAMES)
-        base = {**self._base, "state": self._app_state.copy()}
-        scope, error = scope_of(event.headers, base, self._is_secure)
+        scope, error = scope_of(event.headers, self._base, self._is_secure)
         application: Application = self._app
         if error is not None:
             application = _Failing(error)

@@ -14,7 +14,14 @@ from typing import Any, Protocol
 
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import WHOLE_RESPONSE, Header, Message, Receive, Scope, Send
+from dandelion.frontend.asgi import (
+    WHOLE_RESPONSE,
+    Application,
+    Header,
+    Message,
+    Response,
+    Scope,
+)
 from dandelion.frontend.http2_limits import FRAME_BYTES
 
 log = logging.getLogger("dandelion.frontend")
@@ -22,13 +29,6 @@ log = logging.getLogger("dandelion.frontend")
 _TURN_FRAMES = 64
 """Frames of one response between two turns of the loop."""
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
-
-
-class Application(Protocol):
-    """An ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
 
 
 class StreamConnection(Protocol):
@@ -168,13 +168,14 @@ class Http2Stream:
             return
         kind = message["type"]
         if kind == WHOLE_RESPONSE:
-            if message["hold"]:
+            response: Response = message["response"]
+            if response.hold:
                 self._connection.hold()
-            self._start(message["status"], message["headers"], end=not self._has_body)
+            self._start(response.status, response.all_headers(), end=not self._has_body)
             if self._has_body:
-                for chunk in message["chunks"][:-1]:
+                for chunk in response.chunks[:-1]:
                     await self._data(chunk, end=False)
-                await self._data(message["chunks"][-1], end=True)
+                await self._data(response.chunks[-1], end=True)
             self._complete()
         elif kind == "http.response.start":
             self._start(message["status"], message["headers"], end=not self._has_body)

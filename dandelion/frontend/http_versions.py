@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from dandelion.errors import BackendUnavailable
 from dandelion.frontend.acceptor import Newcomer
+from dandelion.frontend.heads import KnownHeads
 from dandelion.frontend.protocol import Protocol
 from dandelion.settings import Settings
 
@@ -49,7 +50,6 @@ def protocol_factory(
     settings: Settings,
     config: uvicorn.Config,
     server_state: ServerState,
-    app_state: dict[str, Any],
     *,
     has_tls: bool,
 ) -> ProtocolFactory:
@@ -59,8 +59,10 @@ def protocol_factory(
         BackendUnavailable: HTTP/2 is wanted, and the library h2 is not installed.
     """
 
+    heads = KnownHeads()
+
     def http1(newcomer: Newcomer) -> asyncio.Protocol:
-        return Protocol(config, server_state, app_state, newcomer=newcomer)
+        return Protocol(config, server_state, heads, newcomer=newcomer)
 
     if not settings.http2:
         return http1
@@ -68,7 +70,7 @@ def protocol_factory(
     from dandelion.frontend.http2 import Http2Protocol
 
     def http2(newcomer: Newcomer) -> asyncio.Protocol:
-        return Http2Protocol(config, server_state, app_state, newcomer=newcomer)
+        return Http2Protocol(config, server_state, newcomer=newcomer)
 
     def either(newcomer: Newcomer) -> asyncio.Protocol:
         return http2(newcomer) if _begins_with_preface(newcomer.socket) else http1(newcomer)

@@ -119,12 +119,14 @@ class Invocations:
             sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
-            if b"prefer" in request.headers:
-                preferences = read_preferences(request.headers[b"prefer"])
+            if b"prefer" in request.headers or b"idempotency-key" in request.headers:
+                asked = _kept_request(request, plan, deadline_s, priority)
+                preferences = read_preferences(request.headers.get(b"prefer", b""))
+                codecs = plan.response_codecs
                 if preferences.respond_async:
-                    asked = _kept_request(request, plan, deadline_s, priority)
-                    submit = self._kept.submit
-                    return await submit(request, asked, sets, preferences, plan.response_codecs)
+                    return await self._kept.submit(request, asked, sets, preferences, codecs)
+                if asked.key:
+                    return await self._kept.once(request, asked, sets, codecs)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,
@@ -210,7 +212,8 @@ class Invocations:
             return await decode_multipart(
                 body, content_type, plan.specs, self._node.settings.items_limit
             )
-        data = await body.read()
+        whole = body.whole()
+        data = await body.read() if whole is None else whole
         if plan.codec is Codec.RAW:
             given = request.headers
             dtype = request.header(b"dandelion-dtype") if b"dandelion-dtype" in given else None
@@ -240,7 +243,7 @@ def _given_deadline_s(request: Request, plan: _Plan) -> float | None:
 def _kept_request(
     request: Request, plan: _Plan, deadline_s: float | None, priority: int
 ) -> KeptRequest:
-    """Tell what an asynchronous invocation is, besides its sets."""
+    """Tell what an invocation is that the node keeps, besides its sets."""
     return KeptRequest(
         name=plan.name,
         version=plan.version,

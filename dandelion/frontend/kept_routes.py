@@ -1,4 +1,4 @@
-"""The routes below ``/v1/invocations``, and asynchronous answers of ``POST /v1/invoke/{name}``."""
+"""The routes below ``/v1/invocations``, and answers of ``POST /v1/invoke/{name}`` that are kept."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dandelion.frontend.kept_documents import (
 )
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.preferences import Preferences
+from dandelion.frontend.problem import ShuttingDown
 from dandelion.frontend.results import ResultWriter
 from dandelion.frontend.service import KeptInvocations
 
@@ -82,6 +83,38 @@ class KeptRoutes:
                 outcome = await self._kept.result(view.id, tenant=tenant)
                 return await self._results.write(outcome.id, outcome.sets, codecs)
         return _shown(view, 202, headers)
+
+    async def once(
+        self,
+        request: Request,
+        asked: KeptRequest,
+        sets: Mapping[str, ItemSet | None],
+        codecs: tuple[Codec, ...],
+    ) -> Response:
+        """Invoke once for an idempotency key, and respond with the result at the end.
+
+        A repetition waits for the invocation that its key has, or gets its result. The invocation
+        goes on if the client disconnects, since the client may repeat the request.
+
+        Args:
+            request, asked, sets, codecs: as of `submit`.
+
+        Raises:
+            ShuttingDown: the server drains; the request may be repeated later.
+        """
+        tenant = request.grant.tenant
+        view = await self._kept.submit(asked, sets, tenant=tenant)
+        del sets
+        request.invocation = view.id
+        request.watch()
+        while not view.state.has_ended:
+            watch = self._kept.watch(view.id, tenant=tenant, wait_s=WAIT_LIMIT_S, end=True)
+            watched = await self._waits.wait(watch)
+            if watched is None:
+                raise ShuttingDown
+            view = watched.view
+        outcome = await self._kept.result(view.id, tenant=tenant)
+        return await self._results.write(outcome.id, outcome.sets, codecs)
 
     async def describe(self, request: Request) -> Response:
         """``GET /v1/invocations/{id}``."""

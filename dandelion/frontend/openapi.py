@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP interface, and a page that shows it offline.
+"""The OpenAPI document of the HTTP interface.
 
 The schemas are generated from the records that are decoded.
 
@@ -7,6 +7,7 @@ Source: OpenAPI Specification 3.1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -34,6 +35,7 @@ from dandelion.frontend.routing import ANY_METHOD, Json, Route
 from dandelion.priority import PRIORITY_LIMIT
 
 _REF = "#/components/schemas/{name}"
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _RECORDS = (
     Activity,
     RegistrationDocument,
@@ -71,6 +73,10 @@ _ITEM: Json = {
         {"required": ["numbers"]},
         {"required": ["value"]},
     ],
+}
+_PROBLEM: Json = {
+    "description": "a problem (RFC 9457)",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(name="ProblemDocument")}}},
 }
 _ENTRIES: Json = {"type": "array", "items": {"$ref": _REF.format(name="Entry")}}
 _TOKEN: Json = {
@@ -140,13 +146,14 @@ def openapi_document(routes: Iterable[Route], schemas: Mapping[str, Json]) -> by
         routes: those without an operation are left out.
         schemas: of protocols, beside those of this module.
     """
-    _, records = msgspec.json.schema_components(_RECORDS, ref_template=_REF)
+    records = schemas_of(_RECORDS)
     own = {"Item": _ITEM, "Set": _SET, "Sets": _SETS, "Result": _RESULT}
     paths: Json = {}
     for route in routes:
         if route.operation is not None:
             security = [] if route.right is None else [{"token": [route.right.value]}]
             operation = {**route.operation, "security": security}
+            operation = _with_path_parameters(operation, route.documented_path)
             method = "post" if route.method == ANY_METHOD else route.method.lower()
             paths.setdefault(route.documented_path, {})[method] = operation
     document = {
@@ -159,6 +166,17 @@ def openapi_document(routes: Iterable[Route], schemas: Mapping[str, Json]) -> by
         },
     }
     return msgspec.json.encode(document)
+
+
+def _with_path_parameters(operation: Json, path: str) -> Json:
+    """Describe the parameters of a path that the operation itself does not describe."""
+    given: list[Json] = operation.get("parameters", [])
+    described = {one["name"] for one in given if one["in"] == "path"}
+    missing = [name for name in _PATH_PARAMETER.findall(path) if name not in described]
+    if not missing:
+        return operation
+    added = [parameter("path", name, {"type": "string"}, required=True) for name in missing]
+    return {**operation, "parameters": [*added, *given]}
 
 
 def list_operation(kind: str) -> Json:
@@ -256,10 +274,13 @@ def invoke_operation() -> Json:
             "header", "Prefer", {"type": "string"}, "respond-async: accept it (202); wait=SECONDS"
         ),
         parameter(
-            "header", "Idempotency-Key", {"type": "string"}, "with respond-async: accept it once"
+            "header", "Idempotency-Key", {"type": "string"}, "invoke once, however often it is sent"
         ),
         parameter(
-            "header", "Dandelion-Callback", {"type": "string"}, "with respond-async: URL to call"
+            "header",
+            "Dandelion-Callback",
+            {"type": "string"},
+            "with respond-async or a key: URL to call",
         ),
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
@@ -299,23 +320,40 @@ def compare_operation() -> Json:
     return {**operation, "requestBody": register_operation()["requestBody"]}
 
 
-def operation_of(summary: str, content: Json, parameters: list[Json] | None = None) -> Json:
+def schemas_of(records: Iterable[type]) -> dict[str, Json]:
+    """Make the schemas of records, and of those that they refer to, by name."""
+    return msgspec.json.schema_components(records, ref_template=_REF)[1]
+
+
+def operation_of(
+    summary: str,
+    content: Json,
+    parameters: list[Json] | None = None,
+    problem: Json | None = None,
+) -> Json:
     """Make an operation.
 
     Args:
         summary: what it does.
         content: of its response, by media type.
-        parameters: of path, query and header.
+        parameters: of path, query and header; those of the path may be left out.
+        problem: the response for errors; by default a problem document.
     """
-    problem = {MEDIA_TYPE: {"schema": reference("ProblemDocument")}}
     operation: Json = {
         "summary": summary,
         "responses": {
             "200": {"description": "done", "content": content},
-            "default": {"description": "a problem (RFC 9457)", "content": problem},
+            "default": problem or _PROBLEM,
         },
     }
     return {**operation, "parameters": parameters} if parameters else operation
+
+
+def health_operation(operation: Json) -> Json:
+    """Add that the response has the same form with status 503, if something is not well."""
+    responses = operation["responses"]
+    unavailable = {**responses["200"], "description": "not now"}
+    return {**operation, "responses": {**responses, "503": unavailable}}
 
 
 def reference(name: str) -> Json:
@@ -338,64 +376,3 @@ def parameter(
 
 NAME = parameter("path", "name", {"type": "string"}, required=True)
 VERSION = parameter("query", "version", {"type": "integer", "minimum": 1}, "default: the newest")
-
-DOCS_PAGE = b"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Dandelion: HTTP interface</title>
-<style>
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem;
-         color: CanvasText; background: Canvas; color-scheme: light dark }
-  summary { cursor: pointer; padding: .4rem 0; border-bottom: 1px solid GrayText }
-  code, pre { font: 14px/1.45 ui-monospace, monospace }
-  pre { overflow: auto; padding: .75rem; border: 1px solid GrayText; border-radius: .4rem }
-  .method { display: inline-block; min-width: 4.5rem; font-weight: 700 }
-  table { border-collapse: collapse } td { padding: .15rem 1rem .15rem 0; vertical-align: top }
-</style>
-<h1>Dandelion</h1>
-<p>Everything below comes from <a href="/openapi.json">openapi.json</a> of this node.</p>
-<main id="routes"><noscript>Without scripts, read openapi.json itself.</noscript></main>
-<script>
-const node = (tag, text, cls) => {
-  const made = document.createElement(tag);
-  if (text) made.textContent = text;
-  if (cls) made.className = cls;
-  return made;
-};
-const show = (title, value) => {
-  const box = node("div");
-  box.append(node("h4", title), node("pre", JSON.stringify(value, null, 2)));
-  return box;
-};
-fetch("/openapi.json").then(response => response.json()).then(spec => {
-  const routes = document.getElementById("routes");
-  const resolve = value => JSON.parse(JSON.stringify(value, (key, part) =>
-    part && part.$ref ? { $ref: part.$ref.split("/").pop() } : part));
-  for (const [path, methods] of Object.entries(spec.paths))
-    for (const [method, operation] of Object.entries(methods)) {
-      const details = node("details"), summary = node("summary"), table = node("table");
-      summary.append(node("span", method.toUpperCase(), "method"), node("code", path),
-        document.createTextNode("  " + operation.summary));
-      for (const given of operation.parameters || []) {
-        const row = table.insertRow();
-        row.insertCell().append(node("code", given.name));
-        row.insertCell().textContent = given.in;
-        row.insertCell().textContent = given.description || given.schema.type;
-      }
-      details.append(summary, table);
-      const body = operation.requestBody;
-      if (body) details.append(show("Body", resolve(body.content)));
-      details.append(show("Response", resolve(operation.responses["200"].content)));
-      routes.append(details);
-    }
-  routes.append(node("h2", "Schemas"));
-  for (const [name, schema] of Object.entries(spec.components.schemas)) {
-    const details = node("details");
-    details.append(node("summary", name), node("pre", JSON.stringify(resolve(schema), null, 2)));
-    routes.append(details);
-  }
-});
-</script>
-</html>
-"""

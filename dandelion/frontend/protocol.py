@@ -1,11 +1,12 @@
-"""uvicorn's protocol with an extension for whole responses, and with time-outs.
+"""The protocol of HTTP/1.1 connections: parsing with httptools, time-outs, whole responses.
 
-In ASGI, head and body of a response are two messages, and uvicorn writes each. For a response of a
+In ASGI, head and body of a response are two messages, and servers write each. For a response of a
 hundred bytes the second system call costs as much as parsing the request. So this protocol has an
-ASGI extension, ``dandelion.response``: one message with status, headers and all chunks of the body.
+ASGI extension, ``dandelion.response``: one message with a whole `Response`.
 `dandelion.frontend.asgi.Response` uses it if the server has it, else plain ASGI, so the application
 runs under any server. Such a request often completes without waiting and needs no task, see
-`Protocol`.
+`Cycle`. A body that is there when the application is called is in the scope, and a head that was
+parsed lately is not parsed again (`KnownHeads`).
 
 The server's `ConnectionTable` knows what each connection waits for, and closes it after a time-out.
 A connection that is closed before its whole request was read **lingers**: the response is written,
@@ -21,25 +22,39 @@ the upgrade, and then the rest. CONNECT is refused, since what follows it has no
 Trailers of a chunked body are discarded: as headers, they could change the meaning of a request
 that was already checked.
 
-It extends classes of uvicorn that are not documented, so `pyproject.toml` pins uvicorn to the
-tested releases, and `tests/node/test_uvicorn_range.py` checks the names that are used.
-`tests/node/test_frontend.py` compares whole responses with plain ASGI.
+`tests/node/test_frontend.py` compares whole responses with plain ASGI under uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import urllib.parse
+from collections import deque
 from typing import Any
 
+import httptools
+import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
 
 from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
 from dandelion.frontend.admission import Peer, Wait, reset
-from dandelion.frontend.asgi import TASK, WHOLE_RESPONSE, Message, Receive, Scope, Send
-from dandelion.frontend.cycle import Cycle, finish
+from dandelion.frontend.asgi import (
+    FIELDS,
+    TASK,
+    WHOLE_RESPONSE,
+    Application,
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
+from dandelion.frontend.cycle import Cycle
+from dandelion.frontend.heads import KnownHeads, head_scope
 from dandelion.frontend.problem import (
     RETRY_AFTER_S,
     Crowded,
@@ -57,25 +72,27 @@ LINGER_BYTES = 1024 * 1024 * 1024
 """How much input of a lingering connection is discarded before it is reset."""
 _PIECE_BYTES = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_CONNECTIONS = "dandelion.connections"
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
     """Handle a request on a surplus connection."""
-    response = problem_response(Crowded(scope["state"]["connections"]))
+    response = problem_response(Crowded(scope[_CONNECTIONS]))
     await response.send(send, scope["extensions"])
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with `Cycle` for its cycles, which start without a task.
+class Protocol(asyncio.Protocol):
+    """A connection of HTTP/1.1.
 
-    A cycle starts when all input that arrived with its head is parsed, or in the next iteration of
-    the loop if many have (`Turns`). If the request is complete by then, its first step runs at
-    once. Most requests complete in this step; the others continue in a task. The first step of a
-    request never runs inside the step of another request.
+    A request starts when all input that arrived with its head is parsed, or in the next iteration
+    of the loop if many have (`Turns`). If it is complete by then, its first step runs at once. Most
+    requests complete in this step; the others continue in a task. The first step of a request never
+    runs inside the step of another request.
 
-    The length of a head is limited, since uvicorn and httptools assemble long heads in quadratic
-    time. Input is parsed in pieces. All pieces that end within a head count, so up to one piece
-    more than the limit is held.
+    The length of a head is limited, since the parser assembles long heads in quadratic time. Input
+    is parsed in pieces. All pieces that end within a head count, so up to one piece more than the
+    limit is held.
 
     The data of a request is freed when it is complete, not when the next request arrives. With
     thousands of connections that is much later.
@@ -89,38 +106,84 @@ class Protocol(HttpToolsProtocol):
     that there are too many connections.
 
     Args:
+        config: of the server.
+        server_state: of the server.
+        heads: those that were parsed lately.
         newcomer: its place in the table is taken by this connection.
+
+    Attributes:
+        transport: of the connection.
+        write_paused: whether the client does not read fast enough.
+        read_paused: whether no input is read for now.
     """
 
-    # CPython shares the keys of attribute dictionaries up to thirty; uvicorn has as many.
     __slots__ = (
         "_answered",
+        "_app",
+        "_base",
         "_beginning",
         "_begun",
+        "_cycle",
         "_framing",
         "_head_bytes",
+        "_headers",
+        "_heads",
         "_held",
         "_in_body",
         "_in_head",
         "_newcomer",
+        "_parser",
         "_received_bytes",
         "_served",
+        "_server_state",
         "_surplus",
         "_table",
+        "_url",
+        "_waiting",
+        "_writable",
         "address",
         "lingers",
+        "loop",
         "mark",
         "peer",
+        "read_paused",
         "since",
+        "transport",
         "wait",
+        "write_paused",
     )
 
-    def __init__(self, *arguments: Any, newcomer: Newcomer, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        heads: KnownHeads,
+        *,
+        newcomer: Newcomer,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self._app: Application = config.loaded_app
+        self._server_state = server_state
+        self._heads = heads
         self._newcomer: Newcomer | None = newcomer
         self._table = newcomer.table
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
+        self._parser = httptools.HttpRequestParser(self)
+        # A request is answered although the client has closed its half of the connection.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._base: Message = {}  # what all requests of the connection have
+        self.read_paused = False
+        self.write_paused = False
+        self._writable: asyncio.Event | None = None
+        # The current request:
+        self._cycle: Cycle | None = None
+        self._waiting: deque[Cycle] = deque()  # pipelined ones
+        self._url = b""
+        self._headers: list[Header] = []
         self._beginning = False
-        self._begun: list[tuple[RequestResponseCycle, Any]] = []
+        self._begun: list[Cycle] = []
         self._served = False
         self._head_bytes = 0
         self._framing: bytes | None = None
@@ -140,28 +203,74 @@ class Protocol(HttpToolsProtocol):
 
     # --- the connection -------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's
         """Take the newcomer's place in the table."""
-        super().connection_made(transport)
+        self.transport = transport
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown()
+        is_secure = transport.get_extra_info("sslcontext") is not None
+        self._base = {
+            "asgi": _ASGI,
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+            "scheme": "https" if is_secure else "http",
+            "root_path": "",
+            "extensions": {WHOLE_RESPONSE: {}},
+        }
         if self._newcomer is not None:
             self._table.replace(self._newcomer, self, self.loop.time())
             self._newcomer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the table."""
+        """Leave the table, and end the request."""
         self._table.forget(self)
-        super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment]  # breaks the reference cycle
+        self._server_state.connections.discard(self)
+        if self._cycle is not None:
+            self._cycle.leave()
+        self._resume_writer()
+        self._cycle = None
+        self._parser = None  # type: ignore[assignment]  # breaks the reference cycle
+
+    def shutdown(self) -> None:
+        """Finish the request that runs; called by the server."""
+        if self._cycle is None or self._cycle.response_complete:
+            self.transport.close()
+        else:
+            self._cycle.keep_alive = False
 
     def pause_writing(self) -> None:
         """Wait until the client reads."""
-        super().pause_writing()
+        self.write_paused = True
         self._update_wait()
 
     def resume_writing(self) -> None:
         """Continue."""
-        super().resume_writing()
+        self._resume_writer()
         self._update_wait()
+
+    def _resume_writer(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough, or the connection has ended."""
+        while self.write_paused:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            self._writable.clear()
+            await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Read no more input for now."""
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read input again."""
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def _update_wait(self) -> None:
         wait = self._waits_for()
@@ -174,11 +283,11 @@ class Protocol(HttpToolsProtocol):
             return Wait.LINGER
         if self.transport.is_closing():
             return Wait.RESPONSE if self.transport.get_write_buffer_size() else None
-        if self.flow.write_paused:
+        if self.write_paused:
             return Wait.RESPONSE
         if self._in_body:
             return Wait.BODY
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._cycle is not None and not self._cycle.response_complete:
             return None
         return Wait.IDLE if self._served and not self._in_head else Wait.HEAD
 
@@ -192,12 +301,12 @@ class Protocol(HttpToolsProtocol):
 
     def blocked(self) -> bool:
         """Return whether the application does not read the body."""
-        return self.wait is Wait.BODY and self.flow.read_paused
+        return self.wait is Wait.BODY and self.read_paused
 
     def expire(self) -> None:
         """Close the connection, with an error response if the client can read it."""
         limits = self._table.limits
-        if self.lingers or self.transport.is_closing() or self.flow.write_paused:
+        if self.lingers or self.transport.is_closing() or self.write_paused:
             self.abort()
         elif self._in_body:
             self._fail(Stalled("body", limits.moving_s, limits.rate_bytes))
@@ -223,20 +332,18 @@ class Protocol(HttpToolsProtocol):
             self._received_bytes = 0
             if self.transport.can_write_eof():  # TLS cannot close one half
                 self.transport.write_eof()
-            self.flow.resume_reading()
+            self.resume_reading()
         else:
             self.transport.close()
         self._update_wait()
 
     def _fail(self, error: DandelionError) -> None:
         """Close the connection with a problem document if no response has started."""
-        cycle = self.cycle
+        cycle = self._cycle
         started = False
         if cycle is not None and not cycle.response_complete:
             started = cycle.response_started
-            cycle.disconnected = True
-            cycle.waiting_for_100_continue = False
-            cycle.message_event.set()
+            cycle.leave()
         if not (started or self.transport.is_closing() or self.lingers):
             self.transport.write(closing_response(error))
         self.close(linger=not started)
@@ -251,17 +358,37 @@ class Protocol(HttpToolsProtocol):
                 self.abort()
             return
         self._beginning = True
+        if self._cycle is not None or self._in_head or not self._begin_known(data):
+            self._parse_all(data)
+        if not self._begun or self._table.turns.begins_at_once(self.loop):
+            self._begin()
+        else:
+            self._update_wait()
+            self.loop.call_soon(self._begin)
+
+    def _begin_known(self, data: bytes) -> bool:
+        """Start a request whose head was parsed lately, and that is all of the input."""
+        known = self._heads.find(data)
+        if known is None:
+            return False
+        head, end = known
+        cycle = Cycle(self, {**head, **self._base}, keep_alive=True, expects_continue=False)
+        cycle.feed(data[end:])
+        cycle.end_body()
+        self._cycle = cycle
+        self._begin_cycle(cycle)
+        return True
+
+    def _parse_all(self, data: bytes) -> None:
+        is_start = self._cycle is None and not self._in_head
         if len(data) <= _PIECE_BYTES:
             self._parse(data)
         else:
             view = memoryview(data)
             for start in range(0, len(view), _PIECE_BYTES):
                 self._parse(view[start : start + _PIECE_BYTES])
-        if not self._begun or self._table.turns.begins_at_once(self.loop):
-            self._begin()
-        else:
-            self._update_wait()
-            self.loop.call_soon(self._begin)
+        if is_start and len(self._begun) == 1 and not (self._in_head or self._in_body):
+            self._heads.add(data, self._begun[0])
 
     def _parse(self, piece: Any) -> None:
         if self.lingers or self.transport.is_closing():
@@ -280,11 +407,11 @@ class Protocol(HttpToolsProtocol):
         try:
             while True:
                 try:
-                    return self.parser.feed_data(memoryview(piece)[at:] if at else piece)
+                    return self._parser.feed_data(memoryview(piece)[at:] if at else piece)
                 except HttpParserUpgrade as stopped:
                     at += stopped.args[0]
                     if self._framing is not None:
-                        self.parser.feed_data(self._framing)
+                        self._parser.feed_data(self._framing)
         except HttpParserError as error:
             malformed = InvalidInput("request", "not valid HTTP/1.1")
             cause = error.__context__
@@ -293,7 +420,16 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a head."""
         self._in_head = True
-        super().on_message_begin()
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser with a part of the target of a request."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser with a header, or with a trailer."""
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Called by the parser at the end of a head, and of the part of it that is repeated."""
@@ -302,15 +438,39 @@ class Protocol(HttpToolsProtocol):
         if self._framing is not None:
             self._framing = None
             return
-        if self.parser.should_upgrade():
+        parser = self._parser
+        if parser.should_upgrade():
             self._framing = self._framing_again()
-        super().on_headers_complete()
-        self.headers = []  # for trailers
+        version = parser.get_http_version()
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        head = head_scope(
+            version,
+            parser.get_method().decode("ascii"),
+            urllib.parse.unquote(path) if "%" in path else path,
+            url.path,
+            url.query or b"",
+            self._headers,
+        )
+        self._headers = []  # for trailers
+        before = self._cycle
+        self._cycle = cycle = Cycle(
+            self,
+            {**head, **self._base},
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            expects_continue=head[FIELDS].get(b"expect", b"").lower() == b"100-continue",
+        )
+        if before is None or before.response_complete:
+            self._begin_cycle(cycle)
+        else:
+            self.pause_reading()
+            self._waiting.append(cycle)
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser with a part of a body."""
         self._head_bytes = 0
-        super().on_body(body)
+        assert self._cycle is not None, "its head is complete"
+        self._cycle.feed(body)
 
     def _framing_again(self) -> bytes:
         """Return a head with the same body as the current one, without its upgrade.
@@ -318,9 +478,9 @@ class Protocol(HttpToolsProtocol):
         Raises:
             NoTunnel: the method is CONNECT.
         """
-        if self.parser.get_method() == b"CONNECT":
+        if self._parser.get_method() == b"CONNECT":
             raise NoTunnel
-        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] in _FRAMING]
         return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
 
     def on_message_complete(self) -> None:
@@ -328,20 +488,20 @@ class Protocol(HttpToolsProtocol):
         if self._framing is not None:
             return
         self._in_body = False
-        super().on_message_complete()
-        self.cycle.more_body = False  # also if the response is complete
+        assert self._cycle is not None, "its head is complete"
+        self._cycle.end_body()
 
     # --- requests -------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""
-        self.server_state.total_requests += 1
+        self._server_state.total_requests += 1
         self._answered = self._served = True
         if not (self.transport.is_closing() or self.lingers):
             if not self._held:
-                self.flow.resume_reading()
-            if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
+                self.resume_reading()
+            if self._waiting:
+                self._begin_cycle(self._waiting.popleft())
         if not self._beginning:
             self._update_wait()
             self._free_request()
@@ -350,25 +510,20 @@ class Protocol(HttpToolsProtocol):
         """Read the next request after `RETRY_AFTER_S`, since this one is refused."""
         if not self._held:
             self._held = True
-            self.flow.pause_reading()
+            self.pause_reading()
             self.loop.call_later(RETRY_AFTER_S, self._release)
 
     def _release(self) -> None:
         self._held = False
         if not self.transport.is_closing():
-            self.flow.resume_reading()
+            self.resume_reading()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cycle.__class__ = Cycle
-        cycle.protocol = self  # type: ignore[attr-defined]  # it is a `Cycle` now
-        scope: Message = cycle.scope  # type: ignore[assignment]  # uvicorn's type has no extensions
-        scope["extensions"] = {WHOLE_RESPONSE: {}}
+    def _begin_cycle(self, cycle: Cycle) -> None:
+        """Start a request when all input is parsed."""
         if self._surplus:
             cycle.keep_alive = False
-            if scope["path"] not in OPEN_PATHS:
-                scope["state"]["connections"] = self._table.limits.connections
-                app = _crowded
-        self._begun.append((cycle, app))
+            cycle.scope[_CONNECTIONS] = self._table.limits.connections
+        self._begun.append(cycle)
         if not self._beginning:  # called from the task of the previous request
             self._beginning = True
             self.loop.call_soon(self._begin)
@@ -377,8 +532,8 @@ class Protocol(HttpToolsProtocol):
         try:
             while self._begun:
                 begun, self._begun = self._begun, []
-                for cycle, app in begun:
-                    self._first_step(cycle, app)
+                for cycle in begun:
+                    self._first_step(cycle)
         finally:
             self._beginning = False
             self._update_wait()
@@ -386,20 +541,18 @@ class Protocol(HttpToolsProtocol):
 
     def _free_request(self) -> None:
         """Free the data of a complete request."""
-        cycle = self.cycle
+        cycle = self._cycle
         if cycle is None or self._in_head or self._in_body or not cycle.response_complete:
             return
-        self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # the initial state
+        self._cycle = None
 
-    def _first_step(self, cycle: RequestResponseCycle, app: Any) -> None:
-        running = cycle.run_asgi(app)
-        if not cycle.more_body:  # without its body a request would wait at once
-            try:
-                running = finish(running, running.send(None))
-            except StopIteration:
-                return
-        rest = self.loop.create_task(running)
-        scope: Any = cycle.scope  # uvicorn's type has no extensions
-        scope[TASK] = rest
-        rest.add_done_callback(self.tasks.discard)
-        self.tasks.add(rest)
+    def _first_step(self, cycle: Cycle) -> None:
+        is_crowded = self._surplus and cycle.scope["path"] not in OPEN_PATHS
+        rest = cycle.begin(_crowded if is_crowded else self._app)
+        if rest is None:
+            return
+        task = self.loop.create_task(rest)
+        cycle.scope[TASK] = task
+        tasks = self._server_state.tasks
+        task.add_done_callback(tasks.discard)
+        tasks.add(task)

@@ -15,14 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from dandelion.errors import DandelionError, InvalidInput
-from dandelion.frontend.asgi import Request, Response
+from dandelion.errors import InvalidInput
+from dandelion.frontend.asgi import ProblemWriter, Request, Response
 from dandelion.frontend.problem import problem_response
 from dandelion.tokens import Right
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-ProblemWriter: TypeAlias = Callable[[DandelionError, str], Response]
-"""Makes the response for an error; the text is the id of the invocation, or empty."""
 Json: TypeAlias = dict[str, Any]
 """A part of an OpenAPI document."""
 

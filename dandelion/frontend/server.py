@@ -86,7 +86,6 @@ class Server(uvicorn.Server):
             self._settings,
             self.config,
             self.server_state,
-            self.lifespan.state,
             has_tls=self.certificate is not None,
         )
         tls = None if self.certificate is None else self.certificate.context

@@ -43,6 +43,13 @@ def command(
     return run
 
 
+def test_an_invocation_with_a_key_is_repeated(command: Command) -> None:
+    results = [command("invoke", "echo", "a=hello", "--key", "i1", "--json") for _ in range(2)]
+    assert results[0][0] == 0
+    assert results[0] == results[1]
+    assert command("invoke", "echo", "a=other", "--key", "i1")[0] != 0
+
+
 def test_submit_and_result(command: Command, tmp_path: Path) -> None:
     code, id_, _ = command("submit", "echo", "a=hello", "--key", "k1")
     assert code == 0

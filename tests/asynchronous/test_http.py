@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 
+from dandelion.asynchronous.failures import KeyReused
+from dandelion.errors import InvalidInput
+from dandelion.frontend.async_client import AsyncClient
+from dandelion.frontend.client import Client
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from dandelion.testing import wait_until
@@ -207,6 +214,73 @@ def test_a_key_gives_the_first_invocation(here: Served) -> None:
     here.ask("GET", f"{first.headers['location']}?wait_s=20")
     here.ask("DELETE", first.headers["location"])
     assert here.submit("echo", Idempotency_Key="order-7").json["id"] != first.json["id"]
+
+
+def counted(here: Served) -> int:
+    totals = here.node.totals(tenant="default")
+    return sum(one.succeeded for one in totals if one.name == "echo")
+
+
+def test_a_synchronous_request_with_a_key_is_carried_out_once(here: Served) -> None:
+    def ask(name: str, key: str, body: bytes = SETS, **headers: str) -> Answer:
+        given = {"Idempotency-Key": key, "Content-Type": "application/json", **headers}
+        return here.ask("POST", f"/v1/invoke/{name}", body, given)
+
+    before = counted(here)
+    first, again = ask("echo", "buy-1"), ask("echo", "buy-1")
+    plain = here.ask("POST", "/v1/invoke/echo", SETS, {"Content-Type": "application/json"})
+    assert (first.status, first.json["sets"]) == (200, plain.json["sets"])
+    assert again.body == first.body
+    id_ = first.headers["dandelion-invocation"]
+    assert first.json["id"] == again.headers["dandelion-invocation"] == id_
+    assert counted(here) == before + 2, "one with the key, and one without"
+    raw = ask("echo", "buy-1", Accept="application/octet-stream")
+    assert raw.body == b"hello"
+    other = ask("echo", "buy-1", b'{"sets": {"a": "other"}}')
+    assert (other.status, other.kind) == (422, "KeyReused")
+    assert ask("twice", "buy-1", b'{"sets": {"x": "hello"}}').kind == "KeyReused"
+    late = here.submit("echo", Idempotency_Key="buy-1")
+    assert (late.status, late.json["id"]) == (202, id_)
+    assert ask("echo", "two words").status == 400
+    failed = [ask("fail", "buy-2") for _ in range(2)]
+    assert [(one.status, one.kind) for one in failed] == [(422, "Raised")] * 2
+    assert failed[0].headers["dandelion-invocation"] == failed[1].headers["dandelion-invocation"]
+
+
+def test_a_repetition_waits_for_the_first_request(here: Served) -> None:
+    given = {"Idempotency-Key": "slow-1", "Content-Type": "application/json"}
+    with socket.create_connection(("127.0.0.1", here.port), TIMEOUT_S) as left:
+        lines = [f"{name}: {value}" for name, value in given.items()]
+        head = ["POST /v1/invoke/wait HTTP/1.1", "Host: localhost", *lines]
+        left.sendall("\r\n".join([*head, f"Content-Length: {len(SETS)}", "", ""]).encode() + SETS)
+        assert here.gate.entered()
+    with ThreadPoolExecutor(2) as pool:
+        repeated = [pool.submit(here.ask, "POST", "/v1/invoke/wait", SETS, given) for _ in range(2)]
+        wait_until(lambda: here.node.info().running == 1)
+        here.gate.open()
+        answers = [one.result(TIMEOUT_S) for one in repeated]
+    assert [one.status for one in answers] == [200, 200]
+    assert answers[0].body == answers[1].body
+    assert here.ask("GET", "/v1/invocations").json["invocations"][0]["attempts"] == 1
+
+
+def test_clients_repeat_a_call_with_a_key(here: Served) -> None:
+    url = f"http://127.0.0.1:{here.port}"
+    with Client(url) as client:
+        calls = [client.invoke_sets("echo", {"a": "x"}, idempotency_key="c-1") for _ in range(2)]
+        assert calls[0][0] == calls[1][0]
+        assert calls[1][1]["b"].text() == "x"
+        with pytest.raises(KeyReused):
+            client.invoke("echo", a="y", idempotency_key="c-1")
+        with pytest.raises(InvalidInput, match="idempotency_key"):
+            client.invoke("echo", a="y", idempotency_key="two words")
+
+    async def ask() -> str:
+        async with AsyncClient(url) as client:
+            assert (await client.invoke("echo", a="x", idempotency_key="c-1")).b.text() == "x"
+            return (await client.invoke_sets("echo", {"a": "x"}, idempotency_key="c-1"))[0]
+
+    assert asyncio.run(ask()) == calls[0][0]
 
 
 def test_the_list_is_paged_and_filtered(here: Served) -> None:

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from dandelion.errors import InvalidInput
 from dandelion.frontend.app import App
 from dandelion.frontend.asgi import Message
+from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.listener import bind
-from dandelion.frontend.openapi import DOCS_PAGE
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from tests.node.frontend_processes import Processes

@@ -42,7 +42,7 @@ class Began:
         self.count = 0
         self.in_one_iteration = 0
 
-    def __call__(self, protocol: Protocol, cycle: Any, app: Any) -> None:
+    def __call__(self, protocol: Protocol, cycle: Any) -> None:
         self.count += 1
         if self.armed:
             self.armed = False
@@ -51,7 +51,7 @@ class Began:
             self.count = 0
             loop = protocol.loop
             loop.call_soon(loop.call_soon, self._note)  # before and after sockets are read
-        self._step(protocol, cycle, app)
+        self._step(protocol, cycle)
 
     def _note(self) -> None:
         self.in_one_iteration = self.count

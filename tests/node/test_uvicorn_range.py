@@ -1,10 +1,7 @@
-"""uvicorn is pinned to the releases that `Protocol` and `Cycle` were tested with.
+"""uvicorn is pinned to the releases whose `Server` is known to work with our protocols.
 
-Both are subclasses of classes that uvicorn does not document. The extension for whole replies, the
-first step without a task, the limit of heads and the time-outs of connections need methods and
-attributes of these classes, and no public interface of uvicorn offers them. A release that renames
-one of them would leave ours uncalled. Releases before 0.53 decide later whether a connection is
-kept alive, so a whole reply would not close it.
+`dandelion.frontend.server.Server` overrides methods of uvicorn's, and the protocols keep the books
+that it waits for when it stops. The parsing of requests uses nothing of uvicorn.
 
 To raise the upper bound: install the release, run ``tests/node`` and ``tests/faults``, and raise
 the bound in ``pyproject.toml``.
@@ -18,48 +15,36 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import uvicorn
 from packaging.requirements import Requirement
 from packaging.version import Version
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OVERRIDDEN = {
-    "connection_made": ["self", "transport"],
-    "connection_lost": ["self", "exc"],
-    "pause_writing": ["self"],
-    "resume_writing": ["self"],
-    "data_received": ["self", "data"],
-    "on_message_begin": ["self"],
-    "on_headers_complete": ["self"],
-    "on_body": ["self", "body"],
-    "on_message_complete": ["self"],
-    "on_response_complete": ["self"],
-    "_start_asgi_task": ["self", "cycle", "app"],
+    "capture_signals": ["self"],
+    "startup": ["self", "sockets"],
+    "on_tick": ["self", "counter"],
+    "shutdown": ["self", "sockets"],
 }
-PROTOCOL_ATTRIBUTES = {
-    "config", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state",
-    "tasks", "transport",
-}  # fmt: skip
-CYCLE_ATTRIBUTES = {
-    "disconnected", "flow", "keep_alive", "message_event", "more_body", "on_response",
-    "response_complete", "response_started", "scope", "transport", "waiting_for_100_continue",
-}  # fmt: skip
 
 
 def test_uvicorn_is_in_the_tested_range() -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     (uvicorn,) = [r for r in map(Requirement, project["dependencies"]) if r.name == "uvicorn"]
     assert Version(version("uvicorn")) in uvicorn.specifier
-    assert Version("0.52.4") not in uvicorn.specifier
     assert "<" in {bound.operator for bound in uvicorn.specifier}
 
 
 @pytest.mark.parametrize("method", OVERRIDDEN)
 def test_uvicorn_has_the_methods_that_are_overridden(method: str) -> None:
-    found = inspect.signature(getattr(HttpToolsProtocol, method))
+    found = inspect.signature(getattr(uvicorn.Server, method))
     assert list(found.parameters) == OVERRIDDEN[method]
 
 
-def test_uvicorn_sets_the_attributes_that_are_used() -> None:
-    assert set(HttpToolsProtocol.__init__.__code__.co_names) >= PROTOCOL_ATTRIBUTES
-    assert set(RequestResponseCycle.__init__.__code__.co_names) >= CYCLE_ATTRIBUTES
+def test_the_books_that_protocols_keep_are_those_that_uvicorn_waits_for() -> None:
+    state = ServerState()
+    assert (state.total_requests, state.connections, state.tasks) == (0, set(), set())
+    waiting = inspect.getsource(uvicorn.Server._wait_tasks_to_complete)
+    assert "server_state.connections" in waiting
+    assert "server_state.tasks" in waiting

@@ -87,11 +87,11 @@ class BsonAdapter(Adapter):
     def routes(self) -> Sequence[Route]:
         register, invoke = Right.REGISTER, Right.INVOKE
         return [
-            _route("/register/function", self._function, register, "Register an executable (BSON)"),
-            _route("/register/composition", self._composition, register, "Register a text (BSON)"),
-            _route("/register/library", self._library, register, "Register a library (BSON)"),
+            _route("/register/function", self._function, register, "Register an executable", _TEXT),
+            _route("/register/composition", self._composition, register, "Register a text", _TEXT),
+            _route("/register/library", self._library, register, "Register a library", _TEXT),
             *(
-                _route(path, self._invoke, invoke, "Invoke what the body names (BSON)")
+                _route(path, self._invoke, invoke, "Invoke what the body names", _BSON)
                 for path in ("/hot", "/hot/{any...}", "/cold", "/cold/{any...}")
             ),
             _route("/async", self._unsupported, invoke),
@@ -247,15 +247,18 @@ def text_problem(error: DandelionError, invocation: str) -> Response:
     return response
 
 
-def _route(path: str, handler: Handler, right: Right | None, summary: str = "") -> Route:
+def _route(
+    path: str, handler: Handler, right: Right | None, summary: str = "", gives: bytes = _TEXT
+) -> Route:
+    """Make a route; without a summary it is not documented."""
     operation: Json | None = None
     if summary:
-        bson: Json = {"content": {_BSON.decode(): {}}}
         text = {"description": "The request or the function failed", "content": {"text/plain": {}}}
+        content: Json = {gives.decode().partition(";")[0]: {}}
         operation = {
-            "summary": summary,
-            "requestBody": bson,
-            "responses": {"200": {"description": "Done", **bson}, "400": text, "500": text},
+            "summary": f"{summary} (BSON)",
+            "requestBody": {"content": {_BSON.decode(): {}}},
+            "responses": {"200": {"description": "Done", "content": content}, "default": text},
         }
     return Route(ANY_METHOD, path, handler, right, operation, text_problem)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from dandelion import __version__
 from dandelion.frontend.adapter import Adapter, AdapterContext
 from dandelion.frontend.asgi import Request, Response, clipped
 from dandelion.frontend.body import Body
+from dandelion.frontend.kserve import operations
 from dandelion.frontend.kserve.bodies import read_body, wanted_outputs, write_response
 from dandelion.frontend.kserve.documents import (
     RegionDocument,
@@ -23,9 +24,8 @@ from dandelion.frontend.kserve.documents import (
 from dandelion.frontend.kserve.errors import cuda_refused, kserve_problem, load_refused
 from dandelion.frontend.kserve.inference import InferenceCall, Inferences
 from dandelion.frontend.kserve.models import Model, Models, config_of
-from dandelion.frontend.openapi import json_content, operation_of
 from dandelion.frontend.problem import NoRoute
-from dandelion.frontend.routing import ANY_METHOD, Handler, Route
+from dandelion.frontend.routing import ANY_METHOD, Handler, Json, Route
 from dandelion.node.regions import SharedRegion, named_region
 from dandelion.tokens import Right
 
@@ -53,17 +53,22 @@ class KServeAdapter(Adapter):
 
     def routes(self) -> Sequence[Route]:
         def route(
-            method: str, path: str, handler: Handler, right: Right | None, text: str = ""
+            method: str,
+            path: str,
+            handler: Handler,
+            right: Right | None,
+            operation: Json | None = None,
         ) -> Route:
-            operation = operation_of(text, json_content({})) if text else None
             return Route(method, path, handler, right, operation, kserve_problem)
 
         found = [
-            route("GET", "/v2", self._server, None, "KServe v2: the server"),
-            route("GET", "/v2/health/live", self._live, None, "KServe v2: the node runs"),
-            route("GET", "/v2/health/ready", self._ready, None, "KServe v2: engines are up"),
-            route("POST", "/v2/repository/index", self._index, Right.READ, "KServe v2: models"),
-            route("GET", "/v2/models/stats", self._all_statistics, Right.READ),
+            route("GET", "/v2", self._server, None, operations.SERVER),
+            route("GET", "/v2/health/live", self._live, None, operations.LIVE),
+            route("GET", "/v2/health/ready", self._ready, None, operations.READY),
+            route("POST", "/v2/repository/index", self._index, Right.READ, operations.INDEX),
+            route(
+                "GET", "/v2/models/stats", self._all_statistics, Right.READ, operations.STATISTICS
+            ),
             route(ANY_METHOD, "/v2/{rest...}", _no_route, Right.READ),
         ]
         for action in ("load", "unload"):
@@ -72,19 +77,22 @@ class KServeAdapter(Adapter):
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             read = Right.READ
             found += [
-                route("GET", model, self._metadata, read, "KServe v2: inputs and outputs"),
-                route("GET", f"{model}/ready", self._model_ready, read, "KServe v2: readiness"),
-                route("GET", f"{model}/config", self._config, read, "KServe v2: configuration"),
-                route("GET", f"{model}/stats", self._statistics, read, "KServe v2: statistics"),
-                route("POST", f"{model}/infer", self._infer, Right.INVOKE, "KServe v2: invoke"),
+                route("GET", model, self._metadata, read, operations.METADATA),
+                route("GET", f"{model}/ready", self._model_ready, read, operations.MODEL_READY),
+                route("GET", f"{model}/config", self._config, read, operations.CONFIG),
+                route("GET", f"{model}/stats", self._statistics, read, operations.STATISTICS),
+                route("POST", f"{model}/infer", self._infer, Right.INVOKE, operations.INFER),
             ]
         return [*found, *self._region_routes(route)]
+
+    def schemas(self) -> Mapping[str, Json]:
+        return operations.kserve_schemas()
 
     def _region_routes(self, route: Any) -> list[Route]:
         invoke = Right.INVOKE
         own, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
         return [
-            route("GET", f"{own}/status", self._regions, invoke, "KServe v2: shared memory"),
+            route("GET", f"{own}/status", self._regions, invoke, operations.REGIONS),
             route("GET", f"{own}/region/{{region}}/status", self._regions, invoke),
             route("POST", f"{own}/region/{{region}}/register", self._register_region, invoke),
             route("POST", f"{own}/region/{{region}}/unregister", self._unregister_region, invoke),

@@ -16,13 +16,17 @@ from dandelion.frontend.kserve.inference import Inferences
 from dandelion.frontend.kserve.models import Model, Models, config_of
 from dandelion.frontend.kserve.routes import METADATA
 from dandelion.frontend.service import Service
+from dandelion.frontend_process.grpc_frontend.calls import Call
 from dandelion.frontend_process.grpc_frontend.messages import DATA_TYPES, Message, message_class
 from dandelion.frontend_process.grpc_frontend.tensors import read_infer, read_message, write_infer
 from dandelion.node.regions import SharedRegion, named_region
+from dandelion.settings import tracing_of
 from dandelion.tokens import Right
 
 Method: TypeAlias = Callable[[bytes, str, float | None], Awaitable[bytes]]
 """Takes the message, the tenant and the deadline in seconds."""
+InferMethod: TypeAlias = Callable[[bytes, str, float | None, Call], Awaitable[bytes]]
+"""The same, and the call, which it tells of its span and its invocation."""
 
 _EMPTY = b""
 _FINAL = "triton_enable_empty_final_response"
@@ -38,11 +42,12 @@ class Methods:
 
     def __init__(self, node: Service, converter: Converter) -> None:
         self._node = node
+        self._tracing = tracing_of(node.settings)
         self._models = Models(node)
         self._inferences = Inferences(node, converter, self._models)
 
     def table(self) -> Mapping[str, tuple[Right | None, Method]]:
-        """Give all methods by name, with the right that a caller needs."""
+        """Give all methods but `infer` by name, with the right that a caller needs."""
         read, invoke, register = Right.READ, Right.INVOKE, Right.REGISTER
         return {
             "ServerLive": (None, self._live),
@@ -53,7 +58,6 @@ class Methods:
             "ModelConfig": (read, self._config),
             "ModelStatistics": (read, self._statistics),
             "RepositoryIndex": (read, self._index),
-            "ModelInfer": (invoke, self.infer),
             "SystemSharedMemoryStatus": (invoke, self._regions),
             "SystemSharedMemoryRegister": (invoke, self._register_region),
             "SystemSharedMemoryUnregister": (invoke, self._unregister_region),
@@ -68,15 +72,17 @@ class Methods:
 
     # --- inference ------------------------------------------------------------------------------
 
-    async def infer(self, data: bytes, tenant: str, deadline_s: float | None) -> bytes:
-        """``ModelInfer``."""
+    async def infer(self, data: bytes, tenant: str, deadline_s: float | None, about: Call) -> bytes:
+        """``ModelInfer``, and a request of ``ModelStreamInfer``."""
         if len(data) > LARGE_BYTES:  # there may be millions of numbers in it
             call, id_ = await asyncio.to_thread(read_infer, data, deadline_s)
         else:
             call, id_ = read_infer(data, deadline_s)
         del data
         is_final = call.parameters.get(_FINAL) is True
-        result = await self._inferences.infer(call, tenant)
+        span = about.begin_span(self._tracing)
+        result = await self._inferences.infer(call, tenant, trace_context=span)
+        about.invocation = result.invocation
         write = partial(write_infer, result, id_, is_final=is_final)
         if sum(output.size_bytes for output in result.outputs) > LARGE_BYTES:
             return await asyncio.to_thread(write)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from dandelion.errors import InternalError
+from dandelion.frontend.access_log import access_log_of
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.guard import Guard
 from dandelion.frontend_process.grpc_frontend.methods import Methods
@@ -27,6 +28,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Of a message, beside its tensors."""
 _MEMORY_BYTES = 2 << 30
 _MESSAGES_IN_MEMORY = 8
+_WATCH_S = 0.5
 _KEEPALIVE_S = 30.0
 _KEEPALIVE_TIMEOUT_S = 10.0
 
@@ -69,8 +71,10 @@ class GrpcServer:
         self._drain_s = drain_s
         self._ready = ready
         self._settings = node.settings
+        self._node = node
+        self._log = access_log_of(node.settings.access_log)
         self._converter = Converter(node)
-        self._service = Service(Methods(node, self._converter), guard)
+        self._service = Service(Methods(node, self._converter), guard, self._log)
         self._stopped = asyncio.Event()
         self._is_changed = False
 
@@ -79,8 +83,10 @@ class GrpcServer:
         self._stopped.set()
 
     def reload(self) -> None:
-        """Read the certificate again with the next connection."""
+        """Read the certificate again with the next connection; open the access log again."""
         self._is_changed = True
+        if self._log is not None:
+            self._log.reopen()
 
     async def run(self) -> None:
         """Serve until `stop`.
@@ -103,10 +109,25 @@ class GrpcServer:
         await server.start()
         log.info("gRPC listens", extra={"address": self._address})
         self._ready()
+        watching = asyncio.create_task(self._watch_log())
         await self._stopped.wait()
+        watching.cancel()
         self._service.draining.set()
         await server.stop(self._drain_s)
-        await asyncio.to_thread(self._converter.close)
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._converter.close()
+        if self._log is not None:
+            self._log.close()
+
+    async def _watch_log(self) -> None:
+        """Tell the node how many lines are lost."""
+        while self._log is not None:
+            await asyncio.sleep(_WATCH_S)
+            dropped = self._log.newly_dropped()
+            if dropped:
+                self._node.lines_dropped(dropped)
 
     def _credentials(self) -> Any:
         return grpc.dynamic_ssl_server_credentials(self._certificate(), self._changed_certificate)

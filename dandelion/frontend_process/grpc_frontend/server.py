@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 
 from dandelion.errors import DandelionError, InternalError, root_of
+from dandelion.frontend.access_log import AccessLog
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.guard import Guard
 from dandelion.frontend.kserve.errors import Unsupported
 from dandelion.frontend.problem import NoRoute, Unauthenticated
+from dandelion.frontend_process.grpc_frontend.calls import Call
 from dandelion.frontend_process.grpc_frontend.messages import SERVICE, message_class
 from dandelion.frontend_process.grpc_frontend.methods import Method, Methods
 from dandelion.frontend_process.grpc_frontend.wire import bytes_head
@@ -29,6 +33,7 @@ log = logging.getLogger("dandelion.frontend")
 
 AHEAD = 4
 STREAM = "ModelStreamInfer"
+INFER = "ModelInfer"
 _MESSAGE_LIMIT = 2000
 """Characters of an error; clients accept 8 KiB of trailers."""
 _SOONEST_S = 0.001
@@ -51,51 +56,98 @@ _CODES = {
 }
 
 
+@dataclass(slots=True)
+class _Caller:
+    """Who makes a call.
+
+    Attributes:
+        path: of the method.
+        metadata: of the call.
+        grant: what the caller may do; None before that is known.
+    """
+
+    path: str
+    metadata: Any
+    grant: Grant | None = None
+
+    @property
+    def known(self) -> Grant:
+        """The grant of a caller that was checked."""
+        assert self.grant is not None, "it was checked"
+        return self.grant
+
+
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
     """Finds the handlers of calls.
 
     Args:
         methods: what there is.
         guard: knows what callers may do.
+        log: of accesses; None if there is none.
 
     Attributes:
         draining: set when streams are to end.
     """
 
-    def __init__(self, methods: Methods, guard: Guard) -> None:
+    def __init__(self, methods: Methods, guard: Guard, log: AccessLog | None = None) -> None:
         self._guard = guard
+        self._log = log
         self._methods: Mapping[str, tuple[Right | None, Method]] = methods.table()
         self._infer = methods.infer
         self.draining = asyncio.Event()
 
     def service(self, details: Any) -> Any:
         """Give the handler of a call, before its message is read."""
+        metadata = details.invocation_metadata
+        caller = _Caller(details.method, metadata)
         try:
-            return self._handler(details)
+            return self._handler(details.method, caller)
         except DandelionError as error:
-            return grpc.stream_stream_rpc_method_handler(_refusal(error))
+            return grpc.stream_stream_rpc_method_handler(self._refusal(error, caller))
 
-    def _handler(self, details: Any) -> Any:
-        package, _, name = details.method.removeprefix("/").rpartition("/")
+    def _handler(self, path: str, caller: _Caller) -> Any:
+        package, _, name = path.removeprefix("/").rpartition("/")
         right, method = self._methods.get(name, (Right.INVOKE, None))
         is_public = method is not None and right is None
-        grant = ANONYMOUS if is_public else self._grant(details.invocation_metadata)
-        if package != SERVICE or (method is None and name != STREAM):
-            known = [*self._methods, STREAM]
-            raise NoRoute(clipped(details.method), did_you_mean(name, known) or None)
+        caller.grant = ANONYMOUS if is_public else self._grant(caller.metadata)
+        if package != SERVICE or (method is None and name not in (STREAM, INFER)):
+            known = [*self._methods, STREAM, INFER]
+            raise NoRoute(clipped(path), did_you_mean(name, known) or None)
+        self._check(caller.grant, right)
         if name == STREAM:
-            self._check(grant, Right.INVOKE)
-            return grpc.stream_stream_rpc_method_handler(_Stream(self, grant).serve)
-        assert method is not None
-        self._check(grant, right)
+            return grpc.stream_stream_rpc_method_handler(_Stream(self, caller).serve)
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, caller, method))
 
-        async def unary(message: bytes, context: Any) -> bytes:
-            try:
-                return await method(message, grant.tenant, _deadline_s(context))
-            except Exception as error:
-                await _abort(context, error)
+    async def _unary(
+        self, caller: _Caller, method: Method | None, message: bytes, context: Any
+    ) -> bytes:
+        """Serve a call with one message; without a method it is an inference."""
+        grant, deadline_s = caller.known, _deadline_s(context)
+        call = self.call(caller, context, len(message))
+        try:
+            if method is None:
+                response = await self._infer(message, grant.tenant, deadline_s, call)
+                context.set_trailing_metadata(_trailer(call))
+            else:
+                response = await method(message, grant.tenant, deadline_s)
+        except asyncio.CancelledError:
+            call.left()
+            raise
+        except Exception as error:
+            await _abort(context, error, call)
+        call.succeeded(len(response))
+        return response
 
-        return grpc.unary_unary_rpc_method_handler(unary)
+    def call(self, caller: _Caller, context: Any, received_bytes: int = 0) -> Call:
+        """Begin the record of a call."""
+        peer = context.peer() if self._log is not None else ""
+        return Call(self._log, caller.path, caller.metadata, peer, caller.grant, received_bytes)
+
+    def _refusal(self, error: DandelionError, caller: _Caller) -> Any:
+        async def refuse(_: Any, context: Any) -> None:
+            await _abort(context, error, self.call(caller, context))
+
+        return refuse
 
     def _check(self, grant: Grant, right: Right | None) -> None:
         if self._guard.is_closed:
@@ -118,15 +170,23 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
             raise Unauthenticated
         return grant
 
-    async def infer(self, message: bytes, grant: Grant, deadline_s: float | None) -> bytes:
+    async def infer(self, message: bytes, caller: _Caller, context: Any) -> bytes:
         """Serve one request of a stream; an error becomes a response."""
+        call = self.call(caller, context, len(message))
+        grant = caller.known
         try:
             self._check(grant, Right.INVOKE)
-            response = await self._infer(message, grant.tenant, deadline_s)
+            response = await self._infer(message, grant.tenant, _deadline_s(context), call)
+        except asyncio.CancelledError:
+            call.left()
+            raise
         except Exception as error:
-            text = _text(_typed(error))
+            typed = _typed(error)
+            call.failed(typed, _code_of(typed))
+            text = _text(typed)
             written: bytes = _StreamResponse(error_message=text).SerializeToString()
             return written
+        call.succeeded(len(response))
         return await asyncio.to_thread(_wrapped, response)
 
 
@@ -141,9 +201,9 @@ def _wrapped(response: bytes) -> bytes:
 class _Stream:
     """One stream: reads requests, and writes the responses in their order."""
 
-    def __init__(self, service: Service, grant: Grant) -> None:
+    def __init__(self, service: Service, caller: _Caller) -> None:
         self._service = service
-        self._grant = grant
+        self._caller = caller
         # one more call is awaited by the writer, and one waits for its place
         self._calls: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(AHEAD - 2)
         self._running: set[asyncio.Task[bytes]] = set()
@@ -163,8 +223,7 @@ class _Stream:
 
     async def _read(self, context: Any) -> None:
         while (message := await self._next(context)) is not None:
-            deadline_s = _deadline_s(context)
-            call = asyncio.create_task(self._service.infer(message, self._grant, deadline_s))
+            call = asyncio.create_task(self._service.infer(message, self._caller, context))
             del message
             self._running.add(call)
             await self._calls.put(call)
@@ -185,29 +244,36 @@ class _Stream:
             reading.cancel()
 
 
-def _refusal(error: DandelionError) -> Any:
-    async def refuse(_: Any, context: Any) -> None:
-        await _abort(context, error)
-
-    return refuse
-
-
 def _deadline_s(context: Any) -> float | None:
     left_s: float | None = context.time_remaining()
     return None if left_s is None else max(left_s, _SOONEST_S)
 
 
-async def _abort(context: Any, error: Exception) -> NoReturn:
+async def _abort(context: Any, error: Exception, call: Call) -> NoReturn:
     """End a call with an error; the library raises its own exception for that."""
     typed = _typed(error)
-    root = root_of(typed)
-    code = _CODES.get(root.status, grpc.StatusCode.INTERNAL)
-    if isinstance(root, Unsupported | NoRoute):
-        code = grpc.StatusCode.UNIMPLEMENTED
-    if typed.invocation:
-        context.set_trailing_metadata((("dandelion-invocation", typed.invocation),))
+    code = _code_of(typed)
+    call.failed(typed, code)
+    context.set_trailing_metadata(_trailer(call))
     await context.abort(code, _text(typed))
     raise AssertionError("it was aborted")
+
+
+def _code_of(error: DandelionError) -> grpc.StatusCode:
+    root = root_of(error)
+    if isinstance(root, Unsupported | NoRoute):
+        return grpc.StatusCode.UNIMPLEMENTED
+    return _CODES.get(root.status, grpc.StatusCode.INTERNAL)
+
+
+def _trailer(call: Call) -> tuple[tuple[str, str], ...]:
+    """Name the invocation and its span, as the headers of HTTP do."""
+    found: tuple[tuple[str, str], ...] = ()
+    if call.invocation:
+        found = (("dandelion-invocation", call.invocation),)
+    if call.span is not None:
+        found += (("traceparent", call.span.context.traceparent),)
+    return found
 
 
 def _typed(error: Exception) -> DandelionError:
