@@ -84,12 +84,16 @@ class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         main: digest of the blob that a driver reads first; empty for platform functions.
         files: other blobs by the name that `main` uses for them (kernel sources, modules).
         options: driver-specific settings, for example ``entry`` of a Python function.
+        packages: requirements of Python packages, such as ``scipy>=1.13``, sorted.
+        wheels: the wheels that they were resolved to at registration, by file name.
     """
 
     format: str
     main: Digest = Digest("")
     files: dict[str, Digest] = {}
     options: dict[str, str] = {}
+    packages: tuple[str, ...] = ()
+    wheels: dict[str, Digest] = {}
 
 
 class StaticItem(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +180,19 @@ class FusedFunction(FunctionSpec, frozen=True, omit_defaults=True, forbid_unknow
         return FunctionSpec(**{name: getattr(self, name) for name in names})
 
 
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The prepared Python packages of a function.
+
+    Attributes:
+        folder: with the modules; absolute, read-only.
+        tenant: whose function it is. Interpreters that have loaded it serve no other tenant.
+    """
+
+    folder: str
+    tenant: str
+
+
 @dataclass(slots=True)
 class Function:
     """A function with the blobs of one of its code objects; drivers check it, engines run it.
@@ -189,6 +206,7 @@ class Function:
         identity: digest of code and files; equal identity means equal behaviour, and one scope.
         scope: the tenant that shares its constants on devices with no other; empty if it does.
         binary: what the backend's checker made of the code for confined engines; never of a user.
+        environment: its Python packages; None if it needs no others than the node's.
         given: positions of the input sets that come with a call, in order.
         typed: positions of the input sets that declare a dtype.
     """
@@ -201,6 +219,7 @@ class Function:
     identity: Digest = Digest("")
     scope: str = ""
     binary: Bytes = b""
+    environment: Environment | None = None
     given: tuple[int, ...] = field(init=False)
     typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)

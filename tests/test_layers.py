@@ -22,6 +22,7 @@ LAYERS = [
     ["attached_files", "call_values", "own_modules"],
     ["failures"],
     ["function"],
+    ["packages"],
     ["blobs"],
     ["secrets"],
     ["blueprint"],

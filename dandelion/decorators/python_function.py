@@ -32,6 +32,7 @@ from dandelion.documents import (
     FunctionDocument,
     ItemContent,
     SetLike,
+    as_texts,
     set_spec,
     static_contents,
 )
@@ -94,7 +95,7 @@ class PythonFunction(FunctionHandle):
             tuple(self._completed_outputs()),
             static,
             options.limits,
-            (_code(captured, options.imports, msgspec.json.encode(values).decode()),),
+            (_code(captured, options, msgspec.json.encode(values).decode()),),
             options.cache,
             options.batching,
             dict(options.secrets),
@@ -180,15 +181,18 @@ class FunctionOptions:
     cache: bool
     batching: Batching | None
     secrets: dict[str, str]
+    packages: tuple[str, ...]
 
 
-def _code(captured: Captured, imports: tuple[str, ...], values: str) -> CodeDocument:
+def _code(captured: Captured, given: FunctionOptions, values: str) -> CodeDocument:
     options = {"entry": captured.entry, "values": values}
-    if imports:
-        options["imports"] = ",".join(imports)
+    if given.imports:
+        options["imports"] = ",".join(given.imports)
     if captured.uses:
         options["uses"] = ",".join(captured.uses)
-    return CodeDocument("python", captured.text, dict(captured.files), options)
+    return CodeDocument(
+        "python", captured.text, dict(captured.files), options, packages=given.packages
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -266,6 +270,7 @@ def function(
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] | str = (),
 ) -> Callable[[Callable[..., Any]], PythonFunction]: ...
 
 
@@ -283,6 +288,7 @@ def function(
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] | str = (),
 ) -> PythonFunction | Callable[[Callable[..., Any]], PythonFunction]:
     """Make a function of a program a compute function; see ``docs/python-functions.md``.
 
@@ -300,6 +306,8 @@ def function(
         batching: how waiting calls are joined.
         secrets: names of secrets of the node, by the parameter that each fills; in a test, give the
             parameter.
+        packages: requirements of Python packages, such as ``scipy>=1.13``. The node prepares them
+            at registration; this program needs them only where it calls the function itself.
 
     Raises:
         InvalidFunction, InvalidInput: it is no function that can be one; with its line.
@@ -308,7 +316,7 @@ def function(
     options = FunctionOptions(
         None if sets is None else tuple(sets),
         name,
-        (imports,) if isinstance(imports, str) else tuple(imports),
+        as_texts(imports),
         tuple(include),
         dict(files or {}),
         dict(static or {}),
@@ -316,6 +324,7 @@ def function(
         cache,
         batching,
         dict(secrets or {}),
+        as_texts(packages),
     )
     if given is None:
         return lambda below: PythonFunction(below, options)
