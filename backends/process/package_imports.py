@@ -6,8 +6,8 @@ needs files. So before the first of its modules is loaded, the zygote has
 
 - no network, the user nobody if it was root, no capability but to read files, no new privileges;
 - Landlock: the folders of the interpreter, of installed packages and of this environment, and
-  the system's libraries; reading only, no execution, no signals to processes outside (where the
-  kernel has these scopes);
+  the system's libraries, for reading only; a private folder in memory for temporary files; no
+  execution, no signals to processes outside (where the kernel has these scopes);
 - a system call filter without programs, connections, mounts, keys, BPF, tracing and others' memory.
 
 `SANDBOX_KEEPS` also has what the zygote itself needs later: to fork and lock sandboxes.
@@ -24,6 +24,7 @@ import os
 import site
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ LIMIT_S = 60.0
 """How long the imports may take."""
 
 _LOCAL = 1  # AF_UNIX
+_TEMPORARY = "/dev/shm"
+_TEMPORARY_BYTES, _TEMPORARY_FILES = 16 << 20, 1024
 _LOWEST = 16  # of the descriptors that stay open
 _SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"),
@@ -47,7 +50,8 @@ _OWN = ("dandelion.backends", "dandelion.backends.process")
 SANDBOX_KEEPS = """
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close dup dup2
     dup3 open openat openat2 stat lstat fstat newfstatat statx access faccessat faccessat2 readlink
-    readlinkat getdents getdents64 getcwd ftruncate memfd_create pipe pipe2 fcntl ioctl
+    readlinkat getdents getdents64 getcwd mkdir mkdirat rmdir unlink unlinkat rename renameat
+    renameat2 link linkat chmod fchmod fchmodat utimensat ftruncate memfd_create pipe pipe2 fcntl ioctl
     brk mmap mprotect munmap mremap madvise mlock munlock futex membarrier rseq set_robust_list
     set_tid_address arch_prctl prctl seccomp capset capget unshare close_range
     landlock_create_ruleset landlock_add_rule landlock_restrict_self
@@ -89,8 +93,10 @@ def restrict(environment: str) -> Restricted:
     for name in _OWN:
         importlib.import_module(name)
     tasks, files, maps, statm = map(_opened, ("task", "fd", "maps", "statm"))
+    tempfile.tempdir = _TEMPORARY  # else it is looked for by writing files
+    writable = [_TEMPORARY] if _mounted() else []
     namespaces = lockdown.leave_namespaces()
-    abi = lockdown.restrict_files(readable=[*_readable(), environment, *_SYSTEM])
+    abi = lockdown.restrict_files([*_readable(), environment, *_SYSTEM], writable)
     lockdown.drop_identity(reads=bool(abi))
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     lockdown.limit_resources()
@@ -99,6 +105,11 @@ def restrict(environment: str) -> Restricted:
     installed = [path for path in sys.path if path not in standard]
     sys.path[:] = [*(p for p in sys.path if p in standard), environment, *installed]
     return Restricted(namespaces, tasks, files, maps, statm)
+
+
+def _mounted() -> bool:
+    """Make a private folder in memory, since some packages write files when they are loaded."""
+    return lockdown.mount_memory(_TEMPORARY, _TEMPORARY_BYTES, _TEMPORARY_FILES)
 
 
 def check(restricted: Restricted, own: Collection[int]) -> str:

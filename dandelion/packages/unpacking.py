@@ -13,6 +13,7 @@ import filecmp
 import os
 import py_compile
 import stat
+import time
 import warnings
 import zipfile
 import zlib
@@ -24,6 +25,8 @@ _CHUNK_BYTES = 1 << 20
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KEPT = ("purelib", "platlib")
+_TESTS = frozenset({"tests", "test"})
+COMPILE_S = 20.0
 
 
 class BadWheel(Exception):
@@ -105,11 +108,17 @@ def _write(
 def compile_all(folder: Path, spend: Callable[[int, int], None]) -> None:
     """Compile all modules, so that interpreters need not do it whenever they load them.
 
-    Code that does not compile is left as it is: packages have such files as templates.
+    Code that does not compile is left as it is: packages have such files as templates. So are their
+    tests, and what is left after `COMPILE_S` seconds of CPU time.
     """
     warnings.simplefilter("ignore")
+    end = time.process_time() + COMPILE_S
     for path in sorted(folder.rglob("*.py")):
         shown = os.fspath(path.relative_to(folder))
+        if time.process_time() > end:
+            return
+        if _TESTS.intersection(path.parts):
+            continue
         try:
             made = py_compile.compile(
                 os.fspath(path),
