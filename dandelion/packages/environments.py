@@ -5,6 +5,7 @@
     FOLDER/KEY/site/               modules, read-only
     FOLDER/KEY/environment.json    what belongs there: its wheels, its number of files and bytes
     FOLDER/KEY.lock                locked (shared) by each node that uses it
+    FOLDER/.lock                   locked while a name is given or taken away
     FOLDER/.preparing-*            being made; locked by its node
 
 An environment is made in a folder of its own and renamed when it is complete, so a folder with a
@@ -181,7 +182,10 @@ class Environments:
         source = self._source
         if not source.folder and not source.index:
             message = "this node has no source of packages"
-            remedy = "start it with --packages-folder DIR (wheels), or --packages-index URL"
+            remedy = (
+                "set packages_folder to a folder with wheels (--wheels DIR), or packages_index "
+                "to the URL of an index"
+            )
             raise BackendUnavailable("packages", message, remedy)
         if source.folder and not Path(source.folder).is_dir():
             raise InvalidInput("packages_folder", f"there is no folder {source.folder}")
@@ -225,19 +229,16 @@ class Environments:
         return chosen
 
     def _install(self, folder: Path, key: str) -> bool:
-        """Give a prepared folder its name, under the lock; False if another node is faster."""
+        """Give a prepared folder its name, under the lock; return whether it is held."""
         target = self._folder / key
+        lock = self._locked("", fcntl.LOCK_EX)
         try:
-            lock = self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        try:
-            if not _is_whole(target):
+            if not _is_whole(target):  # else another node was faster
                 _remove(target)
                 folder.rename(target)
+            return self._hold(key)
         finally:
             os.close(lock)
-        return self._hold(key)
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[Path]:
@@ -277,7 +278,7 @@ class Environments:
         return True
 
     def _locked(self, key: str, how: int) -> int:
-        """Open and lock the lock of an environment; wait for nodes that install or remove it."""
+        """Open and lock the lock of an environment, or of the folder (no key)."""
         lock = os.open(self._folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, how)
@@ -319,14 +320,13 @@ class Environments:
 
     def _remove_unused(self, key: str) -> bool:
         """Remove an environment if no node has locked it."""
-        try:
-            lock = self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        try:
+        with contextlib.ExitStack() as locks:
+            locks.callback(os.close, self._locked("", fcntl.LOCK_EX))
+            try:
+                locks.callback(os.close, self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                return False
             _remove(self._folder / key)
-        finally:
-            os.close(lock)
         return True
 
     def _sweep(self) -> None:

@@ -9,6 +9,7 @@ from dandelion.confinement.seccomp import FilterProgram, SyscallPolicy, if_bits,
 
 _CLONE_THREAD = 0x10000
 _F_DUPFD_CLOEXEC = 1030
+_IOCTLS = (0x5421, 0x5450, 0x5451)  # do not block; close at an execution, or do not
 _FAMILIES = (1, 2, 10, 16)  # local (name services), IPv4, IPv6, netlink (the C library's resolver)
 
 _FILES = """
@@ -40,7 +41,10 @@ def policy(network: bool) -> SyscallPolicy:
         ]
         if network:
             rules.append(("socket", only_if({0: _FAMILIES}, denied)))
+            rules.append(("ioctl", only_if({1: _IOCTLS}, denied)))
         return rules
 
-    quiet = {errno.ENOTTY: "ioctl", errno.ENOSYS: "clone3 membarrier"}
+    quiet = {errno.ENOSYS: "clone3 membarrier"}
+    if not network:
+        quiet[errno.ENOTTY] = "ioctl"
     return SyscallPolicy(f"{_FILES} {_NETWORK if network else ''}", quiet, conditional)

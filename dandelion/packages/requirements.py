@@ -29,7 +29,8 @@ FIXED = frozenset({"msgspec"})
 
 _REMEDY = "pip install 'dandelion-engine[packages]'"
 _WHEEL = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.!+]+){4,5}\.whl\Z")
-_PLACE = re.compile(r"^\s*(?:\.|/|~|[A-Za-z]:\\|[a-z+]+://|git\+|file:)|\.(?:whl|zip|tar\.gz)\s*$")
+_FILES = (".whl", ".zip", ".tar.gz")
+_PLACE = re.compile(r"^\s*(?:\.|/|~|[A-Za-z]:\\|[a-z+]+://|git\+|file:)")
 
 
 def require_installed() -> None:
@@ -84,7 +85,7 @@ def _requirement(text: str, where: str) -> str | Problem:
         reason = str(error).partition("\n")[0]
         message = f"{shown} is not a requirement: {reason}"
         return Problem("bad-requirement", message, where, expected="such as 'scipy>=1.13'")
-    if found.url is not None:
+    if found.url is not None or found.name.endswith(_FILES):
         return _not_by_place(shown, where)
     found.name = canonicalize_name(found.name)
     return str(found)

@@ -177,9 +177,10 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
         wanted = list(requirements[identifier])
         excluded = {candidate.version for candidate in incompatibilities[identifier]}
         found = [c for c in self.candidates(identifier.project) if c.version not in excluded]
-        fitting = [c for c in found if all(_contains(r.specifier, c, True) for r in wanted)]
-        final = [c for c in fitting if all(_contains(r.specifier, c, None) for r in wanted)]
-        chosen = final or fitting
+        fitting = [c for c in found if all(_contains(r.specifier, c) for r in wanted)]
+        final = [c for c in fitting if not c.version.is_prerelease]
+        names_others = any(r.specifier.prereleases for r in wanted)
+        chosen = fitting if names_others else final or fitting
         yanked_is_named = any(_is_exact(r.specifier) for r in wanted)
         return [
             _Candidate(identifier, c.version, c.wheel)
@@ -188,7 +189,7 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
         ]
 
     def is_satisfied_by(self, requirement: Any, candidate: Any) -> bool:
-        return _contains(requirement.specifier, candidate, True)
+        return _contains(requirement.specifier, candidate)
 
     def get_dependencies(self, candidate: Any) -> list[Requirement]:
         project, extras = candidate.identifier
@@ -233,7 +234,7 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
         """Say why no version of a project fits a requirement; None if one does."""
         project = canonicalize_name(requirement.name)
         found = self.candidates(project)
-        if any(_contains(requirement.specifier, c, True) for c in found):
+        if any(_contains(requirement.specifier, c) for c in found):
             return None
         shown = ", ".join(source.shown for source in self._sources)
         if found:
@@ -288,8 +289,8 @@ def _fits(wheel: WheelFile) -> bool:
         return False
 
 
-def _contains(specifier: SpecifierSet, candidate: _Candidate, prereleases: bool | None) -> bool:
-    return specifier.contains(candidate.version, prereleases=prereleases)
+def _contains(specifier: SpecifierSet, candidate: _Candidate) -> bool:
+    return specifier.contains(candidate.version, prereleases=True)
 
 
 def _is_exact(specifier: SpecifierSet) -> bool:

@@ -9,6 +9,7 @@ Source: "Simple repository API", "Binary distribution format" of packaging.pytho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html.parser
 import io
@@ -17,6 +18,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 from urllib.parse import unquote, urljoin, urlsplit
@@ -168,12 +170,15 @@ class WheelIndex:
             return metadata_of(file)
 
     def opened(self, wheel: WheelFile) -> IO[bytes]:
-        file = tempfile.TemporaryFile(dir=".")  # noqa: SIM115 (the caller closes it)
-        with self._request(wheel.url) as response:
+        with ExitStack() as opened:
+            file = opened.enter_context(tempfile.TemporaryFile(dir="."))
+            response = opened.enter_context(contextlib.closing(self._request(wheel.url)))
             while chunk := response.read(_CHUNK_BYTES):
                 self._spend(len(chunk))
                 file.write(chunk)
-        file.seek(0)
+            file.seek(0)
+            response.close()
+            opened.pop_all()
         return file
 
     def _page(self, project: str) -> tuple[list[WheelFile], list[str]]:
