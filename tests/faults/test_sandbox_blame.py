@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
-from dandelion.backends.process.sandbox_pool import PLAIN
 from dandelion.backends.process.handle import Sandbox
+from dandelion.backends.process.sandbox_pool import PLAIN
 
 from dandelion.data import Sets
 from dandelion.documents import RegistrationDocument, python_function
