@@ -16,6 +16,7 @@ import msgspec
 
 from dandelion.arrays import Shape
 from dandelion.data import Bytes, ItemSet, SetSpec
+from dandelion.markup import heading, page, table
 
 Digest = NewType("Digest", str)
 """Lower-case hexadecimal SHA-256 of a blob."""
@@ -153,6 +154,20 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         """Names of the input sets that callers may not give."""
         return (*self.static, *self.secrets)
 
+    def _repr_html_(self) -> str:
+        sets = [(s.name, "input", _type_text(s), _given_text(self, s)) for s in self.inputs]
+        sets += [(s.name, "output", _type_text(s), "") for s in self.outputs]
+        codes = [
+            (c.format, ", ".join(f"{k}={v}" for k, v in c.options.items() if k != "values"),
+             ", ".join(c.packages), ", ".join(c.wheels))
+            for c in self.code
+        ]  # fmt: skip
+        return page(
+            heading(f"{self.kind} function", self.name, f"version {self.version or 'none'}"),
+            table(("set", "role", "type", "given"), sets),
+            table(("format", "options", "packages", "wheels"), codes),
+        )
+
     def blobs(self) -> set[Digest]:
         """Digests of all blobs that this function needs."""
         wanted = {item.digest for items in self.static.values() for item in items}
@@ -161,6 +176,18 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             if code.main:
                 wanted.add(code.main)
         return wanted
+
+
+def _type_text(spec: SetSpec) -> str:
+    if spec.dtype is None:
+        return spec.form
+    return spec.dtype if spec.shape is None else f"{spec.dtype}{list(spec.shape)}"
+
+
+def _given_text(spec: FunctionSpec, of: SetSpec) -> str:
+    if of.name in spec.secrets:
+        return "by a secret of the node"
+    return "at registration" if of.name in spec.static else "by callers"
 
 
 class FusedFunction(FunctionSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

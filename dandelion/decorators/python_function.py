@@ -38,6 +38,7 @@ from dandelion.documents import (
 )
 from dandelion.errors import InvalidFunction, InvalidInput, Problem
 from dandelion.function import Batching, Limits
+from dandelion.markup import clipped, element, heading, page, table
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -165,6 +166,22 @@ class PythonFunction(FunctionHandle):
 
     def __repr__(self) -> str:
         return f"<function {self._signature}>"
+
+    def _repr_html_(self) -> str:
+        options = self._options
+        fixed = {
+            **dict.fromkeys(options.static, "fixed"),
+            **dict.fromkeys(options.secrets, "secret"),
+        }
+        sets = [(name, fixed.get(name, "input"), kind) for name, kind in self._kinds.items()]
+        kinds = self._result_kinds or ("",) * len(self._outputs)
+        sets += [(s.name, "output", kind) for s, kind in zip(self._outputs, kinds, strict=True)]
+        text = inspect.getdoc(self.function)
+        return page(
+            heading("function", self.name, ", ".join(options.packages)),
+            None if text is None else element("div", clipped(text)),
+            table(("set", "role", "kind"), sets),
+        )
 
 
 @dataclass(frozen=True, slots=True)

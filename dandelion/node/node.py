@@ -100,6 +100,7 @@ from dandelion.scheduler.records import EnginePhase
 from dandelion.secrets import SecretStore
 from dandelion.settings import Settings, TenantSettings, tracing_of
 from dandelion.trace_context import current_context
+from dandelion.traces import TraceDocument
 
 _JOB_THREADS = 8
 
@@ -824,7 +825,7 @@ class Node:
         """A number that changes with every change of the catalogue."""
         return self.catalog.generation
 
-    def trace(self, invocation: str, tenant: str | None = None) -> bytes | None:
+    def trace(self, invocation: str, tenant: str | None = None) -> TraceDocument | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it.
 
         With a tenant, traces of other tenants are not found.

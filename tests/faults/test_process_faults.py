@@ -387,7 +387,7 @@ from dandelion.backends.process import sandbox_pool as process
 if sys.argv[1] == "native":
     zygote = native._Zygote(-1).process.pid
 else:
-    zygote = process._Zygote((), 1).process.pid
+    zygote = process._Zygote(process.PLAIN, 1).process.pid
 os.kill(zygote, signal.SIGSTOP)
 print(zygote, flush=True)
 signal.pause()
