@@ -257,7 +257,8 @@ class ItemSet(msgspec.Struct, frozen=True):
              preview(item.data, item.dtype, item.shape, self.form))
             for item in self.items[:ROWS_LIMIT]
         ]  # fmt: skip
-        counted = f"{len(self.items)} items, {size_text(self.size_bytes)}"
+        counted = f"{len(self.items)} item{'s'[len(self.items) == 1 :]}"
+        counted += f", {size_text(self.size_bytes)}"
         shown = table(("item", "key", "size", "data"), rows, len(self.items))
         return element("div", heading("set", self.name, counted), shown)
 

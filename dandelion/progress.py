@@ -21,6 +21,10 @@ ShowProgress: TypeAlias = Callable[[int, int, str], None]
 """Is told what is done, of how much (0 if that is not known), and in words what is being done."""
 
 
+def no_progress(done: int, total: int, words: str) -> None:
+    """Show nothing."""
+
+
 @contextlib.contextmanager
 def progress(text: str, *, in_bytes: bool = False, wanted: bool = True) -> Iterator[ShowProgress]:
     """Show progress until the end of the context.
@@ -37,7 +41,7 @@ def progress(text: str, *, in_bytes: bool = False, wanted: bool = True) -> Itera
         with _in_notebook(text, in_bytes, display) as show:
             yield show
     else:
-        yield lambda done, total, words: None
+        yield no_progress
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from dandelion.markup import Element, clipped, element
 
 BARS_LIMIT = 500
+LANES_LIMIT = 12
 _WIDTH, _NAMES, _ROW, _GAP = 760.0, 150.0, 18.0, 4.0
 _TICKS = 5
 _LABEL_CHARACTER = 6.2
@@ -72,16 +73,17 @@ def _colours(bars: Sequence[Bar]) -> dict[str, str]:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
-    """Put bars into as few rows as they need not to overlap."""
+    """Put bars into as few rows as they need not to overlap; the last of `LANES_LIMIT` may."""
     lanes: list[list[Bar]] = []
     ends: list[float] = []
     for bar in bars:
-        at = next((i for i, end in enumerate(ends) if end <= bar.start_ms + 1e-9), len(lanes))
+        free = (i for i, end in enumerate(ends) if end <= bar.start_ms + 1e-9)
+        at = next(free, min(len(lanes), LANES_LIMIT - 1))
         if at == len(lanes):
             lanes.append([])
             ends.append(0.0)
         lanes[at].append(bar)
-        ends[at] = bar.start_ms + bar.duration_ms
+        ends[at] = max(ends[at], bar.start_ms + bar.duration_ms)
     return lanes
 
 

@@ -43,7 +43,12 @@ from dandelion.errors import (
 from dandelion.function import CodeObject, Digest
 from dandelion.packages.preparing import run_job
 from dandelion.packages.records import PackageSource, PrepareJob, PrepareLimits
-from dandelion.packages.requirements import check_wheels, environment_key, read_requirements
+from dandelion.packages.requirements import (
+    are_provided,
+    check_wheels,
+    environment_key,
+    read_requirements,
+)
 
 _RECORD = "environment.json"
 _SITE = "site"
@@ -180,7 +185,7 @@ class Environments:
         known: tuple[str, ...] = (),
     ) -> PrepareJob:
         source = self._source
-        if not source.folder and not source.index:
+        if not source.folder and not source.index and not are_provided(requirements):
             message = "this node has no source of packages"
             remedy = (
                 "set packages_folder to a folder with wheels (--wheels DIR), or packages_index "

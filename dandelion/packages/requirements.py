@@ -122,6 +122,13 @@ def provided() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PROVIDED}
 
 
+def are_provided(requirements: Iterable[str]) -> bool:
+    """Tell whether all of these are about distributions that every sandbox has."""
+    from packaging.requirements import Requirement
+
+    return all(Requirement(one).name in PROVIDED for one in requirements)
+
+
 def environment_key(wheels: Mapping[str, Digest]) -> str:
     """Name the environment that has these wheels, on this interpreter.
 
