@@ -133,11 +133,13 @@ def run(arguments: Arguments, out: Output) -> int:
     app = folder / "app.py"
     out.line(f"{app} has two functions and a composition, {folder / 'test_app.py'} tests them.")
     out.line("")
-    rows = [(f"dandelion wheels {app}", "download its packages")] if arguments.with_packages else []
+    wheels = f" --wheels {folder / 'wheels'}" if arguments.with_packages else ""
+    rows = [(f"dandelion wheels {app}", "download its packages")] if wheels else []
     rows += [
         (f"dandelion run {app} pages='one and one'", "run it once, without a node"),
         (f"dandelion dev {app}", "a node that reloads it as it changes"),
-        (f"dandelion deploy {app} --url URL", "register it with a node"),
+        (f"dandelion serve{wheels}", "a node, and in another terminal:"),
+        (f"dandelion deploy {app}", "register it with the node"),
     ]
     width = max(len(command) for command, _ in rows)
     for command, text in rows:
