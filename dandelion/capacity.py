@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dandelion.markup import Element, heading, page, size_text, table
 from dandelion.settings import TenantSettings
 
 
@@ -128,3 +129,28 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     invocations_limit: int
     admission: Admission | None = None
     workers: tuple[WorkersCapacity, ...] = ()
+
+    def _repr_html_(self) -> str:
+        engines = [
+            (e.name or f"{e.engines} of {e.backend}", e.state, e.running, e.waiting,
+             f"{e.busy:.0%}", size_text(e.device_bytes) if e.device_bytes else "")
+            for e in self.engines
+        ]  # fmt: skip
+        tenants = [
+            (t.name, f"{t.share:.0%}", t.invocations, t.calls, t.waiting,
+             size_text(t.arena_bytes), size_text(t.functions_bytes))
+            for t in self.tenants
+        ]  # fmt: skip
+        arena = f"arena {size_text(self.arena.used_bytes)} of {size_text(self.arena.total_bytes)}"
+        counted = f"{self.invocations} of {self.invocations_limit} invocations"
+        return page(
+            heading("node", arena, counted),
+            table(("engine", "state", "running", "waiting", "busy", "device memory"), engines),
+            table(("tenant", "share", "invocations", "calls", "waiting", "arena", "code"), tenants),
+            None if self.admission is None else _admission(self.admission),
+        )
+
+
+def _admission(found: Admission) -> Element:
+    words = (f"version {found.version}", found.state, f"{found.before} before it", found.reason)
+    return heading("a call of", found.function, *words)

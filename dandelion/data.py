@@ -31,6 +31,8 @@ from dandelion import arrays
 from dandelion.arrays import Shape
 from dandelion.errors import InvalidInput, nearest
 from dandelion.json_values import json_bytes, text_key
+from dandelion.markup import ROWS_LIMIT, Element, element, heading, page, size_text, table
+from dandelion.previews import preview
 
 Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
@@ -148,6 +150,9 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
         kind = form.removesuffix("[]")
         return self.json() if kind == "json" else self.text() if kind == "text" else self.bytes()
 
+    def _repr_html_(self) -> str:
+        return page(heading("item", self.name), preview(self.data, self.dtype, self.shape))
+
     def numpy(
         self, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
@@ -242,6 +247,21 @@ class ItemSet(msgspec.Struct, frozen=True):
             return self.items[0].value(self.form)
         return [item.value(self.form) for item in self.items]
 
+    def _repr_html_(self) -> str:
+        return page(self.element())
+
+    def element(self) -> Element:
+        """Show the set for notebooks."""
+        rows = [
+            (item.name, item.key, size_text(item.size_bytes),
+             preview(item.data, item.dtype, item.shape, self.form))
+            for item in self.items[:ROWS_LIMIT]
+        ]  # fmt: skip
+        counted = f"{len(self.items)} item{'s'[len(self.items) == 1 :]}"
+        counted += f", {size_text(self.size_bytes)}"
+        shown = table(("item", "key", "size", "data"), rows, len(self.items))
+        return element("div", heading("set", self.name, counted), shown)
+
     def only(self) -> Item:
         """Return the only item of the set.
 
@@ -317,9 +337,20 @@ class Sets(Mapping[str, ItemSet | None]):
         """View the sets; every reply needs them, and a dictionary's view is faster."""
         return self._sets.values()
 
+    def _repr_html_(self) -> str:
+        return page(*elements_of(self))  # no method, since sets may have its name
+
     def __repr__(self) -> str:
         counts = (f"{n}: {'empty' if s is None else len(s)}" for n, s in self._sets.items())
         return f"Sets({', '.join(counts)})"
+
+
+def elements_of(sets: Mapping[str, ItemSet | None]) -> list[Element]:
+    """Show sets for notebooks."""
+    return [
+        heading("set", name, "empty") if found is None else found.element()
+        for name, found in sets.items()
+    ]
 
 
 def check_item(set_name: str, name: str, key: int) -> None:

@@ -29,7 +29,7 @@ from dandelion.contents import content as content
 from dandelion.contents import item_content as item_content
 from dandelion.data import Item, SetSpec, Value, is_json, item_set
 from dandelion.errors import InvalidInput
-from dandelion.function import Batching, FunctionSpec, Limits
+from dandelion.function import Batching, Digest, FunctionSpec, Limits
 
 if TYPE_CHECKING:
     from dandelion.blueprint import Blueprint
@@ -60,12 +60,19 @@ FunctionLike: TypeAlias = "FunctionDocument | HasDocument"
 
 
 class CodeDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One code object: its format, its main blob, the files that it refers to, its options."""
+    """One code object: its format, its main blob, the files that it refers to, its options.
+
+    Attributes:
+        packages: requirements of Python packages, such as ``scipy>=1.13``.
+        wheels: SHA-256 of wheels by file name: which versions to take. Empty: the newest that fit.
+    """
 
     format: str
     main: ContentLike = ""
     files: dict[str, ContentLike] = {}
     options: dict[str, str] = {}
+    packages: tuple[str, ...] = ()
+    wheels: dict[str, Digest] = {}
 
 
 class FunctionDocument(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -170,6 +177,7 @@ def python_function(
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] = (),
 ) -> FunctionDocument:
     """Describe a Python compute function.
 
@@ -190,6 +198,7 @@ def python_function(
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
         secrets: names of secrets of the node, by the input set that each fills.
+        packages: requirements of Python packages that the node prepares at registration.
     """
     inputs = None if inputs is None else tuple(inputs)
     if callable(source):
@@ -211,11 +220,16 @@ def python_function(
         outputs=tuple(outputs),
         static=static_contents(static, inputs or ()),
         limits=limits or Limits(),
-        code=(CodeDocument("python", text, options=options),),
+        code=(CodeDocument("python", text, options=options, packages=as_texts(packages)),),
         cache=cache,
         batching=batching,
         secrets=dict(secrets or {}),
     )
+
+
+def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:
+    """Return texts as a tuple; one text alone is one of them."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def gpu_function(

@@ -576,6 +576,21 @@ class DiskFull(CapacityError):
 
 
 @dataclass(eq=False)
+class EnvironmentsFull(CapacityError):
+    """The environments of registered functions leave no room for another one."""
+
+    needed_bytes: int
+    used_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"packages: {self.needed_bytes} bytes needed, {self.used_bytes} of {self.limit_bytes} "
+            "are used by registered functions; remove functions, or raise packages_bytes"
+        )
+
+
+@dataclass(eq=False)
 class DeviceFull(CapacityError):
     """A GPU function needs more device memory than the engine's buffer pool has."""
 

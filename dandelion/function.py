@@ -16,6 +16,7 @@ import msgspec
 
 from dandelion.arrays import Shape
 from dandelion.data import Bytes, ItemSet, SetSpec
+from dandelion.markup import heading, page, table
 
 Digest = NewType("Digest", str)
 """Lower-case hexadecimal SHA-256 of a blob."""
@@ -84,12 +85,16 @@ class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         main: digest of the blob that a driver reads first; empty for platform functions.
         files: other blobs by the name that `main` uses for them (kernel sources, modules).
         options: driver-specific settings, for example ``entry`` of a Python function.
+        packages: requirements of Python packages, such as ``scipy>=1.13``, sorted.
+        wheels: the wheels that they were resolved to at registration, by file name.
     """
 
     format: str
     main: Digest = Digest("")
     files: dict[str, Digest] = {}
     options: dict[str, str] = {}
+    packages: tuple[str, ...] = ()
+    wheels: dict[str, Digest] = {}
 
 
 class StaticItem(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +154,20 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         """Names of the input sets that callers may not give."""
         return (*self.static, *self.secrets)
 
+    def _repr_html_(self) -> str:
+        sets = [(s.name, "input", _type_text(s), _given_text(self, s)) for s in self.inputs]
+        sets += [(s.name, "output", _type_text(s), "") for s in self.outputs]
+        codes = [
+            (c.format, ", ".join(f"{k}={v}" for k, v in c.options.items() if k != "values"),
+             ", ".join(c.packages), ", ".join(c.wheels))
+            for c in self.code
+        ]  # fmt: skip
+        return page(
+            heading(f"{self.kind} function", self.name, f"version {self.version or 'none'}"),
+            table(("set", "role", "type", "given"), sets),
+            table(("format", "options", "packages", "wheels"), codes),
+        )
+
     def blobs(self) -> set[Digest]:
         """Digests of all blobs that this function needs."""
         wanted = {item.digest for items in self.static.values() for item in items}
@@ -157,6 +176,18 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             if code.main:
                 wanted.add(code.main)
         return wanted
+
+
+def _type_text(spec: SetSpec) -> str:
+    if spec.dtype is None:
+        return spec.form
+    return spec.dtype if spec.shape is None else f"{spec.dtype}{list(spec.shape)}"
+
+
+def _given_text(spec: FunctionSpec, of: SetSpec) -> str:
+    if of.name in spec.secrets:
+        return "by a secret of the node"
+    return "at registration" if of.name in spec.static else "by callers"
 
 
 class FusedFunction(FunctionSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -176,6 +207,19 @@ class FusedFunction(FunctionSpec, frozen=True, omit_defaults=True, forbid_unknow
         return FunctionSpec(**{name: getattr(self, name) for name in names})
 
 
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The prepared Python packages of a function.
+
+    Attributes:
+        folder: with the modules; absolute, read-only.
+        tenant: whose function it is. Interpreters that have loaded it serve no other tenant.
+    """
+
+    folder: str
+    tenant: str
+
+
 @dataclass(slots=True)
 class Function:
     """A function with the blobs of one of its code objects; drivers check it, engines run it.
@@ -189,6 +233,7 @@ class Function:
         identity: digest of code and files; equal identity means equal behaviour, and one scope.
         scope: the tenant that shares its constants on devices with no other; empty if it does.
         binary: what the backend's checker made of the code for confined engines; never of a user.
+        environment: its Python packages; None if it needs no others than the node's.
         given: positions of the input sets that come with a call, in order.
         typed: positions of the input sets that declare a dtype.
     """
@@ -201,6 +246,7 @@ class Function:
     identity: Digest = Digest("")
     scope: str = ""
     binary: Bytes = b""
+    environment: Environment | None = None
     given: tuple[int, ...] = field(init=False)
     typed: tuple[int, ...] = field(init=False)
     _template: list[ItemSet | None] = field(init=False)

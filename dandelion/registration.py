@@ -51,7 +51,15 @@ from dandelion.errors import (
     TooLarge,
     nearest,
 )
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec, Limits, StaticItem
+from dandelion.function import (
+    CodeObject,
+    Digest,
+    Environment,
+    Function,
+    FunctionSpec,
+    Limits,
+    StaticItem,
+)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _LIBRARY_NAME_LIMIT = 255
@@ -164,6 +172,7 @@ class Registrar:
             lowered to the cap.
         secrets: lists the names of the tenant's secrets.
         offered: backends that are installed and not started, by the functions that they provide.
+        environment: gives the packages of code, which were prepared before.
     """
 
     catalog: Catalog
@@ -173,6 +182,7 @@ class Registrar:
     caps: Limits = _NO_CAPS
     secrets: Callable[[], Sequence[str]] = lambda: ()
     offered: Mapping[str, str] = field(default_factory=dict)
+    environment: Callable[[CodeObject], Environment | None] = lambda code: None
     _blobs: Blobs = field(default_factory=Blobs)
     _libraries: dict[str, LibraryRecord] = field(default_factory=dict)
     _codes: list[tuple[Checker, Function]] = field(default_factory=list)
@@ -322,9 +332,16 @@ class Registrar:
         for name in checker.references(main):
             if name not in files:
                 files[name] = self._reference(where, name, files)
-        code = CodeObject(document.format, self._blob(document.main), files, document.options)
+        code = CodeObject(
+            document.format,
+            self._blob(document.main),
+            files,
+            document.options,
+            document.packages,
+            document.wheels,
+        )
         loaded = {name: self._read(digest) for name, digest in files.items()}
-        function = Function(spec, code, main, loaded)
+        function = Function(spec, code, main, loaded, environment=self.environment(code))
         self._codes.append((checker, function))
         targets = tuple(self.targets(document.format))
         if targets:

@@ -108,6 +108,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             their engines), ``exclusive`` (one tenant at a time), ``static`` (fixed engines).
         fuse: run GPU functions of a composition that follow each other as one call, so that what
             they pass on stays on the device.
+        packages_folder: folder with wheels, from which functions may have Python packages.
+        packages_index: URL of a package index for the same, such as ``https://HOST/simple``; if
+            there is a folder, it goes first. With neither, functions cannot bring packages along.
+        packages_cache: folder for prepared packages. By default that of a durable catalogue, else
+            ``dandelion/packages`` in the user's folder for caches.
+        packages_bytes: of all prepared packages together.
         functions_bytes: memory for code and constants of functions; part of the arena. By default
             one half of it.
         tenants: quotas and weights, by name of the tenant.
@@ -187,6 +193,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue_length: Count = 1_000_000
     policy: str = "fair"
     fuse: bool = True
+    packages_folder: str = ""
+    packages_index: str = ""
+    packages_cache: str = ""
+    packages_bytes: Count = 4096 * MIB
     functions_bytes: CountOrNone = 0
     tenants: dict[str, TenantSettings] = {}
     keep_traces: CountOrNone = 256

@@ -8,8 +8,42 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dandelion.markup import Element, dim, element, heading, page
+from dandelion.timeline import BARS_LIMIT, Bar, timeline
+
 EVENT_LIMIT = 10_000
 """Calls that one invocation keeps; of larger ones the first are kept and the rest is counted."""
+
+
+_STAGES = " stages"
+
+
+class TraceDocument(bytes):
+    """A trace as JSON in the Chrome trace event format. A notebook shows its timeline."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return page(self.element())
+
+    def element(self) -> Element:
+        """Draw the calls, for notebooks."""
+        found = msgspec.json.decode(self)
+        events, other = found["traceEvents"], found["otherData"]
+        tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+        spans = [e for e in events if e["ph"] == "X"]
+        whole = next((e for e in spans if tracks[e["tid"]] == "invocation"), None)
+        bars = [
+            Bar(e["name"], tracks[e["tid"]], e["ts"] / 1e3, e["dur"] / 1e3,
+                e.get("args", {}).get("instance", 0), e.get("args", {}).get("error", ""))
+            for e in spans if e is not whole and not tracks[e["tid"]].endswith(_STAGES)
+        ]  # fmt: skip
+        whole_ms = whole["dur"] / 1e3 if whole is not None else 0.0
+        name = whole["name"] if whole is not None else ""
+        words = (other.get("outcome", ""), f"{whole_ms:.2f} ms", other.get("invocation", ""))
+        more = max(0, len(bars) - BARS_LIMIT) + other.get("left_out", 0)
+        left = dim(f"{more} more are not shown") if more else None
+        return element("div", heading("invocation", name, *words), timeline(bars, whole_ms), left)
 
 
 class Span(NamedTuple):
@@ -64,7 +98,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             yield Span(name, "queue", self.queued_ns, start_ns, number, self.attempt)
         yield Span(name, self.engine, start_ns, self.ended_ns, number, self.attempt, self.error)
         for stage, duration_ns in self.stages.items():
-            yield Span(stage, f"{self.engine} stages", start_ns, start_ns + duration_ns, number)
+            yield Span(stage, f"{self.engine}{_STAGES}", start_ns, start_ns + duration_ns, number)
             start_ns += duration_ns
 
 
@@ -105,7 +139,14 @@ class Trace(msgspec.Struct, array_like=True, eq=False):
         """All spans that were kept, in the order in which they ended."""
         return [span for call in self.calls for span in call.spans()]
 
-    def chrome_json(self) -> bytes:
+    def element(self) -> Element:
+        """Draw the calls that were kept, for notebooks."""
+        return self.chrome_json().element()
+
+    def _repr_html_(self) -> str:
+        return page(self.element())
+
+    def chrome_json(self) -> TraceDocument:
         """Give the trace as JSON in the Chrome trace event format, times in microseconds."""
         whole = Span(self.name, "invocation", self.start_ns, self.end_ns or self.start_ns, 0)
         spans = [whole, *self.spans]
@@ -136,7 +177,7 @@ class Trace(msgspec.Struct, array_like=True, eq=False):
             "caught": self.caught,
             "retried": self.retried,
         }
-        return msgspec.json.encode({"traceEvents": events, "otherData": other})
+        return TraceDocument(msgspec.json.encode({"traceEvents": events, "otherData": other}))
 
 
 def _arguments(span: Span) -> dict[str, Any]:

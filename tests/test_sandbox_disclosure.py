@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
+from dandelion.backends.process.sandbox_pool import PLAIN
 
 from dandelion.errors import Raised
 from tests.python_functions import first, function, process_engine, run
@@ -132,7 +133,7 @@ def test_reasons_why_an_import_fails_have_no_paths(
 
 
 def test_the_command_line_of_a_zygote_has_no_paths_but_its_program(engine: ProcessEngine) -> None:
-    with engine._pools.use(()) as pool:
+    with engine._pools.use(PLAIN) as pool:
         words = Path(f"/proc/{pool.pid()}/cmdline").read_text().split("\0")
     assert words[0] == sys.executable
     assert not [word for word in words[1:] if "/" in word]

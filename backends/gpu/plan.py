@@ -25,6 +25,7 @@ from dandelion.errors import InvalidInput
 from .branches import BranchLaunch, set_apart
 from .drafts import CopyDraft, Draft, Drafts, Loop, Program, ZeroDraft
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
+from .plan_html import StepRow, plan_html
 from .sizes import ReadInteger, Sizes
 
 
@@ -104,6 +105,17 @@ class Plan:
     def walk(self) -> Iterator[int]:
         """Give the index of each step in the order of execution, loops unrolled."""
         return _walk(self.program)
+
+    def _repr_html_(self) -> str:
+        return plan_html(self, map(_row, self.steps))
+
+
+def _row(step: Step) -> StepRow:
+    if isinstance(step, Launch):
+        return step.kernel, step.grid, step.block, step.shared_bytes
+    if isinstance(step, Zero):
+        return "zero", (), (), step.size_bytes
+    return "copy", (), (), step.target.size_bytes
 
 
 def _walk(program: Program) -> Iterator[int]:

@@ -60,24 +60,34 @@ def _imports(function: Function) -> Iterator[Problem]:
     options = function.code.options
     named = f"{options.get('imports', '')},{options.get('uses', '')}"
     for name in modules.declared(named):
-        if not _importable(name):
+        if not _importable(name, _search_path(function)):
             yield Problem(
                 "unknown-import",
-                f"this node has no module '{name}'",
+                _not_here(function, name),
                 f"{function.spec.name}.options.imports",
                 nearest=nearest(name, sys.stdlib_module_names) or "",
             )
 
 
-def _importable(name: str) -> bool:
-    """Look a module up as an import would, without importing its packages."""
+def _not_here(function: Function, name: str) -> str:
+    if function.code.packages:
+        return f"neither its packages nor this node have a module '{name}'"
+    return f"this node has no module '{name}'; declare its package: packages=['...']"
+
+
+def _search_path(function: Function) -> list[str]:
+    environment = function.environment
+    return [*([environment.folder] if environment is not None else []), *sys.path]
+
+
+def _importable(name: str, path: list[str] | None) -> bool:
+    """Look a module up on a path as an import would, without importing its packages."""
     package = name.removesuffix(".*")
     parts = package.split(".")
     if not all(part.isidentifier() for part in parts):
         return False
     if name in sys.modules or name in sys.builtin_module_names:
         return True
-    path: list[str] | None = None
     for end in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:end]), path)
         if spec is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,14 +14,16 @@ from typing import ClassVar
 from dandelion.confinement import seccomp
 from dandelion.confinement.syscalls import Architecture, native
 from dandelion.driver import Checker, Driver, EngineFactory, Hosting, Resource
-from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Raised
+from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem, Raised
 from dandelion.function import Function
 
 from .check import stated_problems, too_long
-from .engine import ProcessEngine
+from .engine import ProcessEngine, content_of
 from .examiner import SourceExaminer
+from .handle import NoSandbox
+from .package_imports import LIMIT_S
 from .programs import PythonPrograms
-from .sandbox_pool import SandboxPool
+from .sandbox_pool import ImportFailed, SandboxContent, SandboxPool
 from .sandbox_pools import SandboxPools
 
 ENGINES_PER_ZYGOTE = 4
@@ -76,6 +79,8 @@ class ProcessChecker(Checker):
         programs: the cache.
     """
 
+    takes_packages = True
+
     def __init__(self, name: str) -> None:
         self._name = name
         self.programs = PythonPrograms(self._compiled)
@@ -100,8 +105,23 @@ class ProcessChecker(Checker):
                 problems += found.problems
                 if found.code and not found.problems:
                     self.programs.add(function, found.code)
+            if not problems:
+                problems += self._import_problems(functions)
         if problems:
             raise InvalidFunction(tuple(problems))
+
+    def _import_problems(self, functions: Sequence[Function]) -> Iterator[Problem]:
+        """Load what functions import from their own packages, once, in a zygote for this alone."""
+        tried: dict[SandboxContent, str] = {}
+        for function in functions:
+            content = content_of(function)
+            if not content.environment:
+                continue
+            if content not in tried:
+                tried[content] = _import_error(f"{self._name}-check", content)
+            if tried[content]:
+                where = f"{function.spec.name}.options.imports"
+                yield Problem("import-failed", tried[content], where)
 
     def examiner(self) -> SourceExaminer:
         """Return the examiner; it is created on first use."""
@@ -172,6 +192,18 @@ def enforcement() -> dict[str, str]:
         return pool.facts()
     finally:
         pool.close()
+
+
+def _import_error(name: str, content: SandboxContent) -> str:
+    """Try whether a sandbox can have a content; return why not."""
+    pool = SandboxPool(name, content, ahead=1)
+    try:
+        pool.take(time.monotonic_ns() + int(2e9 * LIMIT_S)).close()
+    except (ImportFailed, NoSandbox) as error:
+        return str(error)
+    finally:
+        pool.close()
+    return ""
 
 
 def _require() -> Architecture:

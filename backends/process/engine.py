@@ -34,7 +34,7 @@ from dandelion.function import Function
 from . import outcome, sources, wire
 from .handle import NoSandbox, Sandbox
 from .programs import PythonPrograms
-from .sandbox_pool import ImportFailed, SandboxPool
+from .sandbox_pool import ImportFailed, SandboxContent, SandboxPool
 from .sandbox_pools import SandboxPools
 from .watch import StopReason, Watch
 
@@ -94,8 +94,7 @@ class ProcessEngine(Engine):
                 raise EngineDied(self.name, "it was closed")
             self._running = running
         try:
-            imports = sources.imports(call.function.code.options)
-            with self._pools.use(imports) as pool:
+            with self._pools.use(content_of(call.function)) as pool:
                 return self._run_in(pool, call, running)
         finally:
             with self._lock:
@@ -255,6 +254,15 @@ class ProcessEngine(Engine):
         if ready is not None:
             _discard(ready)
         self._pools.detach()
+
+
+def content_of(function: Function) -> SandboxContent:
+    """Return what the sandboxes of a function have."""
+    imports = sources.imports(function.code.options)
+    environment = function.environment
+    if environment is None:
+        return SandboxContent(imports)
+    return SandboxContent(imports, environment.folder, environment.tenant)
 
 
 def _discard(placed: _PooledSandbox) -> None:

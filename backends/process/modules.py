@@ -91,6 +91,7 @@ _LATE: dict[str, tuple[str | Callable[[], None], ...]] = {
     "argparse": ("gettext", "shutil"),
     "email": ("email.*", "email.mime.*"),
     "numpy": ("numpy.fft", "numpy.ma", "numpy.polynomial", "numpy.random"),
+    "pandas": ("pandas.io.formats.*", "pandas.io.json.*", "pandas.io.parsers.*"),
     "pydantic": ("pydantic.*",),
     "sqlite3": (_seed_database,),
     "tarfile": ("bz2", "gzip", "lzma"),

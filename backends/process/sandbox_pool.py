@@ -1,8 +1,8 @@
 """The node's side of a zygote: a pool of ready sandboxes.
 
-A `SandboxPool` has one set of declared imports. Its zygote keeps `ahead` sandboxes ready, queued in
-the control socket. Any engine's thread may take one without a lock, and then requests the next. If
-the zygote is gone, the next `take` starts another.
+A `SandboxPool` has one content: declared imports, and packages of functions of a tenant. Its zygote
+keeps `ahead` sandboxes ready, queued in the control socket. Any engine's thread may take one
+without a lock, and then requests the next. If the zygote is gone, the next `take` starts another.
 
 One pool serves a group of engines (see `dandelion.backends.process.cores`). A zygote for each
 engine would cost an interpreter per core and import set. One zygote for all cores would make all
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,13 +28,16 @@ from dandelion.errors import EngineDied, SandboxLost
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
 from .lifetime import bind_lifetime
+from .package_imports import LIMIT_S
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
 
 _BOOT = (
     "import json, os, sys; control = int(sys.argv[1]);"
     "settings = json.loads(os.read(control, 1 << 20)); sys.path[:] = settings.pop('path');"
+    "from dandelion.backends.process.package_imports import restrict;"
+    "restricted = restrict(settings['environment']) if settings['environment'] else None;"
     "from dandelion.backends.process.zygote import run;"
-    "run(control, settings)"
+    "run(control, settings, restricted)"
 )
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -47,9 +51,27 @@ _ENVIRONMENT = {
 }
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
+_EXIT_S = 0.2
 _READY_SOON_NS = 2_000_000
 _from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
 _ended = msgspec.msgpack.Decoder(wire.SandboxExit)
+
+
+class SandboxContent(NamedTuple):
+    """What sandboxes have besides the modules of all.
+
+    Attributes:
+        imports: modules that are loaded before a sandbox is locked.
+        environment: folder with packages that functions brought along; empty for none.
+        tenant: whose functions these are; empty without packages.
+    """
+
+    imports: tuple[str, ...] = ()
+    environment: str = ""
+    tenant: str = ""
+
+
+PLAIN = SandboxContent()
 
 
 class ImportFailed(Exception):
@@ -57,21 +79,25 @@ class ImportFailed(Exception):
 
 
 class SandboxPool:
-    """Sandboxes with one set of imports. Safe to use from any thread.
+    """Sandboxes with one content. Safe to use from any thread.
 
     Args:
         name: for errors.
-        imports: modules that are loaded before a sandbox is locked.
+        content: what is loaded before a sandbox is locked.
         ahead: how many sandboxes are kept ready.
         niceness: of the sandboxes, see ``nice(2)``.
     """
 
     def __init__(
-        self, name: str, imports: tuple[str, ...] = (), ahead: int = 4, niceness: int = 0
+        self,
+        name: str,
+        content: SandboxContent = PLAIN,
+        ahead: int = 4,
+        niceness: int = 0,
     ) -> None:
         self.name = name
         self._niceness = niceness
-        self.imports = imports
+        self.content = content
         self.ahead = ahead
         self._lock = threading.Lock()
         self._zygote: _Zygote | None = None
@@ -118,7 +144,10 @@ class SandboxPool:
                 sandbox = zygote.take(deadline_ns)
             except (EOFError, OSError):
                 lost += 1
+                zygote.note_end()
                 self._lost(zygote)
+                if zygote.ended_in_imports:
+                    raise ImportFailed(zygote.ended_in_imports) from None
                 continue
             if sandbox is not None:
                 return sandbox
@@ -162,7 +191,7 @@ class SandboxPool:
             if self._closed:
                 raise EngineDied(self.name, "it was closed")
             if self._zygote is None:
-                self._zygote = _Zygote(self.imports, self.ahead, self._niceness)
+                self._zygote = _Zygote(self.content, self.ahead, self._niceness)
             return self._zygote
 
     def _lost(self, zygote: _Zygote) -> None:
@@ -179,8 +208,10 @@ class _Zygote:
     them: the number of a closed descriptor may be reused while another thread still uses it.
     """
 
-    def __init__(self, imports: tuple[str, ...], ahead: int, niceness: int = 0) -> None:
+    def __init__(self, content: SandboxContent, ahead: int, niceness: int = 0) -> None:
         self.facts: dict[str, str] = {}
+        self.ended_in_imports = ""  # how, if packages of functions may be at fault
+        self._content = content
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
@@ -188,7 +219,11 @@ class _Zygote:
         life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         try:
             # Not on the command line, which all users of the machine and the sandboxes can read.
-            self._control.send(_start_message(wire.ZygoteSettings(life, imports, ahead, niceness)))
+            self._control.send(
+                _start_message(
+                    wire.ZygoteSettings(life, content.imports, ahead, niceness, content.environment)
+                )
+            )
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -203,6 +238,23 @@ class _Zygote:
         finally:
             theirs.close()
             os.close(life)
+        self._slow_imports = threading.Timer(LIMIT_S, self._end_slow_imports)
+        self._slow_imports.daemon = True
+        if content.environment:
+            self._slow_imports.start()
+
+    def _end_slow_imports(self) -> None:
+        """Kill it while it loads packages. One that is ready and was never used may end, too."""
+        if not self.facts:
+            self.ended_in_imports = f"its imports take more than {LIMIT_S:g} s"
+            self.process.kill()
+
+    def note_end(self) -> None:
+        """Note how it ended, if it did while it loaded packages."""
+        if self._content.environment and not (self.facts or self.ended_in_imports):
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(_EXIT_S)
+                self.ended_in_imports = f"its imports ended the process with code {code}"
 
     def take(self, deadline_ns: int) -> Sandbox | None:
         """Take a sandbox; None if the next one is dead.
@@ -264,6 +316,7 @@ class _Zygote:
             if self._closing:
                 return
             self._closing = True
+            self._slow_imports.cancel()
             os.close(self._life)
             self._control.shutdown(socket.SHUT_RDWR)
             unused = not self._users

@@ -1,4 +1,4 @@
-"""The sandbox pools of a group of engines, one for each set of imports in use."""
+"""The sandbox pools of a group of engines, one for each content in use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .sandbox_pool import SandboxPool
-
-Imports = tuple[str, ...]
+from .sandbox_pool import SandboxContent, SandboxPool
 
 
 class SandboxPools:
@@ -34,15 +32,15 @@ class SandboxPools:
         self._limit = limit
         self._niceness = niceness
         self.engines = 0
-        self._pools: OrderedDict[Imports, SandboxPool] = OrderedDict()
-        self._calls: dict[Imports, int] = {}
+        self._pools: OrderedDict[SandboxContent, SandboxPool] = OrderedDict()
+        self._calls: dict[SandboxContent, int] = {}
         self._lock = threading.Lock()
 
     def attach(self) -> None:
-        """Add an engine, and start the pool without imports for it."""
+        """Add an engine, and start the pool without further content for it."""
         with self._lock:
             self.engines += 1
-            pool = self._find(())
+            pool = self._find(SandboxContent())
         pool.start()
 
     def detach(self) -> None:
@@ -56,11 +54,11 @@ class SandboxPools:
             pool.close()
 
     @contextmanager
-    def use(self, imports: Imports) -> Iterator[SandboxPool]:
-        """Yield the pool for these imports; it stays open while a call runs in it."""
+    def use(self, content: SandboxContent) -> Iterator[SandboxPool]:
+        """Yield the pool with this content; it stays open while a call runs in it."""
         with self._lock:
-            pool = self._find(imports)
-            self._calls[imports] = self._calls.get(imports, 0) + 1
+            pool = self._find(content)
+            self._calls[content] = self._calls.get(content, 0) + 1
             leaving = self._surplus()
         for idle in leaving:
             idle.close()
@@ -68,18 +66,18 @@ class SandboxPools:
             yield pool
         finally:
             with self._lock:
-                self._calls[imports] -= 1
-                if not self._calls[imports]:
-                    del self._calls[imports]
+                self._calls[content] -= 1
+                if not self._calls[content]:
+                    del self._calls[content]
 
-    def _find(self, imports: Imports) -> SandboxPool:
-        pool = self._pools.get(imports)
+    def _find(self, content: SandboxContent) -> SandboxPool:
+        pool = self._pools.get(content)
         if pool is None:
-            pool = SandboxPool(self._name, imports, self._ahead, self._niceness)
-            self._pools[imports] = pool
-        self._pools.move_to_end(imports)
+            pool = SandboxPool(self._name, content, self._ahead, self._niceness)
+            self._pools[content] = pool
+        self._pools.move_to_end(content)
         return pool
 
     def _surplus(self) -> list[SandboxPool]:
-        idle = [imports for imports in self._pools if imports not in self._calls]
+        idle = [content for content in self._pools if content not in self._calls]
         return [self._pools.pop(i) for i in idle[: max(0, len(idle) - self._limit)]]

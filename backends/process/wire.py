@@ -152,12 +152,14 @@ class ZygoteSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         niceness: of the zygote and its sandboxes, see ``nice(2)``.
+        environment: folder with the packages that its functions brought along; empty for none.
     """
 
     life_fd: int
     imports: tuple[str, ...]
     ahead: int
     niceness: int = 0
+    environment: str = ""
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag="ready"):

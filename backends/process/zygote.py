@@ -39,7 +39,8 @@ import msgspec
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 
-from . import lifetime, modules, policy, sandbox, wire
+from . import lifetime, modules, package_imports, policy, sandbox, wire
+from .package_imports import Restricted
 from .paths import HostPaths
 from .replacement import SandboxReplacement
 
@@ -58,12 +59,14 @@ class _NodeClosed(Exception):
     """The node has closed the control socket."""
 
 
-def main(control_fd: int, settings: wire.ZygoteSettings) -> None:
-    """Run a zygote, to the end of the process."""
+def main(
+    control_fd: int, settings: wire.ZygoteSettings, restricted: Restricted | None = None
+) -> None:
+    """Run a zygote, to the end of the process; `restricted` if it loads packages of functions."""
     lifetime.bind_own_lifetime(settings.life_fd)
-    control = _control(control_fd, settings.life_fd)
+    control, life = _control(control_fd, settings.life_fd)
     try:
-        ready = _prepare(settings)
+        ready = _prepare(settings, restricted, (control.fileno(), life))
     except _ImportFailed as error:
         control.send(_encoder.encode(wire.ZygoteFailed(str(error), True)))
         return
@@ -94,37 +97,45 @@ class _ImportFailed(Exception):
     """The declared imports do not work in a sandbox."""
 
 
-def _control(control_fd: int, life_fd: int) -> socket.socket:
-    """Move the connection to the descriptor that sandboxes later use for their channel."""
+def _control(control_fd: int, life_fd: int) -> tuple[socket.socket, int]:
+    """Move the connection to the descriptor that sandboxes later use for their channel.
+
+    Returns:
+        The connection, and where the other descriptor is now.
+    """
     place = policy.CHANNEL_FD
-    fcntl.fcntl(life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
+    life = fcntl.fcntl(life_fd, fcntl.F_DUPFD_CLOEXEC, place + 1)  # it must stay open
     os.dup2(control_fd, place, inheritable=False)
     for file in {control_fd, life_fd} - {place}:
         os.close(file)
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=place)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=place), life
 
 
-def _prepare(settings: wire.ZygoteSettings) -> wire.ZygoteReady:
+def _prepare(
+    settings: wire.ZygoteSettings, restricted: Restricted | None, own: tuple[int, ...]
+) -> wire.ZygoteReady:
     facts = {"landlock": "none"}
     lockdown.allow_descriptors()
     lockdown.yield_to_others(True)
     os.nice(settings.niceness)
-    abi = lockdown.restrict_files(readable=["/"], scoped=False)
+    if restricted is None:
+        lockdown.restrict_files(readable=["/"], scoped=False)
     host = HostPaths()
     try:
         modules.load(settings.imports)
     except BaseException as error:
         raise _ImportFailed(host.cleaned(f"{type(error).__name__}: {error}")) from error
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise _ImportFailed(f"importing {', '.join(settings.imports)} starts threads")
-    with open("/proc/self/statm") as statm:
-        mapped_bytes = int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    if left := _left_by_imports(restricted, own):
+        raise _ImportFailed(f"importing {', '.join(settings.imports)} {left}")
+    mapped_bytes = _mapped_bytes(restricted)
     host.hide()
     sandbox.prepare_interpreter()
-    facts["namespaces"] = lockdown.leave_namespaces()
-    facts["user"] = lockdown.drop_identity()
+    facts["namespaces"] = (
+        lockdown.leave_namespaces() if restricted is None else restricted.namespaces
+    )
+    facts["user"] = lockdown.drop_identity()  # also of the right to read
+    abi = lockdown.restrict_files()
     if abi:
-        lockdown.restrict_files()
         facts["landlock"] = f"ABI {abi}, no files at all"
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
@@ -136,6 +147,19 @@ def _prepare(settings: wire.ZygoteSettings) -> wire.ZygoteReady:
     gc.collect()
     gc.freeze()  # otherwise the collector writes to, and so copies, every shared page
     return wire.ZygoteReady(facts, mapped_bytes)
+
+
+def _left_by_imports(restricted: Restricted | None, own: tuple[int, ...]) -> str:
+    if restricted is not None:
+        return package_imports.check(restricted, own)
+    return "starts threads" if len(os.listdir("/proc/self/task")) > 1 else ""
+
+
+def _mapped_bytes(restricted: Restricted | None) -> int:
+    if restricted is not None:
+        return package_imports.mapped_bytes(restricted)
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
 
 
 class Zygote:
@@ -263,7 +287,7 @@ class Zygote:
         return self._remember(pid, status, usage.ru_utime + usage.ru_stime)
 
 
-def run(control_fd: int, settings: dict[str, Any]) -> None:
+def run(control_fd: int, settings: dict[str, Any], restricted: Restricted | None) -> None:
     """Run a zygote with the settings that came over the control socket."""
-    main(control_fd, msgspec.convert(settings, wire.ZygoteSettings))
+    main(control_fd, msgspec.convert(settings, wire.ZygoteSettings), restricted)
     os._exit(0)

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dandelion.asynchronous.failures import NotEnded
 from dandelion.asynchronous.records import KeptEvent, KeptState, KeptView, Watched
 from dandelion.data import Sets
+from dandelion.progress import ShowProgress
+from dandelion.progress import progress as progress_bar
 
 POLL_S = 30.0
 """How long one request of `result` and `events` waits."""
@@ -63,6 +65,9 @@ class InvocationHandle:
     def __repr__(self) -> str:
         return f"InvocationHandle({self.id!r})"
 
+    def _repr_html_(self) -> str:
+        return self.view()._repr_html_()
+
     def view(self) -> KeptView:
         """Return its state, times, progress and error."""
         return self._access.watch(self.id, "", 0.0, end=True).view
@@ -71,23 +76,37 @@ class InvocationHandle:
         """Return its state."""
         return self.view().state
 
-    def result(self, timeout_s: float | None = None) -> Sets:
+    def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Sets:
         """Wait for the output sets.
 
         Args:
             timeout_s: how long, in seconds; by default without limit.
+            progress: on a terminal or in a notebook, show how many calls have ended.
 
         Raises:
             NotEnded: the time is over.
             DandelionError: why it failed, of the same class as of a synchronous invocation.
         """
         wait = _Wait(timeout_s, time.monotonic)
+        if progress:
+            self._show_progress(wait)
         while True:
             try:
                 return self._access.result(self.id, wait.next_s())
             except NotEnded:
                 if wait.is_over():
                     raise
+
+    def _show_progress(self, wait: _Wait) -> None:
+        """Show how many calls have ended, until its end or that of the time."""
+        after = ""
+        with progress_bar("calls") as show:
+            while not wait.is_over():
+                watched = self._access.watch(self.id, after, wait.next_s(), end=False)
+                show_counts(watched, show)
+                if watched.view.state.has_ended:
+                    return
+                after = watched.events[-1].id if watched.events else after
 
     def cancel(self) -> KeptView:
         """End it, or forget it if it has ended; return what it was before."""
@@ -130,15 +149,28 @@ class AsyncInvocationHandle:
         """Return its state."""
         return (await self.view()).state
 
-    async def result(self, timeout_s: float | None = None) -> Sets:
+    async def result(self, timeout_s: float | None = None, *, progress: bool = False) -> Sets:
         """Wait for the output sets, as `InvocationHandle.result`. Cancelling changes nothing."""
         wait = _Wait(timeout_s, asyncio.get_running_loop().time)
+        if progress:
+            await self._show_progress(wait)
         while True:
             try:
                 return await self._access.result(self.id, wait.next_s())
             except NotEnded:
                 if wait.is_over():
                     raise
+
+    async def _show_progress(self, wait: _Wait) -> None:
+        """Show how many calls have ended, until its end or that of the time."""
+        after = ""
+        with progress_bar("calls") as show:
+            while not wait.is_over():
+                watched = await self._access.watch(self.id, after, wait.next_s(), end=False)
+                show_counts(watched, show)
+                if watched.view.state.has_ended:
+                    return
+                after = watched.events[-1].id if watched.events else after
 
     async def cancel(self) -> KeptView:
         """End it, or forget it if it has ended; return what it was before."""
@@ -154,6 +186,15 @@ class AsyncInvocationHandle:
                 after = watched.events[-1].id
             if watched.view.state.has_ended:
                 return
+
+
+def show_counts(watched: Watched, show: ShowProgress) -> None:
+    """Show the calls of an invocation that have ended, and those that are known by now."""
+    for event in watched.events:
+        found = event.progress
+        if found is not None:
+            known = found.instances_ended + found.instances_in_flight
+            show(found.instances_ended, known, event.state.value)
 
 
 class _Wait:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.errors import ErrorRecord, InvalidInput
+from dandelion.markup import code, dim, heading, page
 
 KEY_LIMIT = 255  # characters of an idempotency key
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -182,6 +183,18 @@ class KeptView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     error: ErrorRecord | None = None
     progress: Progress | None = None
     callback: CallbackRecord | None = None
+
+    def _repr_html_(self) -> str:
+        found = self.progress
+        return page(
+            heading("invocation", self.name, self.state.value, self.id),
+            None if found is None else dim(_progress_text(found)),
+            None if self.error is None else code(f"{self.error.type}: {self.error.message}"),
+        )
+
+
+def _progress_text(found: Progress) -> str:
+    return f"{found.instances_ended} calls ended, {found.instances_in_flight} under way"
 
 
 class Watched(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dandelion.blueprint.check import check_blueprint
+from dandelion.blueprint.html import blueprint_element
 from dandelion.blueprint.printing import Spelling, print_blueprint
 from dandelion.blueprint.records import (
     Absolute,
@@ -46,6 +47,7 @@ from dandelion.blueprint.records import (
     ZeroBuffer,
 )
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
+from dandelion.markup import page
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,9 @@ class Blueprint:
         if problems:
             raise InvalidBlueprint(tuple(problems))
         return config
+
+    def _repr_html_(self) -> str:
+        return page(blueprint_element(self.build()))
 
     def json(self, spelling: Spelling = Spelling.CANONICAL) -> str:
         """Return the text of the blueprint; see `build` and `print_blueprint`."""

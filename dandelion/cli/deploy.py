@@ -48,7 +48,7 @@ def run(arguments: Arguments, out: Output) -> int:
         if any(change.breaking for change in changed) and not (arguments.yes or _agrees()):
             out.failure("nothing was registered; deploy with --yes to change it all the same")
             return 1
-        registered = client.register(document)
+        registered = client.register(document, progress=True)
     _note(state, client.url, changed)
     if out.as_json:
         out.document({"changes": changes, "registered": registered})

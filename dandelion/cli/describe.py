@@ -73,7 +73,8 @@ def _code(record: dict[str, Any], out: Output) -> None:
             code.get("main", "")[:12],
             ", ".join(sorted(code.get("files", {}))),
             ", ".join(f"{k}={v}" for k, v in sorted(code.get("options", {}).items())),
+            ", ".join([*code.get("packages", ()), *sorted(code.get("wheels", {}))]),
         )
         for code in record.get("code", ())
     ]
-    out.table(("format", "main", "files", "options"), rows)
+    out.table(("format", "main", "files", "options", "packages"), rows)

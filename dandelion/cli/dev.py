@@ -21,6 +21,7 @@ from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.run import split_target
 from dandelion.cli.settings import load_settings
+from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.errors import DandelionError
 from dandelion.frontend.listener import url_of
 from dandelion.frontend.server import serve
@@ -35,6 +36,7 @@ def run(arguments: Arguments, out: Output) -> int:
     """Serve until Ctrl-C."""
     path, _ = split_target(arguments.source)
     flags = {"catalog": ["memory:"], "port": [str(arguments.port)]}
+    flags |= wheel_flags(path, arguments.wheels)
     settings = load_settings(None, os.environ, flags)
     settings = msgspec.structs.replace(settings, host="127.0.0.1", frontends=1)
     uvloop.run(_Development(Node(settings), path, out).serve())

@@ -25,6 +25,7 @@ from dandelion.export.torch_binding import (
 )
 from dandelion.export.torch_document import ExportedModule, export_module
 from dandelion.node import Node
+from dandelion.progress import progress
 from dandelion.settings import Settings
 
 _BACKENDS = "cuda|hip|opencl"
@@ -49,10 +50,14 @@ def run(arguments: Arguments, out: Output) -> int:
     module, examples = _model(arguments.source, arguments.inputs)
     name = arguments.name or arguments.source.rpartition(":")[2]
     labels = arguments.outputs.split(",") if arguments.outputs else None
-    made = export_module(name, module, examples, outputs=labels, device=arguments.device)
-    report, reason = made.report, "not asked for"
-    if not arguments.no_check:
-        report, reason = _checked(made, module, examples)
+    with progress(f"exporting {name}") as show:
+        made = export_module(
+            name, module, examples, outputs=labels, device=arguments.device, show=show
+        )
+        report, reason = made.report, "not asked for"
+        if not arguments.no_check:
+            show(0, 0, "comparing it with the module")
+            report, reason = _checked(made, module, examples)
     path = arguments.output or Path(name)
     files = _write(path, made, report)
     if out.as_json:

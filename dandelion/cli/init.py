@@ -50,28 +50,96 @@ def test_word_count():
         assert result.words.json() == {"one": 3, "and": 1}
 '''
 FILES = {"app.py": APP, "test_app.py": TEST}
+APP_WITH_PACKAGES = '''"""Counts words by their stem, page by page."""
+
+from collections import Counter
+
+import dandelion as dd
+
+from pages import words
+
+
+@dd.function(packages=["snowballstemmer>=2"])
+def count(page: str) -> dict:
+    """Count the words of a page. The node has the package; this program need not."""
+    import snowballstemmer
+
+    return Counter(snowballstemmer.stemmer("english").stemWords(words(page)))
+
+
+@dd.function
+def total(counts: list[dict]) -> dict:
+    """Add the counts of all pages."""
+    return sum(map(Counter, counts), Counter())
+
+
+@dd.composition
+def word_count(pages):
+    """Count each page for itself, then add."""
+    return {"words": total(count(dd.each(pages)))}
+'''
+MODULE = '''"""What the functions of app.py use. It is registered with them."""
+
+import re
+
+WORD = re.compile(r"\\w+")
+
+
+def words(page: str) -> list[str]:
+    return WORD.findall(page.lower())
+'''
+TEST_WITH_PACKAGES = '''"""Run 'dandelion wheels app.py' once before."""
+
+from pathlib import Path
+
+import dandelion as dd
+
+from app import word_count
+from pages import words
+
+
+def test_words():
+    assert words("One and one") == ["one", "and", "one"]
+
+
+def test_word_count():
+    wheels = Path(__file__).parent / "wheels"
+    with dd.Node(dd.Settings(packages_folder=str(wheels))) as node:
+        node.register(word_count)
+        result = node.invoke("word_count", pages=["She runs", "running"])
+        assert result.words.json() == {"she": 1, "run": 2}
+'''
+FILES_WITH_PACKAGES = {
+    "app.py": APP_WITH_PACKAGES,
+    "pages.py": MODULE,
+    "test_app.py": TEST_WITH_PACKAGES,
+}
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Write the files of a project; existing files are never changed."""
     folder = arguments.folder
-    present = [name for name in FILES if (folder / name).exists()]
+    files = FILES_WITH_PACKAGES if arguments.with_packages else FILES
+    present = [name for name in files if (folder / name).exists()]
     if present:
         message = f"it already has {', '.join(present)}"
         raise WrongUsage(str(folder), message, "name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in FILES.items():
+    for name, text in files.items():
         (folder / name).write_text(text)
     if out.as_json:
-        out.document({"files": [str(folder / name) for name in FILES]})
+        out.document({"files": [str(folder / name) for name in files]})
         return 0
     app = folder / "app.py"
     out.line(f"{app} has two functions and a composition, {folder / 'test_app.py'} tests them.")
     out.line("")
-    rows = [
+    wheels = f" --wheels {folder / 'wheels'}" if arguments.with_packages else ""
+    rows = [(f"dandelion wheels {app}", "download its packages")] if wheels else []
+    rows += [
         (f"dandelion run {app} pages='one and one'", "run it once, without a node"),
         (f"dandelion dev {app}", "a node that reloads it as it changes"),
-        (f"dandelion deploy {app} --url URL", "register it with a node"),
+        (f"dandelion serve{wheels}", "a node, and in another terminal:"),
+        (f"dandelion deploy {app}", "register it with the node"),
     ]
     width = max(len(command) for command, _ in rows)
     for command, text in rows:

@@ -11,13 +11,13 @@ import msgspec
 from dandelion import __version__
 from dandelion.asynchronous.records import KeptState
 from dandelion.cli.grammar import MainParser, VerbParser
+from dandelion.cli.project_verbs import add_outgoing, add_projects
 from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KINDS = ("functions", "compositions", "libraries", "backends", "engines")
 BENCH_BACKENDS = ("cuda", "hip", "opencl")
-SHELLS = ("bash", "zsh", "tcsh")
 FORMATS = ("svg", "mermaid", "json", "text")
 
 
@@ -79,6 +79,8 @@ class Arguments(argparse.Namespace):
     undo: bool
     dry_run: bool
     yes: bool
+    wheels: Path | None
+    with_packages: bool
 
 
 def make_parser() -> MainParser:
@@ -95,7 +97,7 @@ def make_parser() -> MainParser:
     local, remote = _common()
     _serve(verbs.add_parser("serve", parents=[local], help="run a node"))
 
-    _projects(verbs, local, remote)
+    add_projects(verbs, local, remote)
 
     register = verbs.add_parser("register", parents=[remote], help="register functions, ...")
     register.add_argument(
@@ -211,7 +213,7 @@ def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbPar
     result.add_argument(
         "--wait", type=float, metavar="SECONDS", help="how long; default: without limit"
     )
-    _outgoing(result)
+    add_outgoing(result)
     cancel = verbs.add_parser(
         "cancel", parents=[remote], help="cancel asynchronous invocations, or forget ended ones"
     )
@@ -221,7 +223,7 @@ def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbPar
 def _invoke(parser: VerbParser) -> None:
     _given(parser)
     _key(parser)
-    _outgoing(parser)
+    add_outgoing(parser)
 
 
 def _key(parser: VerbParser) -> None:
@@ -250,47 +252,6 @@ def _given(parser: VerbParser) -> None:
         help="among waiting calls of the same tenant, from -1000 to 1000; higher is first",
     )
     _version(parser)
-
-
-def _projects(
-    verbs: argparse._SubParsersAction[VerbParser], local: VerbParser, remote: VerbParser
-) -> None:
-    init = verbs.add_parser("init", parents=[local], help="write a small project that runs at once")
-    init.add_argument("folder", nargs="?", type=Path, default=Path("."), metavar="FOLDER")
-    once = verbs.add_parser("run", parents=[local], help="run a file once, without a node")
-    once.add_argument("source", metavar="FILE[:NAME]", help="a Python file, and what of it")
-    once.add_argument(
-        "sets", nargs="*", default=[], metavar="SET=VALUE", help="as for 'dandelion invoke'"
-    )
-    once.add_argument("--deadline", type=float, metavar="SECONDS", help="deadline of it")
-    _outgoing(once)
-    dev = verbs.add_parser("dev", parents=[local], help="a node that reloads a file as it changes")
-    dev.add_argument("source", metavar="FILE", help="a Python file")
-    dev.add_argument("--port", type=int, default=8080, metavar="NUMBER", help="default 8080")
-    deploy = verbs.add_parser(
-        "deploy", parents=[remote], help="show what a file changes, and register it"
-    )
-    deploy.add_argument("paths", nargs=1, type=Path, metavar="FILE", help="as for register")
-    deploy.add_argument("--dry-run", action="store_true", help="only show what would change")
-    deploy.add_argument("--yes", action="store_true", help="also if callers break")
-    deploy.add_argument("--undo", action="store_true", help="take the last deployment back")
-    trace = verbs.add_parser("trace", parents=[remote], help="when calls of an invocation ran")
-    trace.add_argument("name", metavar="ID", help="of an invocation that ended lately")
-    trace.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write it for Perfetto instead"
-    )
-    completion = verbs.add_parser("completion", parents=[local], help="complete words in a shell")
-    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    verbs.add_parser("top", parents=[remote], help="functions and invocations, as they change")
-
-
-def _outgoing(parser: VerbParser) -> None:
-    """Add what is done with a result."""
-    parser.add_argument("--set", dest="set_", metavar="NAME", help="only this output set")
-    parser.add_argument("--raw", action="store_true", help="write the only item's bytes")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the only item's bytes to a file"
-    )
 
 
 def _record(parser: VerbParser) -> None:
@@ -379,7 +340,7 @@ def _serve(parser: VerbParser) -> None:
     for field in msgspec.structs.fields(Settings):
         flag = "--" + field.name.replace("_", "-")
         group.add_argument(
-            flag,
+            *([flag, "--wheels"] if field.name == "packages_folder" else [flag]),
             dest=f"setting_{field.name}",
             action="append",
             metavar="VALUE",

@@ -13,7 +13,7 @@ def run(arguments: Arguments, out: Output) -> int:
     """Register the contents of all paths."""
     document = read_sources(arguments.paths)
     with connect(arguments) as client:
-        registered = client.register(document)
+        registered = client.register(document, progress=True)
     if out.as_json:
         out.document(RegisterResponse(tuple(registered)))
     else:

@@ -11,6 +11,6 @@ from dandelion.cli.parser import Arguments
 def run(arguments: Arguments, out: Output) -> int:
     """Wait, and print or write the sets."""
     with connect(arguments) as client:
-        result = client.submitted(arguments.name).result(arguments.wait)
+        result = client.submitted(arguments.name).result(arguments.wait, progress=True)
     show_result(arguments, out, arguments.name, result)
     return 0

@@ -10,6 +10,7 @@ from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings
+from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import nearest
 from dandelion.node import Node
@@ -21,7 +22,8 @@ def run(arguments: Arguments, out: Output) -> int:
     """Run once. Settings come from the environment, as for ``dandelion serve``."""
     path, name = split_target(arguments.source)
     document, _ = load_program(path)
-    with Node(load_settings(None, os.environ, {"catalog": ["memory:"]})) as node:
+    flags = {"catalog": ["memory:"], **wheel_flags(path, arguments.wheels)}
+    with Node(load_settings(None, os.environ, flags)) as node:
         node.wait_ready(_READY_S)
         registered = [r.name for r in node.register(document) if r.kind != "library"]
         chosen = _chosen(name, registered, document)

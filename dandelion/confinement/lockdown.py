@@ -46,6 +46,8 @@ _WRITING = (
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION_3 = 0x20080522
 _CPU_GRACE_S = 2
+_PR_SET_KEEPCAPS = 8
+_CAP_DAC_READ_SEARCH = 1 << 2
 
 _NEW_USER, _NEW_UTS, _NEW_IPC, _NEW_NET = 0x10000000, 0x04000000, 0x08000000, 0x40000000
 _NEW_MOUNTS = 0x00020000
@@ -61,7 +63,11 @@ def landlock_abi() -> int:
 
 
 def restrict_files(
-    readable: Iterable[str | Path] = (), writable: Iterable[str | Path] = (), *, scoped: bool = True
+    readable: Iterable[str | Path] = (),
+    writable: Iterable[str | Path] = (),
+    *,
+    scoped: bool = True,
+    network: bool = False,
 ) -> int:
     """Give up the file system except for some paths, TCP, and the execution of files.
 
@@ -71,6 +77,7 @@ def restrict_files(
         writable: folders in which regular files and folders may be created, read, written, renamed
             (between folders since version 2), and removed.
         scoped: also give up abstract sockets and signals to other processes, if supported.
+        network: keep TCP.
 
     Returns:
         Version of the interface that enforces it; 0 if there is none.
@@ -79,9 +86,9 @@ def restrict_files(
     if not abi:
         return 0
     files = (1 << _file_rights(abi)) - 1
-    network = 0b11 if abi >= 4 else 0
+    denied = 0b11 if abi >= 4 and not network else 0
     scopes = 0b11 if abi >= 6 and scoped else 0
-    attributes = ctypes.create_string_buffer(struct.pack("<QQQ", files, network, scopes), 24)
+    attributes = ctypes.create_string_buffer(struct.pack("<QQQ", files, denied, scopes), 24)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = libc.syscall(_CREATE_RULESET, attributes, size, 0)
     try:
@@ -168,24 +175,37 @@ def leave_namespaces(*, user: bool = True) -> str:
     return "none"
 
 
-def drop_identity() -> str:
+def drop_identity(*, reads: bool = False) -> str:
     """Become the user nobody, if this is root; then give up all capabilities.
+
+    Args:
+        reads: former root keeps the right to read files of other users. Only after `restrict_files`
+            has said which files; a second call gives it up.
 
     Returns:
         The new user, as readable text.
     """
+    kept = 0
     if os.geteuid() == 0:
+        if reads:
+            libc.prctl(_PR_SET_KEEPCAPS, 1)
+            kept = _CAP_DAC_READ_SEARCH
         try:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
         except OSError:
             pass  # a container without the capability: still root, but without capabilities
-    header = ctypes.create_string_buffer(struct.pack("<II", _CAPABILITY_VERSION_3, 0), 8)
-    nothing = ctypes.create_string_buffer(24)
-    libc.syscall(_CAPSET[_machine()], header, nothing)
+    _set_capabilities(kept)
     user = os.geteuid()
-    return f"{user}{' (nobody)' if user == NOBODY else ''}, no capabilities"
+    rights = "no capabilities" if not kept else "reading only"
+    return f"{user}{' (nobody)' if user == NOBODY else ''}, {rights}"
+
+
+def _set_capabilities(kept: int) -> None:
+    header = ctypes.create_string_buffer(struct.pack("<II", _CAPABILITY_VERSION_3, 0), 8)
+    data = ctypes.create_string_buffer(struct.pack("<6I", kept, kept, 0, 0, 0, 0), 24)
+    libc.syscall(_CAPSET[_machine()], header, data)
 
 
 def _machine() -> str:

@@ -32,11 +32,13 @@ from dandelion.documents import (
     FunctionDocument,
     ItemContent,
     SetLike,
+    as_texts,
     set_spec,
     static_contents,
 )
 from dandelion.errors import InvalidFunction, InvalidInput, Problem
 from dandelion.function import Batching, Limits
+from dandelion.markup import clipped, element, heading, page, table
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -94,7 +96,7 @@ class PythonFunction(FunctionHandle):
             tuple(self._completed_outputs()),
             static,
             options.limits,
-            (_code(captured, options.imports, msgspec.json.encode(values).decode()),),
+            (_code(captured, options, msgspec.json.encode(values).decode()),),
             options.cache,
             options.batching,
             dict(options.secrets),
@@ -165,6 +167,22 @@ class PythonFunction(FunctionHandle):
     def __repr__(self) -> str:
         return f"<function {self._signature}>"
 
+    def _repr_html_(self) -> str:
+        options = self._options
+        fixed = {
+            **dict.fromkeys(options.static, "fixed"),
+            **dict.fromkeys(options.secrets, "secret"),
+        }
+        sets = [(name, fixed.get(name, "input"), kind) for name, kind in self._kinds.items()]
+        kinds = self._result_kinds or ("",) * len(self._outputs)
+        sets += [(s.name, "output", kind) for s, kind in zip(self._outputs, kinds, strict=True)]
+        text = inspect.getdoc(self.function)
+        return page(
+            heading("function", self.name, ", ".join(options.packages)),
+            None if text is None else element("div", clipped(text)),
+            table(("set", "role", "kind"), sets),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionOptions:
@@ -180,15 +198,18 @@ class FunctionOptions:
     cache: bool
     batching: Batching | None
     secrets: dict[str, str]
+    packages: tuple[str, ...]
 
 
-def _code(captured: Captured, imports: tuple[str, ...], values: str) -> CodeDocument:
+def _code(captured: Captured, given: FunctionOptions, values: str) -> CodeDocument:
     options = {"entry": captured.entry, "values": values}
-    if imports:
-        options["imports"] = ",".join(imports)
+    if given.imports:
+        options["imports"] = ",".join(given.imports)
     if captured.uses:
         options["uses"] = ",".join(captured.uses)
-    return CodeDocument("python", captured.text, dict(captured.files), options)
+    return CodeDocument(
+        "python", captured.text, dict(captured.files), options, packages=given.packages
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -266,6 +287,7 @@ def function(
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] | str = (),
 ) -> Callable[[Callable[..., Any]], PythonFunction]: ...
 
 
@@ -283,6 +305,7 @@ def function(
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] | str = (),
 ) -> PythonFunction | Callable[[Callable[..., Any]], PythonFunction]:
     """Make a function of a program a compute function; see ``docs/python-functions.md``.
 
@@ -300,6 +323,8 @@ def function(
         batching: how waiting calls are joined.
         secrets: names of secrets of the node, by the parameter that each fills; in a test, give the
             parameter.
+        packages: requirements of Python packages, such as ``scipy>=1.13``. The node prepares them
+            at registration; this program needs them only where it calls the function itself.
 
     Raises:
         InvalidFunction, InvalidInput: it is no function that can be one; with its line.
@@ -308,7 +333,7 @@ def function(
     options = FunctionOptions(
         None if sets is None else tuple(sets),
         name,
-        (imports,) if isinstance(imports, str) else tuple(imports),
+        as_texts(imports),
         tuple(include),
         dict(files or {}),
         dict(static or {}),
@@ -316,6 +341,7 @@ def function(
         cache,
         batching,
         dict(secrets or {}),
+        as_texts(packages),
     )
     if given is None:
         return lambda below: PythonFunction(below, options)

@@ -34,7 +34,12 @@ class Checker:
 
     Used in the node's process by any thread. It uses no device and runs no user code; its methods
     may take long.
+
+    Attributes:
+        takes_packages: whether code objects may name Python packages.
     """
+
+    takes_packages: ClassVar[bool] = False
 
     def check(self, functions: Sequence[Function]) -> None:
         """Refuse code that could never run. All functions belong to one registration.

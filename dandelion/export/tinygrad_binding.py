@@ -31,6 +31,7 @@ from dandelion.export.torch_graph import (
     Reference,
     TensorType,
 )
+from dandelion.progress import ShowProgress, no_progress
 
 VERSION = "0.14"
 """The only version: schedules and code differ between versions."""
@@ -88,13 +89,14 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
+def kernels_of(graph: Graph, threads: bool = True, show: ShowProgress = no_progress) -> Kernels:
     """Generate the kernels of a model.
 
     Args:
         graph: all of whose operators are in the table.
         threads: optimise for devices whose blocks have many threads; otherwise each block is one
             thread that computes more, which suits processors.
+        show: is told how many kernels are generated.
 
     Raises:
         InvalidFunction: an operator is not supported with its arguments.
@@ -111,7 +113,7 @@ def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
             shared = values.shared(outputs)
             assert not shared & copied, shared
             if not shared:
-                return _Reader(tinygrad, graph, values, outputs).kernels(made)
+                return _Reader(tinygrad, graph, values, outputs).kernels(made, show)
             copied |= shared
 
 
@@ -296,8 +298,11 @@ class _Reader:
         self.renderer = dialect.renderer(tinygrad)
         self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}
 
-    def kernels(self, linear: Any) -> Kernels:
-        launches = [self.launch(call) for call in linear.src]
+    def kernels(self, linear: Any, show: ShowProgress) -> Kernels:
+        launches = []
+        for at, call in enumerate(linear.src):
+            show(at, len(linear.src), "kernels")
+            launches.append(self.launch(call))
         written = {launch.buffers[0] for launch in launches}
         assert written >= self.outputs.keys(), self.outputs.keys() - written
         return Kernels(

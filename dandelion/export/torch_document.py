@@ -28,6 +28,7 @@ from dandelion.export.packing import Packed, packed
 from dandelion.export.report import ExportReport
 from dandelion.export.torch_graph import GETITEM, Graph
 from dandelion.function import Limits
+from dandelion.progress import ShowProgress, no_progress
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _HEAD = """/* Made by dandelion.export.torch_function. Each kernel computes one value of the model;
@@ -79,6 +80,7 @@ def export_module(
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     limits: Limits | None = None,
+    show: ShowProgress = no_progress,
 ) -> ExportedModule:
     """Describe a PyTorch module as a GPU function, and report on it.
 
@@ -96,6 +98,7 @@ def export_module(
             default ``output``, or ``output_0``, ..., or the keys of the dict that it returns.
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
         limits: what one instance may use.
+        show: is told how far it is, see `dandelion.progress.progress`.
 
     Raises:
         InvalidInput: an argument is not valid, or the module is in training mode.
@@ -105,10 +108,11 @@ def export_module(
     if device not in ("gpu", "cpu"):
         raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
     began = time.monotonic()
+    show(0, 0, "graph")
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
     made = folded(graph)
-    kernels = tinygrad_binding.kernels_of(made, device == "gpu")
+    kernels = tinygrad_binding.kernels_of(made, device == "gpu", show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
     function = _function(name, kernels, weights, limits)

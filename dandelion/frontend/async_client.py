@@ -31,6 +31,7 @@ from dandelion.frontend.client_protocol import (
 from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.traces import TraceDocument
 
 T = TypeVar("T")
 
@@ -163,9 +164,10 @@ class AsyncClient:
         *things: Registrable,
         functions: Iterable[FunctionDocument] = (),
         libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+        progress: bool = False,
     ) -> list[Registered]:
         """Register everything together, all or nothing, as `Client.register`."""
-        return await self._run(client_protocol.register(things, functions, libraries))
+        return await self._run(client_protocol.register(things, functions, libraries, progress))
 
     async def compare(self, *things: Registrable) -> Changes:
         """Tell what `register` would change; nothing is registered.
@@ -214,7 +216,7 @@ class AsyncClient:
         """Tell what this client's tenant did lately: invocations, and calls by function."""
         return await self._run(client_protocol.activity(query or ActivityQuery()))
 
-    async def trace(self, invocation: str) -> bytes:
+    async def trace(self, invocation: str) -> TraceDocument:
         """Return the trace of a recent invocation, as `Client.trace`."""
         return await self._run(client_protocol.trace(invocation))
 

@@ -40,6 +40,7 @@ from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.connections import Connections
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.traces import TraceDocument
 
 __all__ = ["Client", "Unreachable"]
 
@@ -229,6 +230,7 @@ class Client:
         *things: Registrable,
         functions: Iterable[FunctionDocument] = (),
         libraries: Mapping[str, ContentLike | bytes | Path] | None = None,
+        progress: bool = False,
     ) -> list[Registered]:
         """Register everything together, all or nothing.
 
@@ -237,6 +239,7 @@ class Client:
                 registration documents.
             functions: further functions.
             libraries: code objects by name: text, bytes, or the path of a file.
+            progress: on a terminal or in a notebook, show how much of a large body is sent.
 
         Returns:
             Kind, name and version of each.
@@ -245,7 +248,7 @@ class Client:
             InvalidFunction, InvalidBlueprint, InvalidComposition, Conflict, Unknown, InvalidInput:
                 what the node refused; nothing was registered.
         """
-        return self._run(client_protocol.register(things, functions, libraries))
+        return self._run(client_protocol.register(things, functions, libraries, progress))
 
     def compare(self, *things: Registrable) -> Changes:
         """Tell what `register` would change; nothing is registered.
@@ -305,7 +308,7 @@ class Client:
         """Tell what this client's tenant did lately: invocations, and calls by function."""
         return self._run(client_protocol.activity(query or ActivityQuery()))
 
-    def trace(self, invocation: str) -> bytes:
+    def trace(self, invocation: str) -> TraceDocument:
         """Return the trace of a recent invocation, for Chrome and Perfetto.
 
         Raises:

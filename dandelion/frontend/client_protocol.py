@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 import urllib.parse
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -55,6 +55,8 @@ from dandelion.frontend.records import (
     Entry,
     RegisterResponse,
 )
+from dandelion.progress import progress
+from dandelion.traces import TraceDocument
 
 T = TypeVar("T")
 Changes: TypeAlias = list[PlannedChange]
@@ -67,6 +69,9 @@ CONNECTIONS = 100
 _JOIN_BYTES = 64 * 1024
 """Bodies up to this size are joined."""
 _PIECE_BYTES = 1024 * 1024
+_LARGE_BYTES = 8 * 1024 * 1024
+"""Smaller registrations are sent at once, so they need no progress."""
+
 """Larger bodies are sent in pieces of this size at most, each within the time-out."""
 POLL_S = 0.05
 """Interval of the requests of `ready`, in seconds."""
@@ -165,6 +170,7 @@ class ClientRequest:
         method, path, headers: of the request; Content-Length is added.
         chunks: the body in pieces. Large ones are sent without a copy.
         timeout_s: time-out in seconds, instead of that of the client.
+        sent: is told how many bytes of a large body were given to the connection.
     """
 
     method: str
@@ -172,6 +178,7 @@ class ClientRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     chunks: Sequence[Bytes] = ()
     timeout_s: float | None = None
+    sent: Callable[[int], None] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -185,10 +192,14 @@ class ClientRequest:
 
     def pieces(self) -> Iterator[memoryview]:
         """Cut the body into pieces, without copying it."""
+        done_bytes = 0
         for chunk in self.chunks:
             view = memoryview(chunk)
             for start in range(0, len(view), _PIECE_BYTES):
                 yield view[start : start + _PIECE_BYTES]
+                done_bytes += min(_PIECE_BYTES, len(view) - start)
+                if self.sent is not None:
+                    self.sent(done_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +339,18 @@ def register(
     things: Iterable[Registrable],
     functions: Iterable[FunctionDocument],
     libraries: Mapping[str, ContentLike | bytes | Path] | None,
+    show_progress: bool,
 ) -> Steps[list[Registered]]:
     """Register everything together."""
     body = msgspec.msgpack.encode(collect(things, functions, libraries))
-    response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body])
+    wanted = show_progress and len(body) > _LARGE_BYTES
+    with progress("registering", in_bytes=True, wanted=wanted) as show:
+
+        def sent(done_bytes: int) -> None:
+            words = "the node checks it" if done_bytes == len(body) else ""
+            show(done_bytes, len(body), words)
+
+        response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body], sent=sent)
     return list(_decoded(response, RegisterResponse).registered)
 
 
@@ -374,9 +393,10 @@ def activity(query: ActivityQuery) -> Steps[Activity]:
     return _decoded((yield ClientRequest("GET", f"/v1/activity?{text}")), Activity)
 
 
-def trace(invocation: str) -> Steps[bytes]:
+def trace(invocation: str) -> Steps[TraceDocument]:
     """Fetch the trace of an invocation."""
-    return bytes(_checked((yield ClientRequest("GET", _path("/v1/traces", invocation)))).body)
+    response = _checked((yield ClientRequest("GET", _path("/v1/traces", invocation))))
+    return TraceDocument(response.body)
 
 
 def logs(function: str | None, invocation: str | None, after: int, limit: int) -> Steps[LogPage]:

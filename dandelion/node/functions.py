@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dandelion.catalog import Catalog
 from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
 from dandelion.driver import InstanceSets
-from dandelion.function import CodeObject, Digest, Function, FunctionSpec, FusedFunction
+from dandelion.function import (
+    CodeObject,
+    Digest,
+    Environment,
+    Function,
+    FunctionSpec,
+    FusedFunction,
+)
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
@@ -30,6 +37,7 @@ class FunctionStore:
         transfers: brings them there.
         in_arena: formats of code objects that engine processes run.
         secrets: of the node.
+        environment: gives the packages of code of a tenant.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class FunctionStore:
         transfers: Transfers,
         in_arena: frozenset[str],
         secrets: SecretStore,
+        environment: Callable[[CodeObject, str], Environment | None],
     ) -> None:
         self._catalog = catalog
         self._arena = arena
@@ -46,6 +55,7 @@ class FunctionStore:
         self._code_transfers = Transfers()  # code is not data that was copied for a call
         self._in_arena = in_arena
         self._secrets = secrets
+        self._environment = environment
         self._key = os.urandom(32)
 
     def sizes(self, flow: Flow) -> tuple[int, int]:
@@ -71,12 +81,13 @@ class FunctionStore:
             CatalogCorrupt, Unknown: a blob is damaged or missing.
             SecretMissing: the tenant does not have one of its secrets.
             ContextFull: it does not fit into the arena.
+            InvalidFunction, BackendUnavailable, CapacityError: its packages are gone, and cannot be
+                prepared again.
         """
         spec, catalog = flow.spec, self._catalog(flow.tenant.name)
         static = self._static(spec, catalog) | self._secret_sets(flow.tenant.name, spec)
         return {
-            code.format: self._function(spec, code, catalog, static, flow.scope)
-            for code in _best(spec)
+            code.format: self._function(spec, code, catalog, static, flow) for code in _best(spec)
         }
 
     def loaded(self, flow: Flow, code_format: str) -> Function:
@@ -113,7 +124,7 @@ class FunctionStore:
         code: CodeObject,
         catalog: Catalog,
         static: dict[str, ItemSet],
-        scope: str,
+        flow: Flow,
     ) -> Function:
         own = _own_blobs(spec)
         blobs: dict[Digest, Bytes] = {
@@ -126,7 +137,9 @@ class FunctionStore:
         main = blobs[code.main] if code.main else b""
         files = {name: blobs[digest] for name, digest in code.files.items()}
         plain = spec.plain() if isinstance(spec, FusedFunction) else spec
-        function = Function(plain, code, main, files, static, scope=scope)
+        function = Function(plain, code, main, files, static, scope=flow.scope)
+        if code.packages:
+            function.environment = self._environment(code, flow.tenant.name)
         if spec.secrets:  # an engine that has it with old values must not take it for the same
             function.identity = self._identity_with_secrets(function)
         return function

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from dandelion.data import Sets
+from dandelion.data import Sets, elements_of
 from dandelion.errors import InternalError
+from dandelion.markup import page
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState
 from dandelion.traces import Trace
@@ -25,6 +26,9 @@ class InvocationResult(msgspec.Struct, frozen=True, eq=False):
     id: str
     sets: Sets
     trace: Trace
+
+    def _repr_html_(self) -> str:
+        return page(*elements_of(self.sets), self.trace.element())
 
 
 def _nothing() -> None:

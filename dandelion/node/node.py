@@ -74,6 +74,7 @@ from dandelion.node.kept_service import KeptService
 from dandelion.node.loop import NodeLoop
 from dandelion.node.metrics import exposition
 from dandelion.node.observer import Recorder
+from dandelion.node.packages import NodePackages, package_source
 from dandelion.node.regions import SharedRegion, SharedRegions
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces, quota_of
@@ -100,6 +101,7 @@ from dandelion.scheduler.records import EnginePhase
 from dandelion.secrets import SecretStore
 from dandelion.settings import Settings, TenantSettings, tracing_of
 from dandelion.trace_context import current_context
+from dandelion.traces import TraceDocument
 
 _JOB_THREADS = 8
 
@@ -134,6 +136,7 @@ class Node:
         self._spans = span_sender(settings)
         policy = policy_of(settings.policy)
         callbacks = CallbackRules.of(settings)
+        package_source(settings)  # before anything is open
         for name in settings.tenants:
             check_tenant(name)
         self._backends, self._missing = load_backends(settings)
@@ -156,12 +159,15 @@ class Node:
         self._activity = ActivityLog(settings.keep_invocations)
         self._recorder = Recorder(self._traces, self._activity, self._logs, self._spans)
         self._secrets = SecretStore(settings.secrets)
+        taking = frozenset(f for f, checker in self._checkers.items() if checker.takes_packages)
+        self._packages = NodePackages(settings, self._all, taking)
         store = FunctionStore(
             lambda tenant: self._spaces.of(tenant).catalog,
             self._arena,
             self._transfers,
             in_arena,
             self._secrets,
+            self._packages.environment,
         )
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
         scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
@@ -183,6 +189,7 @@ class Node:
             settings.fuse,
             self._secrets,
             load_offered(platform),
+            self._packages.planned,
         )
         self._invoker = Invoker(
             self._spaces,
@@ -233,6 +240,7 @@ class Node:
         self._state = NodeState.RUNNING
         self._invoker.running = True
         self._loop.call(lambda: self._kept.start(self._loop.loop))
+        self._pool.submit(self._packages.restore)
 
     def _start_engines(self) -> None:
         for name, given in self.settings.tenants.items():
@@ -271,6 +279,7 @@ class Node:
             self._pool.shutdown()
             _closed(self._kept.close)
             with self._registering:
+                _closed(self._packages.close)
                 _closed(self._all.close)
             self._arena.close()
 
@@ -402,8 +411,14 @@ class Node:
         Raises:
             InvalidFunction, InvalidBlueprint, InvalidComposition: what is wrong, all of it.
             Conflict, InvalidInput, Unknown: see `Registrar` and `Catalog`.
+            BackendUnavailable, EnvironmentsFull: packages of functions cannot be prepared.
         """
         document = collect(things, functions, libraries)
+        with self._packages.prepared(document) as completed:
+            return self._register(completed, tenant)
+
+    def _register(self, document: RegistrationDocument, tenant: str) -> list[Registered]:
+        """Register a document whose packages are prepared."""
         blobs = blobs_of(document)
         space = self._spaces.of(tenant)
         with self._registering:
@@ -427,6 +442,7 @@ class Node:
         Raises:
             InvalidFunction, InvalidBlueprint, InvalidComposition, Conflict: as `register`.
         """
+        document = self._packages.resolved(document)
         space = self._spaces.of(tenant)
         blobs = blobs_of(document)
         with self._registering:
@@ -507,6 +523,7 @@ class Node:
         space = self._spaces.of(tenant)
         with self._registering:  # or a composition may be registered that uses it meanwhile
             removed = space.catalog.remove(kind, name, version)
+        self._packages.release_unused()
         if kind is FunctionSpec and self._state is NodeState.RUNNING:
             versions = [record.version for record in removed]
             self._loop.call(partial(self._removed, space.tenant, name, versions))
@@ -816,7 +833,7 @@ class Node:
         """A number that changes with every change of the catalogue."""
         return self.catalog.generation
 
-    def trace(self, invocation: str, tenant: str | None = None) -> bytes | None:
+    def trace(self, invocation: str, tenant: str | None = None) -> TraceDocument | None:
         """Give the trace of an invocation that ended lately, as Chrome and Perfetto read it.
 
         With a tenant, traces of other tenants are not found.

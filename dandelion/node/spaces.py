@@ -8,7 +8,7 @@ from functools import partial
 
 from dandelion.catalog import Catalog
 from dandelion.driver import Checker
-from dandelion.function import FunctionSpec, Limits
+from dandelion.function import CodeObject, Environment, FunctionSpec, Limits
 from dandelion.namespaces import Namespace
 from dandelion.node.library import Library
 from dandelion.registration import Registrar, Target
@@ -39,6 +39,7 @@ class Spaces:
         fuse: run GPU functions that follow each other as one.
         secrets: of the node.
         offered: backends that are installed and not started, by the functions that they provide.
+        environment: gives the packages of code of a tenant that is being registered.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Spaces:
         fuse: bool,
         secrets: SecretStore,
         offered: Mapping[str, str],
+        environment: Callable[[CodeObject, str], Environment | None],
     ) -> None:
         self._catalog = catalog
         self._platform = platform
@@ -60,6 +62,7 @@ class Spaces:
         self._fuse = fuse
         self._secrets = secrets
         self._offered = offered
+        self._environment = environment
         self._spaces: dict[str, Space] = {}
 
     def of(self, tenant: str) -> Space:
@@ -86,6 +89,7 @@ class Spaces:
             self._caps,
             partial(self._secrets.names, tenant),
             self._offered,
+            lambda code: self._environment(code, tenant),
         )
         return Space(Tenant(tenant), catalog, library, registrar)
 

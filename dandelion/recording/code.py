@@ -78,6 +78,8 @@ def _function(spec: FunctionSpec, catalog: Catalog) -> FunctionDocument:
                 Content(data=bytes(catalog.blob(code.main))) if code.main else "",
                 {n: Content(data=bytes(catalog.blob(d))) for n, d in code.files.items()},
                 code.options,
+                code.packages,
+                code.wheels,
             )
             for code in spec.code
         ),

@@ -21,7 +21,7 @@ from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
 from dandelion.backends.process.replacement import PAUSE_MS, QUIET_MS, SandboxReplacement
-from dandelion.backends.process.sandbox_pool import SandboxPool
+from dandelion.backends.process.sandbox_pool import PLAIN, SandboxPool
 
 from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
@@ -62,7 +62,7 @@ def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
 
 
 def pool_of(engine: ProcessEngine) -> SandboxPool:
-    with engine._pools.use(()) as pool:
+    with engine._pools.use(PLAIN) as pool:
         return pool
 
 
@@ -388,7 +388,7 @@ from dandelion.backends.process import sandbox_pool as process
 if sys.argv[1] == "native":
     zygote = native._Zygote(-1).process.pid
 else:
-    zygote = process._Zygote((), 1).process.pid
+    zygote = process._Zygote(process.PLAIN, 1).process.pid
 os.kill(zygote, signal.SIGSTOP)
 print(zygote, flush=True)
 signal.pause()

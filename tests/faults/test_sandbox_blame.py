@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
+from dandelion.backends.process.sandbox_pool import PLAIN
 
 from dandelion.data import Sets
 from dandelion.documents import RegistrationDocument, python_function
@@ -97,7 +98,7 @@ def test_signals_that_only_others_can_send(engine: ProcessEngine, number: signal
 
 def test_a_zygote_that_is_killed(engine: ProcessEngine) -> None:
     call = Background(engine, call_of(function(WAIT), b""))
-    with engine._pools.use(()) as pool:
+    with engine._pools.use(PLAIN) as pool:
         os.kill(pool.pid(), signal.SIGKILL)
     assert isinstance(call.join(), SandboxLost)
 

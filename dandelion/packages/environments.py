@@ -1,0 +1,436 @@
+"""The folder of prepared environments.
+
+::
+
+    FOLDER/KEY/site/               modules, read-only
+    FOLDER/KEY/environment.json    what belongs there: its wheels, its number of files and bytes
+    FOLDER/KEY.lock                locked (shared) by each node that uses it
+    FOLDER/.lock                   locked while a name is given or taken away
+    FOLDER/.preparing-*            being made; locked by its node
+
+An environment is made in a folder of its own and renamed when it is complete, so a folder with a
+key as its name is whole. The first use after a start also counts its files and bytes, since a disk
+may lose what was written before a power failure. Several nodes of one user may share the folder: a
+lock ends with its node, so what a killed node left is removed by the next one.
+
+When a new environment does not fit below the limit, those that no function of a running node uses
+are removed, the longest unused first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dandelion.errors import (
+    BackendUnavailable,
+    DandelionError,
+    DiskFull,
+    EnvironmentsFull,
+    InternalError,
+    InvalidFunction,
+    InvalidInput,
+)
+from dandelion.function import CodeObject, Digest
+from dandelion.packages.preparing import run_job
+from dandelion.packages.records import PackageSource, PrepareJob, PrepareLimits
+from dandelion.packages.requirements import (
+    are_provided,
+    check_wheels,
+    environment_key,
+    read_requirements,
+)
+
+_RECORD = "environment.json"
+_SITE = "site"
+_PREPARING = ".preparing-"
+
+
+class EnvironmentRecord(msgspec.Struct, frozen=True):
+    """What belongs into an environment."""
+
+    wheels: dict[str, Digest]
+    files: int
+    size_bytes: int
+
+
+class Environments:
+    """Prepares environments and keeps them. Safe from any thread.
+
+    Args:
+        folder: for them; made when it is needed.
+        source: where wheels come from.
+        limits: of one preparation; `disk_bytes` is the limit of all environments together.
+        used: lists the code of all registered functions.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: PackageSource,
+        limits: PrepareLimits,
+        used: Callable[[], Iterable[CodeObject]],
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._limits = limits
+        self._used = used
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}  # keys, and the descriptors of their locks
+        self._pinned: dict[str, int] = {}  # keys of registrations under way, counted
+
+    def resolve(
+        self, packages: Iterable[str], wheels: Mapping[str, Digest], where: str
+    ) -> tuple[tuple[str, ...], dict[str, Digest]]:
+        """Choose wheels without preparing anything.
+
+        Returns:
+            The requirements in canonical form, and the wheels.
+
+        Raises:
+            InvalidFunction, BackendUnavailable: see `prepare`.
+        """
+        requirements = self._checked(packages, wheels, where)
+        with _placed(where):
+            return requirements, run_job(self._job(requirements, wheels)).wheels
+
+    @contextlib.contextmanager
+    def prepare(
+        self, packages: Iterable[str], wheels: Mapping[str, Digest], where: str
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Digest]]]:
+        """Prepare the environment of requirements; it stays at least as long as the context.
+
+        Args:
+            packages: requirements.
+            wheels: if there are any, only these are taken.
+            where: the place for problems.
+
+        Yields:
+            The requirements in canonical form, and the wheels that were chosen.
+
+        Raises:
+            InvalidFunction: a requirement is not valid, or they cannot be fulfilled.
+            BackendUnavailable: there is neither a folder nor an index, or it cannot be reached.
+            DiskFull, EnvironmentsFull: there is no room.
+        """
+        requirements = self._checked(packages, wheels, where)
+        with _placed(where):
+            chosen, key = self._prepare(requirements, wheels)
+        try:
+            yield requirements, chosen
+        finally:
+            self._unpin(key)
+
+    def site(self, code: CodeObject) -> str:
+        """Return the folder with the packages of a function; empty if it needs none.
+
+        It was prepared when the function was registered. If it is gone or damaged since, or the
+        node runs another Python now, it is made again from the recorded wheels.
+
+        Raises:
+            InvalidFunction, BackendUnavailable, DiskFull, EnvironmentsFull: that is not possible.
+        """
+        if not code.wheels:
+            return ""
+        key = environment_key(code.wheels)
+        with self._lock:
+            if key in self._held or self._hold(key):
+                return self.place(code)
+        _, key = self._prepare(code.packages, code.wheels)
+        self._unpin(key)
+        return self.place(code)
+
+    def place(self, code: CodeObject) -> str:
+        """Return the folder that `site` returns, whether it is there or not."""
+        if not code.wheels:
+            return ""
+        return str(self._folder / environment_key(code.wheels) / _SITE)
+
+    def release_unused(self) -> None:
+        """Let other nodes remove what no function of this node uses any more."""
+        with self._lock:
+            for key in self._held.keys() - self._keys_in_use() if self._held else ():
+                os.close(self._held.pop(key))
+
+    def close(self) -> None:
+        """Let other nodes remove everything. May be called twice."""
+        with self._lock:
+            for descriptor in self._held.values():
+                os.close(descriptor)
+            self._held.clear()
+
+    # --- preparing ----------------------------------------------------------------------------
+
+    def _checked(
+        self, packages: Iterable[str], wheels: Mapping[str, Digest], where: str
+    ) -> tuple[str, ...]:
+        requirements = read_requirements(packages, where)
+        check_wheels(wheels, f"{where}: wheels")
+        return requirements
+
+    def _job(
+        self,
+        requirements: tuple[str, ...],
+        wheels: Mapping[str, Digest],
+        folder: str = "",
+        known: tuple[str, ...] = (),
+    ) -> PrepareJob:
+        source = self._source
+        if not source.folder and not source.index and not are_provided(requirements):
+            message = "this node has no source of packages"
+            remedy = (
+                "set packages_folder to a folder with wheels (--wheels DIR), or packages_index "
+                "to the URL of an index"
+            )
+            raise BackendUnavailable("packages", message, remedy)
+        if source.folder and not Path(source.folder).is_dir():
+            raise InvalidInput("packages_folder", f"there is no folder {source.folder}")
+        return PrepareJob(
+            os.getpid(), requirements, dict(wheels), source, self._limits, folder, known
+        )
+
+    def _prepare(
+        self, requirements: tuple[str, ...], wheels: Mapping[str, Digest]
+    ) -> tuple[dict[str, Digest], str]:
+        """Prepare an environment, and pin it."""
+        self._job(requirements, wheels)  # before anything is written
+        for known in (self._known(), ()):  # one that is known may be damaged, or just removed
+            chosen = self._prepared(requirements, wheels, known)
+            if chosen is not None:
+                return chosen, environment_key(chosen)
+        raise InternalError(f"an environment in {self._folder} is not what was prepared")
+
+    def _prepared(
+        self,
+        requirements: tuple[str, ...],
+        wheels: Mapping[str, Digest],
+        known: tuple[str, ...],
+    ) -> dict[str, Digest] | None:
+        with self._preparing() as folder:
+            site = folder / _SITE
+            site.mkdir()
+            chosen = run_job(self._job(requirements, wheels, str(site), known)).wheels
+            key = environment_key(chosen)
+            is_new = bool(chosen) and key not in known
+            if is_new:
+                record = _sealed(site, chosen)
+                self._make_room(record)
+                (folder / _RECORD).write_bytes(msgspec.json.encode(record))
+            with self._lock:
+                if chosen and not (
+                    key in self._held or self._hold(key) or (is_new and self._install(folder, key))
+                ):
+                    return None
+                self._pinned[key] = self._pinned.get(key, 0) + 1
+        return chosen
+
+    def _install(self, folder: Path, key: str) -> bool:
+        """Give a prepared folder its name, under the lock; return whether it is held."""
+        target = self._folder / key
+        lock = self._locked("", fcntl.LOCK_EX)
+        try:
+            if not _is_whole(target):  # else another node was faster
+                _remove(target)
+                folder.rename(target)
+            return self._hold(key)
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _preparing(self) -> Iterator[Path]:
+        """Make a folder that other nodes leave alone; it is removed unless it was renamed."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _check_owner(self._folder)
+        self._sweep()
+        folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder.chmod(0o755)
+            yield folder
+        except OSError as error:
+            raise _no_disk(self._folder, error) from None
+        finally:
+            _remove(folder)
+            os.close(lock)
+
+    # --- what is there ------------------------------------------------------------------------
+
+    def _known(self) -> tuple[str, ...]:
+        return tuple(path.parent.name for path in self._folder.glob(f"*/{_RECORD}"))
+
+    def _hold(self, key: str) -> bool:
+        """Lock an environment for use, if it is there and whole. Under the lock."""
+        folder = self._folder / key
+        if not folder.is_dir():
+            return False
+        lock = self._locked(key, fcntl.LOCK_SH)
+        if not _is_whole(folder):
+            os.close(lock)
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        self._held[key] = lock
+        return True
+
+    def _locked(self, key: str, how: int) -> int:
+        """Open and lock the lock of an environment, or of the folder (no key)."""
+        lock = os.open(self._folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, how)
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def _unpin(self, key: str) -> None:
+        with self._lock:
+            self._pinned[key] -= 1
+            if not self._pinned[key]:
+                del self._pinned[key]
+
+    def _keys_in_use(self) -> set[str]:
+        keys = {environment_key(code.wheels) for code in self._used() if code.wheels}
+        return keys | self._pinned.keys()
+
+    # --- room ---------------------------------------------------------------------------------
+
+    def _make_room(self, record: EnvironmentRecord) -> None:
+        """Remove unused environments until another one fits below the limit.
+
+        Raises:
+            EnvironmentsFull: it does not fit beside those that are in use.
+        """
+        self.release_unused()
+        sizes = {key: _read_record(self._folder / key) for key in self._known()}
+        used_bytes = sum(one.size_bytes for one in sizes.values() if one is not None)
+        limit_bytes = self._limits.disk_bytes
+        for key in sorted(sizes, key=lambda key: _age(self._folder / key)):
+            if used_bytes + record.size_bytes <= limit_bytes:
+                return
+            removed = sizes[key]
+            if self._remove_unused(key):
+                used_bytes -= removed.size_bytes if removed is not None else 0
+        if used_bytes + record.size_bytes > limit_bytes:
+            raise EnvironmentsFull(record.size_bytes, used_bytes, limit_bytes)
+
+    def _remove_unused(self, key: str) -> bool:
+        """Remove an environment if no node has locked it."""
+        with contextlib.ExitStack() as locks:
+            locks.callback(os.close, self._locked("", fcntl.LOCK_EX))
+            try:
+                locks.callback(os.close, self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                return False
+            _remove(self._folder / key)
+        return True
+
+    def _sweep(self) -> None:
+        """Remove what nodes left that were killed while they prepared."""
+        for folder in self._folder.glob(f"{_PREPARING}*"):
+            with contextlib.suppress(OSError):
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(folder)
+                finally:
+                    os.close(lock)
+
+
+@contextlib.contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Give the problems of a preparation the place of the requirements."""
+    try:
+        yield
+    except InvalidFunction as error:
+        raise InvalidFunction(
+            tuple(msgspec.structs.replace(p, where=p.where or where) for p in error.problems)
+        ) from None
+
+
+def _sealed(site: Path, wheels: dict[str, Digest]) -> EnvironmentRecord:
+    """Check what was unpacked, make it this user's and read-only, and count it.
+
+    Raises:
+        InternalError: there are other things than files and folders.
+    """
+    user, group = os.geteuid(), os.getegid()
+    files = size_bytes = 0
+    for folder, _, names in os.walk(site, topdown=False):
+        for name in names:
+            path = os.path.join(folder, name)
+            found = os.lstat(path)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                raise InternalError("preparing packages made something that is not a file")
+            os.chown(path, user, group, follow_symlinks=False)
+            os.chmod(path, 0o444)
+            files, size_bytes = files + 1, size_bytes + found.st_size
+        if os.path.islink(folder):
+            raise InternalError("preparing packages made a link")
+        os.chown(folder, user, group, follow_symlinks=False)
+        os.chmod(folder, 0o555)
+    return EnvironmentRecord(wheels, files, size_bytes)
+
+
+def _is_whole(folder: Path) -> bool:
+    record = _read_record(folder)
+    if record is None:
+        return False
+    files = size_bytes = 0
+    for path, _, names in os.walk(folder / _SITE):
+        for name in names:
+            files += 1
+            size_bytes += os.lstat(os.path.join(path, name)).st_size
+    return (files, size_bytes) == (record.files, record.size_bytes)
+
+
+def _read_record(folder: Path) -> EnvironmentRecord | None:
+    try:
+        return msgspec.json.decode((folder / _RECORD).read_bytes(), type=EnvironmentRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _age(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with read-only folders in it; its record goes first."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / _RECORD).unlink()
+    for path, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):
+            os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_owner(folder: Path) -> None:
+    """Refuse a folder in which another user could put modules.
+
+    Raises:
+        InvalidInput: its owner is another user, or others may write to it.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        message = f"other users may write to {folder}"
+        raise InvalidInput("packages_cache", message, "name a folder of the node's user")
+
+
+def _no_disk(folder: Path, error: OSError) -> DandelionError:
+    if isinstance(error, DandelionError):
+        return error
+    free = shutil.disk_usage(folder).free
+    return DiskFull(str(folder), error.strerror or str(error), 0, free)

@@ -1,0 +1,95 @@
+"""The node's side of the process that prepares packages."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from dandelion.errors import (
+    BackendUnavailable,
+    DandelionError,
+    InternalError,
+    InvalidFunction,
+    Problem,
+)
+from dandelion.packages.records import PrepareAnswer, PrepareJob
+from dandelion.search_path import small_environment
+
+_ANSWER_BYTES = 4 << 20
+_PROCESSES = threading.BoundedSemaphore(2)
+
+
+def run_job(job: PrepareJob) -> PrepareAnswer:
+    """Have a process do a job.
+
+    Raises:
+        InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
+        BackendUnavailable: the index cannot be reached.
+        InternalError: the process failed.
+    """
+    with _PROCESSES, open(os.memfd_create("packages"), "w+b") as output:
+        code = _ran(job, output.fileno())
+        if code:
+            raise _death(job, code)
+        output.seek(0)
+        try:
+            answer = msgspec.msgpack.decode(output.read(_ANSWER_BYTES), type=PrepareAnswer)
+        except msgspec.DecodeError as error:
+            raise InternalError(f"preparing packages gave no answer: {error}") from None
+    if answer.problems:
+        raise InvalidFunction(answer.problems)
+    if answer.unavailable:
+        raise BackendUnavailable("packages", answer.unavailable, "try again, or ask the operator")
+    return answer
+
+
+def _ran(job: PrepareJob, output: int) -> int:
+    """Run the process to its end; return its exit code."""
+    with open(os.memfd_create("job"), "w+b") as order:
+        order.write(msgspec.msgpack.encode(job))
+        order.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-s", "-P", "-B", "-m", "dandelion.packages.prepare_process"],
+            stdin=order,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            env=small_environment(),
+            start_new_session=True,
+        )
+    late = True
+    try:
+        late = not _ended(child.pid, job.limits.wall_s)
+    finally:
+        if late:
+            child.kill()
+        child.wait()
+    return -signal.SIGXCPU if late else child.returncode
+
+
+def _ended(process: int, limit_s: float) -> bool:
+    """Wait for the end of a child, without reaping it. False if it takes longer."""
+    descriptor = os.pidfd_open(process)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(limit_s * 1e3))
+    finally:
+        os.close(descriptor)
+
+
+def _death(job: PrepareJob, code: int) -> DandelionError:
+    if code > 0:
+        return InternalError(f"the process that prepares packages ended with code {code}")
+    limits = job.limits
+    if code == -signal.SIGXCPU:
+        message = "preparing the packages takes too long"
+        limit = f"at most {limits.cpu_s} s of CPU time and {limits.wall_s:g} s in total"
+        return InvalidFunction((Problem("too-much-time", message, expected=limit),))
+    message = f"preparing the packages ended by signal {-code}"
+    return InvalidFunction((Problem("prepare-failed", message),))

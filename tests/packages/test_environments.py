@@ -1,0 +1,191 @@
+"""The folder of environments: made whole or not at all, shared, bounded, repaired."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dandelion.errors import BackendUnavailable, DandelionError, EnvironmentsFull, InvalidFunction
+from dandelion.function import CodeObject
+from dandelion.packages import Environments, PackageSource, environments
+from dandelion.packages.records import PrepareLimits
+from tests.packages.wheels import digest, wheel
+from tests.processes import children
+
+Make = Callable[..., Environments]
+LIMITS = PrepareLimits(wall_s=60, disk_bytes=1 << 20)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    wheel(folder, "a", "1.0")
+    wheel(folder, "b", "1.0", requires=["a"])
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path, wheels: Path) -> Iterator[Make]:
+    """Make stores on one folder, as several nodes have them."""
+    with ExitStack() as opened:
+
+        def made(
+            used: list[CodeObject], limits: PrepareLimits = LIMITS, folder: Path = wheels
+        ) -> Environments:
+            source = PackageSource(str(folder))
+            store = Environments(tmp_path / "cache", source, limits, lambda: used)
+            opened.callback(store.close)
+            return store
+
+        yield made
+    assert not children()
+    assert not list((tmp_path / "cache").glob(".preparing*"))
+
+
+def prepared(store: Environments, *packages: str) -> CodeObject:
+    with store.prepare(packages, {}, "here") as (requirements, chosen):
+        return CodeObject("python", packages=requirements, wheels=chosen)
+
+
+def refused(store: Environments, *packages: str) -> str:
+    with pytest.raises(InvalidFunction) as caught:
+        prepared(store, *packages)
+    assert caught.value.problems[0].where.startswith("here")
+    return caught.value.problems[0].code
+
+
+def test_an_environment_is_complete_read_only_and_named_by_its_wheels(
+    make: Make, wheels: Path
+) -> None:
+    used: list[CodeObject] = []
+    store = make(used)
+    code = prepared(store, "b")
+    assert code.wheels == {path.name: digest(path) for path in wheels.iterdir()}
+    site = Path(store.site(code))
+    assert (site / "a.py").read_text() == "VERSION = '1.0'\n"
+    assert list(site.glob("__pycache__/a.*.pyc"))
+    for path in (site, *site.rglob("*")):
+        assert not path.lstat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+        assert path.lstat().st_uid == os.geteuid()
+    assert prepared(store, "a", "b") != code  # other requirements, the same wheels
+    assert store.site(prepared(store, "a", "b")) == str(site)
+
+
+def test_equal_sets_are_unpacked_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = prepared(make([]), "a")
+    monkeypatch.setattr(environments, "_sealed", None)  # called for what was unpacked
+    other = make([])
+    assert prepared(other, "a") == code
+    assert other.site(code)
+
+
+def test_nothing_to_prepare_from(make: Make, tmp_path: Path) -> None:
+    nothing = Environments(tmp_path / "no", PackageSource(), LIMITS, list)
+    with pytest.raises(BackendUnavailable, match="--wheels DIR"):
+        prepared(nothing, "a")
+    with pytest.raises(DandelionError, match="there is no folder"):
+        prepared(make([], folder=tmp_path / "missing"), "a")
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_a_killed_node_left_is_not_taken_for_whole(make: Make, tmp_path: Path) -> None:
+    code = prepared(make([]), "a")
+    site = Path(make([]).place(code))
+    left = tmp_path / "cache" / ".preparing-left"
+    site.parent.rename(left)  # the moment before the rename
+    (site.parent).mkdir()  # and a folder of another program
+    assert make([]).site(code) == str(site)
+    assert (site / "a.py").exists()
+    assert not left.exists()
+
+
+def test_a_damaged_environment_is_made_again(make: Make) -> None:
+    code = prepared(make([]), "a")
+    site = Path(make([]).place(code))
+    for damaged in (site / "a.py", site.parent / "environment.json"):
+        os.chmod(site, 0o700)
+        damaged.unlink()
+        damaged.write_bytes(b"")
+        assert make([code]).site(code) == str(site)
+        assert (site / "a.py").read_text() == "VERSION = '1.0'\n"
+    damaged.write_bytes(b"")
+    assert prepared(make([code]), "a") == code
+
+
+def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, wheels: Path) -> None:
+    code = prepared(make([]), "a")
+    wheel(wheels, "a", "2.0")
+    environments._remove(Path(make([]).place(code)).parent)
+    store = make([code])
+    assert (Path(store.site(code)) / "a.py").read_text() == "VERSION = '1.0'\n"
+    assert prepared(store, "a").wheels.keys() == {"a-2.0-py3-none-any.whl"}
+
+
+def test_a_wheel_that_was_replaced_is_not_taken(make: Make, wheels: Path) -> None:
+    code = prepared(make([]), "a")
+    wheel(wheels, "a", "1.0", {"a.py": "other"})
+    environments._remove(Path(make([]).place(code)).parent)
+    with pytest.raises(InvalidFunction, match="digest"):
+        make([code]).site(code)
+    renewed = prepared(make([]), "a")
+    assert make([]).place(renewed) != make([]).place(code)
+
+
+def test_unused_environments_make_room_and_used_ones_do_not(make: Make, wheels: Path) -> None:
+    for name in ("x", "y", "z"):
+        wheel(wheels, name, "1.0", {f"{name}.bin": bytes(400 << 10)})
+    used: list[CodeObject] = []
+    store, other = make(used), make([])
+    first, second = prepared(store, "x"), prepared(store, "y")
+    assert other.site(first)  # another node uses it
+    used.append(second)
+    with pytest.raises(EnvironmentsFull):
+        prepared(store, "z")
+    assert Path(store.place(first)).is_dir()
+    assert Path(store.place(second)).is_dir()
+    other.release_unused()
+    third = prepared(store, "z")
+    assert not Path(store.place(first)).exists()
+    assert {Path(store.place(c)).is_dir() for c in (second, third)} == {True}
+
+
+def test_an_environment_stays_while_it_is_registered(make: Make, wheels: Path) -> None:
+    for name in ("x", "y"):
+        wheel(wheels, name, "1.0", {f"{name}.bin": bytes(700 << 10)})
+    store = make([])
+    with store.prepare(["x"], {}, "here"), pytest.raises(EnvironmentsFull):
+        prepared(store, "y")
+    prepared(store, "y")
+
+
+def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
+    wheel(wheels, "large", "1.0", {"large.bin": bytes(2 << 20)})
+    wheel(wheels, "many", "1.0", {f"m{n}.txt": "" for n in range(50)})
+    os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
+    limits = msgspec.structs.replace(LIMITS, files=20, wall_s=1.5)
+    store = make([], limits)
+    assert refused(store, "large") == "too-much-disk"
+    assert refused(store, "many") == "too-much-disk"
+    assert refused(store, "slow") == "too-much-time"
+    assert prepared(store, "a").wheels
+
+
+def test_the_process_reads_no_files_but_wheels(make: Make, wheels: Path, tmp_path: Path) -> None:
+    outside = wheel(tmp_path / "private", "secret", "1.0")
+    (wheels / outside.name).symlink_to(outside)
+    with pytest.raises(BackendUnavailable, match="secret"):
+        prepared(make([]), "secret")
+    assert prepared(make([]), "a").wheels
+
+
+def test_a_folder_that_others_may_write_to_is_refused(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(DandelionError, match="other users"):
+        prepared(make([]), "a")
