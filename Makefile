@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench
+EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench,docs
 
 .PHONY: help setup demo test check bench gpu clean
 

@@ -594,7 +594,7 @@ def test_every_setting_is_explained(field: str) -> None:
 
 
 def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    fixed = ["--port", "0", "--backends", "null", "--arena-bytes", "4MiB"]
+    fixed = ["--port", "0", "--backends", "null", "--arena-bytes", "4MiB", "--catalog", "memory:"]
     return subprocess.Popen(
         [sys.executable, "-m", "dandelion", "serve", *fixed, *arguments],
         cwd=ROOT,
