@@ -16,11 +16,12 @@ import msgspec
 import uvloop
 
 from dandelion.activity import ActivityQuery, InvocationSummary
-from dandelion.cli.loading import ProgramFailed, load_program
+from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.run import split_target
 from dandelion.cli.settings import load_settings
+from dandelion.cli.sources import ProgramFailed
 from dandelion.errors import DandelionError
 from dandelion.frontend.listener import url_of
 from dandelion.frontend.server import serve

@@ -82,18 +82,21 @@ def setting_help(name: str) -> str:
         re.MULTILINE | re.DOTALL,
     )
     text = " ".join(documented[1].split()).replace("`", "") if documented else ""
-    return f"{text} [{_default_text(name)}]".lstrip()
+    return f"{text} [{setting_default(name)}]".lstrip()
 
 
-def _default_text(name: str) -> str:
+def setting_default(name: str) -> str:
+    """Return the default of one setting as text, as a user would write it."""
     default = _default(name)
     if name == "catalog":
-        return "sqlite: with the user's data folder"
+        return "the user's data folder"
     if isinstance(default, tuple):
-        return ",".join(default)
-    if name.endswith("_bytes"):
+        return ",".join(default) or "none"
+    if name.endswith("_bytes") and default:
         unit = max((u for u in _UNITS.items() if default % u[1] == 0), key=lambda u: u[1])
         return f"{default // unit[1]}{unit[0]}"
+    if isinstance(default, bool):
+        return str(default).lower()
     return str(default or "none") if isinstance(default, dict | str) else str(default)
 
 
