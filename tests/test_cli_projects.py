@@ -14,8 +14,8 @@ import pytest
 
 from dandelion import Client
 from dandelion.cli.loading import load_program
-from dandelion.cli.sources import ProgramFailed, read_sources
 from dandelion.cli.main import main
+from dandelion.cli.sources import ProgramFailed, read_sources
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
@@ -225,9 +225,13 @@ def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
             app.write_text(text + "x = (\n")
             dev.until("was never closed")
             assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
-            app.write_text(text.replace(".lower()", ""))
+            printing = text.replace(
+                "    return Counter(WORD", "    print('on', page)\n    return Counter(WORD"
+            )
+            app.write_text(printing.replace(".lower()", ""))
             dev.until("registered count 2")
             assert client.invoke("word_count", pages="a A").words.json() == {"a": 1, "A": 1}
+            dev.until("count stdout: on a A")
             with pytest.raises(Exception, match="page"):
                 client.invoke("word_count", pages=b"\xff")
             assert "ApplicationFailed" in dev.until("ApplicationFailed")
