@@ -238,7 +238,9 @@ class Reader:
             case "dandelion":
                 parse(text)
             case "sh" | "console":
-                script = text if snippet.language == "sh" else "\n".join(c for c, _ in commands(text))
+                script = (
+                    text if snippet.language == "sh" else "\n".join(c for c, _ in commands(text))
+                )
                 subprocess.run(["bash", "-n", "-c", script], check=True, capture_output=True)
             case "":
                 if _CODE.search(text):
@@ -250,7 +252,8 @@ class Reader:
 
     def _check_settings(self, table: dict[str, object], text: str) -> None:
         """Check the settings of a node, if that is what a table has."""
-        if table.keys() <= {field.name for field in msgspec.structs.fields(Settings)}:
+        known = {field.name for field in msgspec.structs.fields(Settings)}
+        if table.keys() <= known and not isinstance(table.get("tokens"), list):
             file = self._folder.parent / "settings.toml"
             file.write_text(text)
             load_settings(file, {}, {})

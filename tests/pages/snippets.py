@@ -6,7 +6,7 @@ A fenced block is a snippet. What a reader does with it follows from its languag
 ```python                       it is run
 ```` ```sh ````                 its commands are run in the page's folder
 ```` ```console ````            each line that begins with ``$`` is run; the others are its output
-```` ```text ````               what the snippet before it prints; ``...`` stands for any text;
+```` ```text ````               what the snippet before it prints; ``...`` stands for others;
                                 without such a snippet a command must succeed
 ```` ```LANGUAGE title="a.c" ```` it is written to the file
 ``title="second terminal"``     its command goes on running while the page does
@@ -95,13 +95,24 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Compare what a page shows with what was printed; spaces at ends of lines do not count."""
-    parts = [re.escape(part) for part in _trimmed(shown).split("...")]
-    return re.fullmatch(".*".join(parts), _trimmed(printed), re.DOTALL) is not None
+    """Compare what a page shows with what was printed.
+
+    A line ``...`` stands for any number of lines, and within a line for any text. The widths of
+    columns do not count.
+    """
+    pattern = ""
+    for line in shown.strip().splitlines():
+        if line.strip() == "...":
+            pattern += r"(?:[^\n]*\n)*"
+        else:
+            parts = (re.escape(part) for part in _narrow(line).split("..."))
+            pattern += r"[^\n]*".join(parts) + r"\n"
+    lines = [_narrow(line) for line in printed.strip().splitlines()]
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
 
 
-def _trimmed(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+def _narrow(line: str) -> str:
+    return re.sub(r"─+", "─", re.sub(r"[ \t]+", " ", line)).rstrip()
 
 
 def _dedented(text: str, indent: int) -> str:
