@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -57,6 +58,7 @@ Where to look first:
 """  # noqa: E501 - rows of a table
 
 
+@functools.cache
 def error_classes() -> dict[str, type[DandelionError]]:
     """Find all classes of errors in the sources, in their order."""
     bases: dict[str, tuple[str, tuple[str, ...]]] = {}
