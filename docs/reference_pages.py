@@ -213,7 +213,9 @@ def _attributes(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _code(text: str) -> str:
-    return text if text == "none" or " " in text else f"`{text}`"
+    if text == "none" or " " in text:
+        return text
+    return f"`{text}`".replace(",", "`, `")
 
 
 def _row(cells: tuple[str, ...]) -> str:

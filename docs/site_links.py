@@ -59,8 +59,16 @@ def _converted(found: re.Match[str], source: str) -> str:
     place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     if not (ROOT / place).exists():
         return found[0]  # MkDocs reports it
+    if re.fullmatch(r"[\w-]+\.md", text):
+        text = _title(place)
     if place in MOVED:
         return f"{mark}[{text}]({MOVED[place]}{hash_}{anchor})"
     if place.startswith("docs/"):
         return f"{mark}[{text}]({place.removeprefix('docs/')}{hash_}{anchor})"
     return text  # a source file, which the site does not have
+
+
+def _title(place: str) -> str:
+    """Return the first heading of a page."""
+    heading = re.search(r"^# (.+)$", (ROOT / place).read_text("utf-8"), re.MULTILINE)
+    return heading[1] if heading else place
