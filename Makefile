@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench
+EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench,docs
 # Tests start thousands of interpreters, which are to find compiled modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check compiled bench gpu clean
+.PHONY: help setup demo test check compiled bench gpu docs docs-serve clean
 
 help:
 	@echo "make demo    run the flagship composition (digits) end to end"
@@ -15,6 +15,7 @@ help:
 	@echo "make compiled  compile all modules, so that tests start faster"
 	@echo "make bench   measure dispatcher, data paths and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
+	@echo "make docs    build the documents as a site in site/; make docs-serve serves them"
 	@echo "make setup   make $(VENV) with all dependencies"
 	@echo "make clean   remove all files that make created"
 
@@ -55,6 +56,14 @@ gpu: setup
 		tests/test_gpu_engine.py
 	$(BIN)/dandelion bench run gpu
 
+docs: setup
+	@$(BIN)/python -m docs.reference_pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "the site is in site/: open site/index.html, or run make docs-serve"
+
+docs-serve: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
+	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -85,7 +85,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         body_timeout_s: time over which `body_rate_bytes` is averaged.
         body_rate_bytes: lowest rate in bytes a second at which a body must arrive, and a reply must
             be read.
-        catalog: ``memory:`` or ``sqlite:FOLDER``.
+        catalog: ``memory:``, ``sqlite:FOLDER``. Without it, `dandelion serve` uses the data folder
+            of the user, ``$XDG_DATA_HOME/dandelion`` or ``~/.local/share/dandelion``; a node in a
+            program keeps its catalogue in memory, see ``docs/registry.md``.
         backends: which backends to start; ``a|b`` starts the first of them that works here.
         options: settings of backends, by backend and name; as text ``BACKEND.NAME=VALUE``, such as
             ``http.allow=example.org``.

@@ -1,12 +1,22 @@
-"""What holds for all tests."""
+"""What holds for all tests.
+
+They never write to the user's data folder: nodes of all tests keep their catalogue in memory. A
+test of the durable catalogue names its folder.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 from types import SimpleNamespace
 
 from dandelion.frontend import collector
+
+
+def pytest_configure() -> None:
+    """Set the catalogue of all programs that tests start."""
+    os.environ["DANDELION_CATALOG"] = "memory:"
 
 
 def pytest_collection_finish() -> None:

@@ -593,7 +593,7 @@ def test_every_setting_is_explained(field: str) -> None:
 # --- a server as a process ----------------------------------------------------------------------
 
 
-SERVED = ("--port", "0", "--backends", "null", "--arena-bytes", "4MiB")
+SERVED = ("--port", "0", "--backends", "null", "--arena-bytes", "4MiB", "--catalog", "memory:")
 
 
 def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:

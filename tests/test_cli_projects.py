@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dandelion import Client
-from dandelion.cli.loading import ProgramFailed, load_program
+from dandelion.cli.loading import load_program
 from dandelion.cli.main import main
+from dandelion.cli.sources import ProgramFailed, read_sources
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
@@ -91,6 +92,18 @@ def test_a_file_that_cannot_be_loaded(app: Path, text: str, said: str) -> None:
         load_program(app)
     assert said in str(caught.value)
     assert str(app) in caught.value.files
+
+
+def test_register_shows_only_lines_of_the_user(command: Command, app: Path) -> None:
+    app.write_text(app.read_text() + "\n\n@dd.composition\ndef bad(x):\n    return x.none\n")
+    with pytest.raises(ProgramFailed) as caught:
+        read_sources([app])
+    assert "return x.none" in caught.value.message
+    assert "importlib" not in str(caught.value)
+    assert "dsl.py" not in str(caught.value)
+    code, _, error = command("register", app, "--url", "http://127.0.0.1:1")
+    assert code == 1
+    assert "AttributeError" in error
 
 
 def test_a_program_may_print_and_import_its_neighbours(app: Path) -> None:
@@ -212,9 +225,13 @@ def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
             app.write_text(text + "x = (\n")
             dev.until("was never closed")
             assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
-            app.write_text(text.replace(".lower()", ""))
+            printing = text.replace(
+                "    return Counter(WORD", "    print('on', page)\n    return Counter(WORD"
+            )
+            app.write_text(printing.replace(".lower()", ""))
             dev.until("registered count 2")
             assert client.invoke("word_count", pages="a A").words.json() == {"a": 1, "A": 1}
+            dev.until("count stdout: on a A")
             with pytest.raises(Exception, match="page"):
                 client.invoke("word_count", pages=b"\xff")
             assert "ApplicationFailed" in dev.until("ApplicationFailed")

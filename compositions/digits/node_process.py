@@ -36,6 +36,7 @@ def node_process(backend: str) -> Iterator[str]:
     settings = {
         "host": "127.0.0.1",
         "port": "0",
+        "catalog": "memory:",
         "backends": f"process,http,{backend}",
         "options": "http.allow=127.0.0.1",
         "log-level": "error",

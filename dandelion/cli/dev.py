@@ -16,11 +16,13 @@ import msgspec
 import uvloop
 
 from dandelion.activity import ActivityQuery, InvocationSummary
-from dandelion.cli.loading import ProgramFailed, load_program
+from dandelion.call_logs import LogLine, shown
+from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.run import split_target
 from dandelion.cli.settings import load_settings
+from dandelion.cli.sources import ProgramFailed
 from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.errors import DandelionError
 from dandelion.frontend.listener import url_of
@@ -52,6 +54,7 @@ class _Development:
         self._out = out
         self._files: dict[str, int] = {}
         self._cursor = 0
+        self._logged = 0
 
     async def serve(self) -> None:
         """Serve and watch until a signal."""
@@ -75,6 +78,7 @@ class _Development:
         while True:
             if self._has_changed():
                 await self._load()
+            self._show_logs()
             self._show_invocations()
             await asyncio.sleep(LOOK_S)
 
@@ -97,6 +101,12 @@ class _Development:
         names = ", ".join(f"{one.name} {one.version}" for one in registered)
         self._out.line(f"{_clock()} registered {names}")
 
+    def _show_logs(self) -> None:
+        page = self._node.logs(after=self._logged)
+        self._logged = page.last
+        for line in page.lines:
+            self._out.line(_log_of(line))
+
     def _show_invocations(self) -> None:
         query = ActivityQuery(after=self._cursor, limit=SHOWN)
         found = self._node.activity(query=query)
@@ -112,6 +122,10 @@ def _line_of(one: InvocationSummary) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(one.started_s))
     line = f"{at} {one.name} {one.outcome} {one.duration_ms:.1f} ms  {one.id}"
     return f"{line}\n{_indented(one.message)}" if one.message else line
+
+
+def _log_of(line: LogLine) -> str:
+    return f"         {shown(line.function)} {line.level or line.stream}: {shown(line.text)}"
 
 
 def _indented(text: str) -> str:

@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from dandelion.cli.sources import read_sources
+from dandelion.cli.sources import ProgramFailed, read_sources, users_traceback
 from dandelion.documents import RegistrationDocument
-from dandelion.errors import Blame, DandelionError, ErrorRecord, InvalidInput, from_record
+from dandelion.errors import DandelionError, ErrorRecord, from_record
 from dandelion.frontend.records import encode_document, read_document
 from dandelion.search_path import environment
-
-_OWN = Path(__file__).resolve().parent.parent
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -62,26 +58,9 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
     loaded = msgspec.msgpack.decode(data, type=Loaded)
     if loaded.error is not None:
         cause = from_record(loaded.error)
-        raise ProgramFailed(str(path), str(cause), loaded.files)
+        message = cause.message if isinstance(cause, ProgramFailed) else str(cause)
+        raise ProgramFailed(str(path), message, loaded.files)
     return read_document(loaded.document, "application/msgpack"), loaded.files
-
-
-@dataclass(eq=False)
-class ProgramFailed(DandelionError):
-    """A user's file cannot be loaded.
-
-    Attributes:
-        files: that it consists of, as far as they were loaded.
-    """
-
-    path: str
-    message: str
-    files: tuple[str, ...] = ()
-    status = 400
-    blame = Blame.CALLER
-
-    def __str__(self) -> str:
-        return f"{self.path} cannot be loaded: {self.message}"
 
 
 def main() -> int:
@@ -100,10 +79,8 @@ def _load(path: Path) -> Loaded:
         document = read_sources([path])
     except DandelionError as error:
         return Loaded(files=_user_files(path), error=error.record())
-    except BaseException as error:  # whatever the user's program raises
-        lines = traceback.format_exception(error)
-        text = "".join(line for line in lines if str(_OWN) not in line and "importlib" not in line)
-        record = InvalidInput(str(path), text.strip()).record()
+    except BaseException as error:  # such as SystemExit
+        record = ProgramFailed(str(path), users_traceback(error)).record()
         return Loaded(files=_user_files(path), error=record)
     return Loaded(encode_document(document), _user_files(path))
 

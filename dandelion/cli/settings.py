@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +28,10 @@ _NO_SETTINGS = frozenset({"CA", "SETTINGS", "TOKEN", "TRITON", "URL"})
 
 
 def load_settings(
-    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Sequence[str]]
+    file: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Sequence[str]],
+    default_catalog: Callable[[], str] | None = None,
 ) -> Settings:
     """Merge the three sources of settings.
 
@@ -37,6 +40,7 @@ def load_settings(
         environment: ``DANDELION_NAME`` for the setting ``name``.
         flags: texts of the flags that were given, by setting. Lists and tables take the parts of
             all texts, other settings the last text.
+        default_catalog: gives the catalogue if no source does; without it, that of `Settings`.
 
     Raises:
         InvalidInput: a setting is unknown, or its value does not fit; `where` names it.
@@ -45,6 +49,8 @@ def load_settings(
     for name in _FIELDS:
         for source, text in _texts(name, environment, flags):
             values[name] = _convert(source, name, read_text(source, name, text))
+    if default_catalog is not None and "catalog" not in values:
+        values["catalog"] = default_catalog()
     return Settings(**values)
 
 
@@ -76,16 +82,21 @@ def setting_help(name: str) -> str:
         re.MULTILINE | re.DOTALL,
     )
     text = " ".join(documented[1].split()).replace("`", "") if documented else ""
-    return f"{text} [{_default_text(name)}]".lstrip()
+    return f"{text} [{setting_default(name)}]".lstrip()
 
 
-def _default_text(name: str) -> str:
+def setting_default(name: str) -> str:
+    """Return the default of one setting as text, as a user would write it."""
     default = _default(name)
+    if name == "catalog":
+        return "the user's data folder"
     if isinstance(default, tuple):
-        return ",".join(default)
-    if name.endswith("_bytes"):
+        return ",".join(default) or "none"
+    if name.endswith("_bytes") and default:
         unit = max((u for u in _UNITS.items() if default % u[1] == 0), key=lambda u: u[1])
         return f"{default // unit[1]}{unit[0]}"
+    if isinstance(default, bool):
+        return str(default).lower()
     return str(default or "none") if isinstance(default, dict | str) else str(default)
 
 

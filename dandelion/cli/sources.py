@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -21,12 +23,31 @@ from dandelion.cli.output import WrongUsage
 from dandelion.dataflow.dsl import CompositionHandle
 from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument, RegistrationDocument, collect
-from dandelion.errors import InvalidInput
+from dandelion.errors import Blame, DandelionError, InvalidInput
 from dandelion.frontend.records import read_document
 
 _MEDIA_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
 _DECORATED = PythonFunction | CompositionHandle | FunctionDocument
 _DOCUMENTS = (".dandelion", *_MEDIA_TYPES)
+_OWN = str(Path(__file__).resolve().parent.parent)
+
+
+@dataclass(eq=False)
+class ProgramFailed(DandelionError):
+    """A user's file cannot be loaded.
+
+    Attributes:
+        files: that it consists of, as far as they were loaded.
+    """
+
+    path: str
+    message: str
+    files: tuple[str, ...] = ()
+    status = 400
+    blame = Blame.CALLER
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be loaded: {self.message}"
 
 
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
@@ -100,7 +121,8 @@ def load_module(name: str, path: Path) -> ModuleType:
     """Execute a Python file.
 
     Raises:
-        InvalidInput: it does not load.
+        DandelionError: what it describes is not valid.
+        ProgramFailed: it does not load.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -109,6 +131,14 @@ def load_module(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise InvalidInput(str(path), f"it cannot be loaded: {error}") from error
+    except DandelionError:
+        raise
+    except Exception as error:  # whatever the program of the user raises
+        raise ProgramFailed(str(path), users_traceback(error)) from error
     return module
+
+
+def users_traceback(error: BaseException) -> str:
+    """Write the traceback of an exception without the lines of this project and of imports."""
+    lines = traceback.format_exception(error)
+    return "".join(line for line in lines if _OWN not in line and "importlib" not in line).strip()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dandelion.catalog import (
@@ -429,6 +430,17 @@ def test_a_newer_schema_is_refused(folder: Path) -> None:
         db.execute("PRAGMA user_version = 1")
     with opened(folder):
         pass
+
+
+def test_records_of_an_older_version_are_read(folder: Path) -> None:
+    """Fields that were added later have their defaults."""
+    with opened(folder):
+        pass
+    body = msgspec.msgpack.encode({"name": "F", "version": 1})
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db, db:
+        db.execute("INSERT INTO records VALUES ('function', 'F', 1, ?)", (body,))
+    with opened(folder) as catalog:
+        assert catalog.records() == [FunctionSpec("F", version=1)]
 
 
 def test_records_of_a_newer_version_are_named(folder: Path) -> None:
