@@ -25,11 +25,19 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_capture import LANES, GraphCapture
-from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
+from .cudalike_code import (
+    KernelLimits,
+    LoadedModule,
+    Prepared,
+    load_module,
+    prepare_kernel,
+)
+from .cudalike_library import PreparedOperation, prepare_operation
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Copy, Launch, Zero
+from .lowering import DeferredLibrary, Lowering
+from .plan import Copy, Launch, LibraryCall, Zero
 from .source import LoadedCode
 
 _RESERVE_BYTES = 256 * 2**20
@@ -76,6 +84,7 @@ class CudaLikeDevice(Device):
         self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
         self._captures: GraphCapture
+        self._library = DeferredLibrary(lambda: self._calls.library(self.name, self._stream))
 
     @classmethod
     def calls(cls) -> Calls:
@@ -187,6 +196,7 @@ class CudaLikeDevice(Device):
             self._undo(calls.host_unregister, address)
         for event in self._events:
             self._undo(calls.destroy_event, event)
+        self._library.close()
         if self._stream is not None:
             self._captures.close()
             self._undo(calls.destroy_stream, self._stream)
@@ -325,6 +335,14 @@ class CudaLikeDevice(Device):
         )
         return Handle(made)
 
+    def lowering(self) -> Lowering:
+        """With the vendor's library, which is loaded when an operation is first planned."""
+        return Lowering(self._library)
+
+    def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:
+        kept = constants.address if isinstance(constants, ProtectedMapping) else 0
+        return Handle(prepare_operation(self._library, step, (self._pool, kept)))
+
     def _prepare_zero(self, step: Zero) -> Handle:
         address = self._calls.pointer(self._pool + step.offset_bytes)
         arguments = (address, 0, step.size_bytes, self._stream)
@@ -371,6 +389,9 @@ class CudaLikeDevice(Device):
             raise self._fail("replay", error)
 
     def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        for item in prepared:
+            if isinstance(item, PreparedOperation):
+                item.release()
         if graph is not None and graph in self._graphs:
             self._graphs.remove(graph)
             self._undo(self._calls.destroy_executable, graph)

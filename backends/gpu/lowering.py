@@ -14,7 +14,8 @@ and waited for like others.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -27,6 +28,7 @@ from dandelion.blueprint.operation_calls import (
     operand_calls,
 )
 from dandelion.blueprint.operation_records import Activation, BiasAxis, ImageLayout
+from dandelion.errors import DeviceFault
 
 from .template_device import finishing, on_device, unfolding
 from .template_processor import on_processor
@@ -64,6 +66,39 @@ class Library(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release what the library holds. May be called twice."""
+
+
+class DeferredLibrary(Library):
+    """A library that is loaded when it is first asked for something.
+
+    Args:
+        load: gives it; None if there is none. With a `DeviceFault` it is as if there were none.
+    """
+
+    def __init__(self, load: Callable[[], Library | None]) -> None:
+        self._load = load
+        self._is_loaded = False
+        self._library: Library | None = None
+
+    def workspace_bytes(self, call: OperationCall) -> int | None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            with contextlib.suppress(DeviceFault):
+                self._library = self._load()
+        return None if self._library is None else self._library.workspace_bytes(call)
+
+    def prepare(
+        self, call: OperationCall, addresses: Mapping[str, int], workspace: tuple[int, int]
+    ) -> object:
+        assert self._library is not None, "it had this operation"
+        return self._library.prepare(call, addresses, workspace)
+
+    def close(self) -> None:
+        """Release what the library holds; it may be loaded again."""
+        library, self._library = self._library, None
+        self._is_loaded = False
+        if library is not None:
+            library.close()
 
 
 class AssumedLibrary(Library):

@@ -91,7 +91,7 @@ def compute(call: OperationCall, arrays: Mapping[str, Stored]) -> None:
 
 def _product(call: GemmCall, wide: Mapping[str, Numbers]) -> Numbers:
     a, b = _matrix(wide["a"], call.a), _matrix(wide["b"], call.b)
-    made: Numbers = call.alpha * (a @ b)
+    made: Numbers = call.alpha * np.matmul(a, b)
     if call.c is not None:
         made = made + call.beta * _matrix(wide["c"], call.c)
     if call.bias is not None:
