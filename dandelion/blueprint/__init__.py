@@ -12,6 +12,7 @@ from dandelion.blueprint.builder import (
 from dandelion.blueprint.builder_operations import matrix, part
 from dandelion.blueprint.check import check_blueprint, parse_blueprint
 from dandelion.blueprint.operation_records import (
+    COMPUTATIONS,
     Activation,
     BiasAxis,
     BufferPart,
@@ -53,6 +54,7 @@ from dandelion.blueprint.records import (
 )
 
 __all__ = [
+    "COMPUTATIONS",
     "Absolute",
     "Access",
     "Action",

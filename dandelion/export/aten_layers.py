@@ -6,7 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dandelion.export.aten import Kind, NotSupported, Step, Tensor, rule
+from dandelion.export.aten import (
+    ATTENTION_WEIGHTS,
+    RULES,
+    Kind,
+    NotSupported,
+    Rule,
+    Step,
+    Tensor,
+    rule,
+)
 
 _HEAVY = Kind.HEAVY
 
@@ -158,6 +167,12 @@ def _attention(
         k, v = (one.repeat_interleave(q.shape[-3] // one.shape[-3], -3) for one in (k, v))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = _product(step, q, k.transpose(-1, -2)) * factor
+    scores = _masked(step, scores, mask, is_causal)
+    weights = step.tensors.store(step.tensors.store(scores).softmax(-1))
+    return _product(step, weights, v)
+
+
+def _masked(step: Step, scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     if is_causal:
         rows, columns = scores.shape[-2:]
         row = step.tensors.arange(rows, "int32").reshape((rows, 1))
@@ -166,8 +181,18 @@ def _attention(
     if mask is not None:
         is_bool = "bool" in str(mask.dtype)
         scores = mask.where(scores, -math.inf) if is_bool else scores + _wide(step, mask)
-    weights = step.tensors.store(step.tensors.store(scores).softmax(-1))
-    return _product(step, weights, v)
+    return scores
+
+
+def _attention_weights(
+    step: Step, scores: Tensor, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """Softmax of the products of queries and keys, some of which are masked."""
+    scores = _masked(step, _wide(step, scores), mask, is_causal)
+    return scores.softmax(-1)
+
+
+RULES[ATTENTION_WEIGHTS] = Rule(_HEAVY, _attention_weights, promote=False)
 
 
 @rule("native_layer_norm", kind=_HEAVY)

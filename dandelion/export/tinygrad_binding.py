@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,9 @@ from dandelion.blueprint import Access
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
-from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
+from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource, OperationLaunch
+from dandelion.export.launch_order import in_order
+from dandelion.export.products import Product
 from dandelion.export.stored_values import stored
 from dandelion.export.torch_graph import (
     GETITEM,
@@ -88,11 +91,14 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
+def kernels_of(
+    graph: Graph, threads: bool = True, products: Mapping[str, Product] | None = None
+) -> Kernels:
     """Generate the kernels of a model.
 
     Args:
-        graph: all of whose operators are in the table.
+        graph: all of whose operators are in the table, or are library operations.
+        products: the library operations, by the name of the node.
         threads: optimise for devices whose blocks have many threads; otherwise each block is one
             thread that computes more, which suits processors.
 
@@ -104,10 +110,10 @@ def kernels_of(graph: Graph, threads: bool = True) -> Kernels:
     with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
         copied: set[str] = set()
         while True:
-            values = _Values(tinygrad, graph)
+            values = _Values(tinygrad, graph, products or {}, copied)
             outputs = values.outputs(copied)
             first, *rest = (tensor for tensor, _ in outputs.values())
-            made = first.linear_with_vars(*rest)[0]
+            made = first.linear_with_vars(*rest, *values.operands.values())[0]
             shared = values.shared(outputs)
             assert not shared & copied, shared
             if not shared:
@@ -143,9 +149,19 @@ class _Tensors:
 class _Values:
     """The values of a graph as tensors."""
 
-    def __init__(self, tinygrad: Any, graph: Graph) -> None:
+    def __init__(
+        self,
+        tinygrad: Any,
+        graph: Graph,
+        products: Mapping[str, Product],
+        copied: Collection[str],
+    ) -> None:
         self.tensors = _Tensors(tinygrad)
         self.graph = graph
+        self.products = products
+        self.copied = copied
+        self.results: dict[str, Tensor] = {}  # of library operations
+        self.operands: dict[str, Tensor] = {}  # what they read, as it lies in memory
         self.given: dict[str, Tensor] = {}  # inputs and constants, as kernels read them
         self.values: dict[str, Any] = {}
         self.inputs: dict[str, TensorType] = {}
@@ -157,6 +173,9 @@ class _Values:
         self.nodes = {node.name: node for node in graph.nodes}
         self.kept = stored(graph)
         for node in graph.nodes:
+            if node.name in products:
+                self.values[node.name] = [self.result(node)]
+                continue
             made = self.apply(node)
             if node.name in self.kept:
                 made = [None if one is None else one.contiguous() for one in made]
@@ -170,6 +189,29 @@ class _Values:
         if wanted == "bool":
             tensor = tensor != 0
         self.values[name] = [tensor.cast(self.tensors.type(wanted))]
+
+    def result(self, node: Node) -> Tensor:
+        """Memory that a library operation will fill; what it reads must lie in memory."""
+        for place in self.products[node.name].places:
+            if place.value not in self.operands:
+                self.operands[place.value] = self.operand(place.value)
+        dtype = self.tensors.type(node.type.dtype)
+        made = self.tensors.tinygrad.Tensor.empty(*node.type.shape, dtype=dtype, device=_DEVICE)
+        self.results[node.name] = made
+        return made
+
+    def operand(self, name: str) -> Tensor:
+        if name in self.results:
+            return self.results[name]
+        if name in self.given and _name(self.given[name]) == _name(self.values[name][0]):
+            return self.given[name]
+        tensor = self.values[name][0]
+        node = self.nodes.get(name)
+        source = node.arguments[0] if node is not None and node.operator == GETITEM else None
+        stored = isinstance(source, Reference) and source.name in self.kept
+        if f"operand {name}" in self.copied:
+            return tensor.clone()
+        return tensor if stored or name in self.kept else tensor.contiguous()
 
     def apply(self, node: Node) -> list[Tensor | None]:
         if node.operator == GETITEM:
@@ -247,6 +289,10 @@ class _Values:
             if buffer in taken or buffer.max_numel() != kind.elements:
                 found.add(label)
             taken.add(buffer)
+        for name, tensor in self.operands.items():
+            elements = math.prod(tensor.shape)
+            if tensor.uop.buf_uop.max_numel() != elements:
+                found.add(f"operand {name}")
         return found
 
 
@@ -295,14 +341,27 @@ class _Reader:
         self.sizes: dict[str, int] = {n: t.size_bytes for n, t in self.outputs.items()}
         self.renderer = dialect.renderer(tinygrad)
         self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}
+        self.operations: list[OperationLaunch] = []
+        self.written: list[set[str]] = []  # by each kernel
 
     def kernels(self, linear: Any) -> Kernels:
-        launches = [self.launch(call) for call in linear.src]
+        for name, tensor in self.values.results.items():
+            self.buffer(tensor.uop.buf_uop)
+            self.operations.append(self.operation(name))
+        kernels = [self.launch(call) for call in linear.src]
+        launches = in_order(kernels, self.operations, self.written)
         written = {launch.buffers[0] for launch in launches}
         assert written >= self.outputs.keys(), self.outputs.keys() - written
         return Kernels(
             list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
         )
+
+    def operation(self, name: str) -> OperationLaunch:
+        product = self.values.products[name]
+        result = self.buffer(self.values.results[name].uop.buf_uop)
+        tensors = self.values.operands
+        of = {p.value: self.buffer(tensors[p.value].uop.buf_uop) for p in product.places}
+        return OperationLaunch(product, (result, *of.values()), of)
 
     def launch(self, call: Any) -> KernelLaunch:
         program = importlib.import_module("tinygrad.codegen").to_program(call.src[0], self.renderer)
@@ -315,9 +374,12 @@ class _Reader:
         )
         offset = tuple(name in self.graph.constants for name in buffers)
         kernel = self.source(program.src[2].arg, access, offset)
-        return KernelLaunch(
+        launch = KernelLaunch(
             kernel, buffers, _three(info.global_size), _three(info.local_size or (1, 1, 1))
         )
+        ways = zip(buffers, access, strict=True)
+        self.written.append({name for name, way in ways if way is not Access.READ})
+        return launch
 
     def buffer(self, buffer: Any) -> str:
         """Name of a buffer; new ones are temporary."""
