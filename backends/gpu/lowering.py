@@ -80,6 +80,11 @@ class DeferredLibrary(Library):
         self._is_loaded = False
         self._library: Library | None = None
 
+    @property
+    def is_present(self) -> bool:
+        """Whether it was loaded."""
+        return self._library is not None
+
     def workspace_bytes(self, call: OperationCall) -> int | None:
         if not self._is_loaded:
             self._is_loaded = True
