@@ -117,7 +117,9 @@ class AssumedLibrary(Library):
         self._bytes = bytes_needed
 
     def workspace_bytes(self, call: OperationCall) -> int | None:
-        plain = isinstance(call, GemmCall) and call.bias_axis is BiasAxis.COLUMNS
+        if not isinstance(call, GemmCall):
+            return None
+        plain = call.bias is None or call.bias_axis is BiasAxis.COLUMNS
         return self._bytes if plain else None
 
     def prepare(

@@ -69,10 +69,11 @@ def on_processor(call: OperationCall, vector_bytes: int) -> TemplateLaunch:
 
 def _rows(shape: Shape, tile: int, panels: int) -> int:
     """Rows of a work item: as many as there are, but so that there is work for all processors."""
-    rows = min(_MOST_ROWS, -(-shape.rows // tile) * tile)
-    while rows > 4 * tile and panels * -(-shape.rows // rows) * shape.products < _LEAST_ITEMS:
-        rows = -(-rows // (2 * tile)) * tile
-    return rows // tile * tile
+    for rows in (_MOST_ROWS // tile * tile, _MOST_ROWS // 4 // tile * tile):
+        items = panels * -(-shape.rows // rows) * shape.products
+        if items >= _LEAST_ITEMS and shape.rows > rows // 4:
+            return rows
+    return tile
 
 
 def _begin(call: OperationCall, shape: Shape, symbol: str, constants: dict[str, int]) -> str:

@@ -49,7 +49,14 @@ def run(arguments: Arguments, out: Output) -> int:
     module, examples = _model(arguments.source, arguments.inputs)
     name = arguments.name or arguments.source.rpartition(":")[2]
     labels = arguments.outputs.split(",") if arguments.outputs else None
-    made = export_module(name, module, examples, outputs=labels, device=arguments.device, precision=arguments.precision)
+    made = export_module(
+        name,
+        module,
+        examples,
+        outputs=labels,
+        device=arguments.device,
+        precision=arguments.precision,
+    )
     report, reason = made.report, "not asked for"
     if not arguments.no_check:
         report, reason = _checked(made, module, examples)
