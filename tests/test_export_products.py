@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dandelion.blueprint import Activation, Computation, ElementType
 from dandelion.export import products
-from dandelion.export.products import ConvolutionProduct, GemmProduct, Place, with_products
+from dandelion.export.product_records import ConvolutionProduct, GemmProduct, Place
+from dandelion.export.products import with_products
 from dandelion.export.strided_views import StridedView, row_major
 from dandelion.export.torch_graph import Argument, Constant, Graph, Node, Reference, TensorType
 

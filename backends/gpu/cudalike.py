@@ -26,10 +26,11 @@ from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_capture import LANES, GraphCapture
 from .cudalike_code import (
-    KernelLimits,
     LoadedModule,
     Prepared,
+    kernel_limits,
     load_module,
+    prepare_copy,
     prepare_kernel,
 )
 from .cudalike_library import PreparedOperation, prepare_operation
@@ -148,7 +149,7 @@ class CudaLikeDevice(Device):
             self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
-            self._limits = self._read_limits()
+            self._limits = kernel_limits(calls.attributes, self._attribute)
             self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
         except (DeviceFault, DeviceFull) as error:
             self.close()
@@ -163,17 +164,6 @@ class CudaLikeDevice(Device):
         except RuntimeError as error:  # the binding found no library
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
         self._do("open", answer)
-
-    def _read_limits(self) -> KernelLimits:
-        keys = self._calls.attributes
-        grid = tuple(self._attribute(key) for key in keys.grid)
-        assert len(grid) == 3
-        return KernelLimits(
-            grid,
-            self._attribute("block_threads"),
-            self._attribute("shared_bytes"),
-            max(self._attribute("shared_bytes"), self._attribute("shared_most_bytes")),
-        )
 
     def _attribute(self, key: Any) -> int:
         wanted = getattr(self._calls.attributes, key) if isinstance(key, str) else key
@@ -350,11 +340,7 @@ class CudaLikeDevice(Device):
 
     def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
         kept = constants.address if isinstance(constants, ProtectedMapping) else 0
-        base = kept if step.source.constant else self._pool
-        target = self._calls.pointer(self._pool + step.target.offset_bytes)
-        source = self._calls.pointer(base + step.source.offset_bytes)
-        arguments = (target, source, step.target.size_bytes, self._stream)
-        return Handle(Prepared(self._calls.copy_within, arguments))
+        return Handle(prepare_copy(self._calls, step, (self._pool, kept), self._stream))
 
     # work
 

@@ -6,6 +6,7 @@ The host device for tests uses it as its library.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -136,8 +137,9 @@ def _activated(values: Numbers, activation: Activation) -> Numbers:
     if activation is Activation.RELU:
         return np.where(values < 0, 0.0, values)
     if activation is Activation.GELU_TANH:
-        inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
-        return 0.5 * values * (1 + np.tanh(inner))
+        curved: Numbers = values + 0.044715 * values**3
+        made: Numbers = 0.5 * values * (1 + np.tanh(math.sqrt(2 / math.pi) * curved))
+        return made
     return values
 
 

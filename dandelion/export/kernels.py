@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dandelion.blueprint import Access
-from dandelion.export.products import Product
+from dandelion.export.product_records import Product
 from dandelion.export.torch_graph import TensorType
 
 

@@ -14,94 +14,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from dandelion.blueprint import Activation, BiasAxis, Computation, ElementType
-from dandelion.export.aten import ATTENTION_WEIGHTS, CONVOLUTION, GEMM
+from dandelion.blueprint import Activation, Computation
+from dandelion.export.aten import CONVOLUTION, GEMM
+from dandelion.export.attention import without_attention
+from dandelion.export.product_records import (
+    TYPES,
+    ConvolutionProduct,
+    GemmProduct,
+    Place,
+    Product,
+)
 from dandelion.export.strided_views import StridedView, ViewTracer
 from dandelion.export.torch_graph import Argument, Graph, Node, Reference, TensorType
 
 LEAST_PRODUCTS = 1 << 16
 """Multiplications of an operator that becomes a library operation."""
-
-TYPES = {
-    "float64": ElementType.F64,
-    "float32": ElementType.F32,
-    "float16": ElementType.F16,
-    "bfloat16": ElementType.BF16,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an operand lies.
-
-    Attributes:
-        value: name of the stored value.
-        offset: of the first element, in elements.
-        transposed, ld, batch_stride: of a matrix, in elements; see `dandelion.blueprint.Matrix`.
-    """
-
-    value: str
-    offset: int = 0
-    transposed: bool = False
-    ld: int = 0
-    batch_stride: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GemmProduct:
-    """A product; see `dandelion.blueprint.Gemm`. The result is dense."""
-
-    a: Place
-    b: Place
-    m: int
-    n: int
-    k: int
-    batch: int
-    dtype: ElementType
-    compute: Computation
-    alpha: float = 1.0
-    beta: float = 0.0
-    c: Place | None = None
-    bias: Place | None = None
-    bias_axis: BiasAxis = BiasAxis.COLUMNS
-    activation: Activation = Activation.NONE
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """What it reads."""
-        return tuple(p for p in (self.a, self.b, self.c, self.bias) if p is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionProduct:
-    """A convolution; see `dandelion.blueprint.Conv2d`. Images and result are dense, NCHW."""
-
-    image: Place
-    weight: Place
-    batch: int
-    channels: int
-    filters: int
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    dtype: ElementType
-    compute: Computation
-    c: Place | None = None
-    bias: Place | None = None
-    activation: Activation = Activation.NONE
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """What it reads."""
-        return tuple(p for p in (self.image, self.weight, self.c, self.bias) if p is not None)
-
-
-Product = GemmProduct | ConvolutionProduct
 
 _SHAPES_ONLY = frozenset(
     {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.alias.default"}
@@ -118,7 +46,7 @@ def with_products(graph: Graph, precision: Computation) -> tuple[Graph, dict[str
     Returns:
         The graph, and the operation of each new node by the node's name.
     """
-    graph = dataclasses.replace(graph, nodes=list(_without_attention(graph)))
+    graph = dataclasses.replace(graph, nodes=without_attention(graph, LEAST_PRODUCTS))
     return _Rewriter(graph, precision).rewritten()
 
 
@@ -383,67 +311,3 @@ def _matrix(view: StridedView) -> Place | None:
         if (along == 1 or long == 1) and ld >= long:
             return Place(view.base, view.offset, transposed, ld, stride)
     return None
-
-
-_ATTENTION = "aten.scaled_dot_product_attention.default"
-
-
-def _without_attention(graph: Graph) -> list[Node]:
-    """Write attention as two products with masks and softmax between them."""
-    made: list[Node] = []
-    taken = {node.name for node in graph.nodes} | {*graph.inputs, *graph.constants}
-
-    def new(name: str) -> str:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        return name
-
-    types: Mapping[str, TensorType] = {
-        **graph.inputs,
-        **{name: constant.type for name, constant in graph.constants.items()},
-        **{node.name: node.type for node in graph.nodes if node.single},
-        **{node.name: node.type for node in graph.nodes if node.operator == "getitem"},
-    }
-    for node in graph.nodes:
-        parts = _attention(node, types, new) if node.operator == _ATTENTION else None
-        made += parts or [node]
-    return made
-
-
-def _attention(
-    node: Node, types: Mapping[str, TensorType], new: Callable[[str], str]
-) -> list[Node] | None:
-    q, k, v, *rest = node.arguments
-    names = ("attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, rest, strict=False)) | dict(node.keywords)
-    if given.get("enable_gqa") or given.get("dropout_p"):
-        return None
-    if not all(isinstance(a, Reference) and a.name in types for a in (q, k, v)):
-        return None
-    assert isinstance(q, Reference)
-    assert isinstance(k, Reference)
-    query, key = types[q.name], types[k.name]
-    if query.dtype not in TYPES or query.shape[:-2] != key.shape[:-2] or len(query.shape) < 3:
-        return None
-    shape = (*query.shape[:-1], key.shape[-2])
-    if math.prod(shape) * query.shape[-1] < LEAST_PRODUCTS:
-        return None
-    scale = given.get("scale")
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    kind = TensorType(shape, query.dtype)
-    scores, weights = new(f"{node.name}_scores"), new(f"{node.name}_weights")
-    common = dataclasses.replace(node, results=(kind,), operand=query.dtype, keywords={})
-    mask = given.get("attn_mask")
-    causal = bool(given.get("is_causal"))
-    return [
-        dataclasses.replace(
-            common, name=scores, operator=GEMM, arguments=(q, k),
-            keywords={"alpha": factor, "swap": True},
-        ),
-        dataclasses.replace(
-            common, name=weights, operator=ATTENTION_WEIGHTS,
-            arguments=(Reference(scores), mask, causal),
-        ),
-        dataclasses.replace(node, operator=GEMM, arguments=(Reference(weights), v), keywords={}),
-    ]  # fmt: skip

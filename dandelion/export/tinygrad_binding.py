@@ -1,4 +1,4 @@
-"""tinygrad as a generator of code, and the only file that imports it.
+"""tinygrad as a generator of code; only this file and `tinygrad_loading` use it.
 
 Tensors of its device NULL describe a computation. Its scheduler divides that into kernels, and its
 code generator optimises each by rules of thumb and renders C. Nothing runs, and no device is
@@ -10,21 +10,20 @@ Source: tinygrad 0.14, ``tinygrad/tensor.py`` (linear_with_vars), ``tinygrad/cod
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
-from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
+from dandelion.errors import InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
 from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource, OperationLaunch
 from dandelion.export.launch_order import in_order
-from dandelion.export.products import Product
+from dandelion.export.product_records import Product
 from dandelion.export.stored_values import stored
+from dandelion.export.tinygrad_loading import load as load_tinygrad
 from dandelion.export.torch_graph import (
     GETITEM,
     Argument,
@@ -35,11 +34,7 @@ from dandelion.export.torch_graph import (
     TensorType,
 )
 
-VERSION = "0.14"
-"""The only version: schedules and code differ between versions."""
-
 _DEVICE = "NULL"
-_ENVIRONMENT = {"DEV": "NULL:OPENCL", "NO_MEMORY_PLANNER": "1", "CACHELEVEL": "0"}
 _CONTEXT = {
     "DEV": "NULL:OPENCL",
     "NO_MEMORY_PLANNER": 1,
@@ -57,40 +52,6 @@ _CONTEXT = {
 _HALVES = ("float16", "bfloat16")
 
 
-def load() -> Any:
-    """Import tinygrad; it reads its settings from the environment when it is imported.
-
-    Raises:
-        BackendUnavailable: it is not installed, or in another version.
-    """
-    remedy = "pip install 'dandelion-engine[export]'"
-    try:
-        with _environment():
-            tinygrad: Any = importlib.import_module("tinygrad")
-            importlib.import_module("tinygrad.codegen")
-    except ImportError as error:
-        raise BackendUnavailable("tinygrad", str(error), remedy) from error
-    found = importlib.import_module("importlib.metadata").version("tinygrad")
-    if not found.startswith(f"{VERSION}."):
-        missing = f"version {found} is installed, version {VERSION} is needed"
-        raise BackendUnavailable("tinygrad", missing, remedy)
-    return tinygrad
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def kernels_of(
     graph: Graph, threads: bool = True, products: Mapping[str, Product] | None = None
 ) -> Kernels:
@@ -106,7 +67,7 @@ def kernels_of(
         InvalidFunction: an operator is not supported with its arguments.
         BackendUnavailable: tinygrad is not installed.
     """
-    tinygrad = load()
+    tinygrad = load_tinygrad()
     with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
         copied: set[str] = set()
         while True:

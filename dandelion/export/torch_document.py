@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import dandelion.export.aten_layers
 import dandelion.export.aten_pointwise
+import dandelion.export.aten_products
 import dandelion.export.aten_shape  # noqa: F401  # fills the table
 from dandelion.arrays import text_of
 from dandelion.blueprint import (
@@ -36,7 +37,8 @@ from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
 from dandelion.export.packing import Packed, packed
-from dandelion.export.products import GemmProduct, Place, with_products
+from dandelion.export.product_records import GemmProduct, Place
+from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.torch_graph import GETITEM, Graph
 from dandelion.function import Limits
