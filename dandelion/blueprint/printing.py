@@ -186,11 +186,10 @@ class _Printer:
 
     def operation_operand(self, operand: BufferPart | Matrix) -> dict[str, Json]:
         fields: dict[str, Json] = {"buffer": operand.buffer}
-        for name in operand.__struct_fields__[1:]:
+        optional = operand.__struct_defaults__
+        for name, default in zip(operand.__struct_fields__[1:], optional, strict=True):
             value = getattr(operand, name)
-            if value not in (None, False, Absolute(0)) or (
-                name == "batch_stride" and value is not None
-            ):
+            if value != default:
                 fields[name] = value if value is True else self.size(value)
         return fields
 
