@@ -14,6 +14,8 @@ from dandelion.driver import Driver
 from dandelion.errors import BackendUnavailable
 
 from .gpu.calls import Attributes, Calls, Compiler
+from .gpu.cublaslt import WORKSPACE_BYTES, CublasLt
+from .gpu.cublaslt_binding import load as load_cublaslt
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Protection
@@ -67,6 +69,7 @@ class CudaDriver(CudaLikeDriver):
         "workers": AUTO,
         "worker_percentage": "",
     }
+    workspace_bytes: ClassVar[int] = WORKSPACE_BYTES
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +215,14 @@ def _calls(cu: Any) -> Calls:
         wait=cu.cuEventSynchronize,
         destroy_event=cu.cuEventDestroy,
         compiler=_compiler(),
+        library=lambda name, stream: _library(cu, name, stream),
     )
+
+
+def _library(cu: Any, name: str, stream: Any) -> CublasLt | None:
+    error, version = cu.cuDriverGetVersion()
+    binding = None if error else load_cublaslt(int(version))
+    return None if binding is None else CublasLt(binding, name, stream)
 
 
 def _compiler() -> Compiler:

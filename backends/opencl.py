@@ -38,6 +38,7 @@ from .gpu.driver import GpuDriver
 from .gpu.factory import GpuFactory
 from .gpu.host_memory import POOL_BYTES
 from .gpu.host_runtime import HostRuntime
+from .gpu.lowering import Lowering
 from .gpu.options import GpuOptions
 from .gpu.plan import Copy, Launch, Pointer, Zero
 from .gpu.pocl_runtime import PoclRuntime
@@ -244,6 +245,10 @@ class OpenClDevice(Device):
             shared_bytes=device.local_mem_size,
             details={"version": device.version, "memory": "SVM" if self._shared else "buffer"},
         )
+
+    def lowering(self) -> Lowering:
+        on_processor = self.abilities.host_execution
+        return Lowering(None, on_processor, 4 * max(self._device.native_vector_width_float, 4))
 
     def fault(self) -> str | None:
         return self._broken

@@ -22,7 +22,8 @@ from dandelion.backends.gpu.plan import plan
 from torch import nn
 from torch.nn import functional
 
-from dandelion.blueprint import Access, parse_blueprint
+from dandelion.blueprint import Access, Conv2d, Gemm, parse_blueprint
+from dandelion.blueprint.operation_parts import operands
 from dandelion.cli.main import main
 from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import InvalidFunction, InvalidInput
@@ -129,6 +130,11 @@ def test_buffers_are_written_before_they_are_read(network: ExportedModule) -> No
     kernels = {kernel.name: kernel for kernel in config.kernels}
     filled = {*config.blueprint.inputs, *config.blueprint.weights}
     for action in config.blueprint.control_flow:
+        if isinstance(action, Gemm | Conv2d):
+            *reads, (_, out) = operands(action)
+            assert all(operand.buffer in filled for _, operand in reads)
+            filled.add(out.buffer)
+            continue
         pointers = [
             (argument.buffer, way)
             for argument, way in zip(action.args, kernels[action.kernel].access, strict=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from .lowering import Library
+
 Function: TypeAlias = Callable[..., tuple[Any, ...]]  # a foreign function: types end here
 
 OUT_OF_MEMORY = 2
@@ -127,3 +129,5 @@ class Calls:
     wait: Function
     destroy_event: Function
     compiler: Compiler
+    # (name of the device, stream): its library of operations, if it is installed
+    library: Callable[[str, Any], Library | None] = lambda name, stream: None

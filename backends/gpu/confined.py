@@ -43,6 +43,7 @@ from .host_process import LOOK_S, START_LIMIT_S, HostEnded, HostProcess
 from .host_template import HostTemplate
 from .hosts_ahead import HostsAhead
 from .layout import aligned
+from .lowering import Lowering
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, plan_call
 
@@ -120,7 +121,8 @@ class ConfinedEngine(Engine):
         except BaseException:
             self.close()
             raise
-        self._plans = PlanCache(limit_bytes=self.capacity.device_bytes)
+        processor = Lowering(on_processor=True)
+        self._plans = PlanCache(limit_bytes=self.capacity.device_bytes, lowering=processor)
 
     # a call
 

@@ -25,11 +25,20 @@ from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, De
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
 from .compiling import CodeCache
 from .cudalike_capture import LANES, GraphCapture
-from .cudalike_code import KernelLimits, LoadedModule, Prepared, load_module, prepare_kernel
+from .cudalike_code import (
+    LoadedModule,
+    Prepared,
+    kernel_limits,
+    load_module,
+    prepare_copy,
+    prepare_kernel,
+)
+from .cudalike_library import PreparedOperation, prepare_operation
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Copy, Launch, Zero
+from .lowering import DeferredLibrary, Lowering
+from .plan import Copy, Launch, LibraryCall, Zero
 from .source import LoadedCode
 
 _RESERVE_BYTES = 256 * 2**20
@@ -76,6 +85,7 @@ class CudaLikeDevice(Device):
         self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
         self._captures: GraphCapture
+        self._library = DeferredLibrary(lambda: self._calls.library(self.name, self._stream))
 
     @classmethod
     def calls(cls) -> Calls:
@@ -139,7 +149,7 @@ class CudaLikeDevice(Device):
             self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
-            self._limits = self._read_limits()
+            self._limits = kernel_limits(calls.attributes, self._attribute)
             self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
         except (DeviceFault, DeviceFull) as error:
             self.close()
@@ -154,17 +164,6 @@ class CudaLikeDevice(Device):
         except RuntimeError as error:  # the binding found no library
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
         self._do("open", answer)
-
-    def _read_limits(self) -> KernelLimits:
-        keys = self._calls.attributes
-        grid = tuple(self._attribute(key) for key in keys.grid)
-        assert len(grid) == 3
-        return KernelLimits(
-            grid,
-            self._attribute("block_threads"),
-            self._attribute("shared_bytes"),
-            max(self._attribute("shared_bytes"), self._attribute("shared_most_bytes")),
-        )
 
     def _attribute(self, key: Any) -> int:
         wanted = getattr(self._calls.attributes, key) if isinstance(key, str) else key
@@ -187,6 +186,7 @@ class CudaLikeDevice(Device):
             self._undo(calls.host_unregister, address)
         for event in self._events:
             self._undo(calls.destroy_event, event)
+        self._library.close()
         if self._stream is not None:
             self._captures.close()
             self._undo(calls.destroy_stream, self._stream)
@@ -325,6 +325,14 @@ class CudaLikeDevice(Device):
         )
         return Handle(made)
 
+    def lowering(self) -> Lowering:
+        """With the vendor's library, which is loaded when an operation is first planned."""
+        return Lowering(self._library)
+
+    def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:
+        kept = constants.address if isinstance(constants, ProtectedMapping) else 0
+        return Handle(prepare_operation(self._library, step, (self._pool, kept)))
+
     def _prepare_zero(self, step: Zero) -> Handle:
         address = self._calls.pointer(self._pool + step.offset_bytes)
         arguments = (address, 0, step.size_bytes, self._stream)
@@ -332,11 +340,7 @@ class CudaLikeDevice(Device):
 
     def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
         kept = constants.address if isinstance(constants, ProtectedMapping) else 0
-        base = kept if step.source.constant else self._pool
-        target = self._calls.pointer(self._pool + step.target.offset_bytes)
-        source = self._calls.pointer(base + step.source.offset_bytes)
-        arguments = (target, source, step.target.size_bytes, self._stream)
-        return Handle(Prepared(self._calls.copy_within, arguments))
+        return Handle(prepare_copy(self._calls, step, (self._pool, kept), self._stream))
 
     # work
 
@@ -371,6 +375,9 @@ class CudaLikeDevice(Device):
             raise self._fail("replay", error)
 
     def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
+        for item in prepared:
+            if isinstance(item, PreparedOperation):
+                item.release()
         if graph is not None and graph in self._graphs:
             self._graphs.remove(graph)
             self._undo(self._calls.destroy_executable, graph)

@@ -14,10 +14,10 @@ from dandelion.errors import (
     Problem,
 )
 
-from .calls import NO_BINARY, Calls, Function
+from .calls import NO_BINARY, Attributes, Calls, Function
 from .code_info import CodeInfo, info_of
 from .compiling import SOURCES, CodeCache, compiled
-from .plan import Launch, Pointer
+from .plan import Copy, Launch, Pointer
 from .source import LoadedCode
 
 _ALIGNMENT_BYTES = 16  # of an argument, at least what any type needs
@@ -38,6 +38,19 @@ class KernelLimits:
     threads: int
     shared_bytes: int
     shared_most_bytes: int
+
+
+def kernel_limits(keys: Attributes, attribute: Callable[[Any], int]) -> KernelLimits:
+    """Read the limits of a device.
+
+    Args:
+        keys: of the limits.
+        attribute: gives the value of a key.
+    """
+    x, y, z = map(attribute, keys.grid)
+    shared = attribute(keys.shared_bytes)
+    most = max(shared, attribute(keys.shared_most_bytes))
+    return KernelLimits((x, y, z), attribute(keys.block_threads), shared, most)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +154,13 @@ def prepare_kernel(
     numbers = (*launch.grid, *launch.block, launch.shared_bytes)
     arguments = (kernel.handle, *numbers, stream, ctypes.addressof(pointers), 0)
     return Prepared(calls.launch, arguments, (pointers, memory))
+
+
+def prepare_copy(calls: Calls, step: Copy, bases: tuple[int, int], stream: Any) -> Prepared:
+    """Make a copy within the device ready to be launched; `bases` as for `prepare_kernel`."""
+    target = calls.pointer(bases[0] + step.target.offset_bytes)
+    source = calls.pointer(bases[step.source.constant] + step.source.offset_bytes)
+    return Prepared(calls.copy_within, (target, source, step.target.size_bytes, stream))
 
 
 def _kernel(calls: Calls, module: LoadedModule, symbol: str, do: Do) -> Kernel:

@@ -16,7 +16,8 @@ life       `open`, `close`, `properties`, `fault`
 memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
 protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: memory beside the
            pool that keeps its content
-code       `load`, `unload`, `stateful`, `prepare`, `prepare_zero`, `prepare_copy`
+code       `load`, `unload`, `stateful`, `prepare`, `prepare_zero`, `prepare_copy`,
+           `lowering`, `prepare_library`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
 ========== ====================================================================================
 """
@@ -34,7 +35,8 @@ from .device_facts import Abilities as Abilities
 from .device_facts import Properties as Properties
 from .device_facts import Protection as Protection
 from .forks import Forks
-from .plan import Copy, Launch, Pointer, Step, Zero
+from .lowering import Lowering
+from .plan import Copy, Launch, LibraryCall, Pointer, Step, Zero
 from .source import LoadedCode
 
 Handle = NewType("Handle", object)
@@ -206,6 +208,22 @@ class Device(abc.ABC):
                 self._inside("prepare", part.offset_bytes, part.size_bytes)
         return self._prepare_copy(step, constants)
 
+    def lowering(self) -> Lowering:
+        """How it carries out library operations; it is open. By default with templates."""
+        return Lowering(None, self.abilities.host_execution)
+
+    def prepare_library(self, step: LibraryCall, constants: Handle | None = None) -> Handle:
+        """Make an operation of the library ready to be given to `launch`, or captured.
+
+        Args:
+            step: what the `Library` of `lowering` can do.
+            constants: the memory of operands with `Pointer.constant`.
+        """
+        for part in (*step.operands.values(), *([step.workspace] if step.workspace else [])):
+            if not part.constant:
+                self._inside("prepare", part.offset_bytes, part.size_bytes)
+        return self._prepare_library(step, constants)
+
     # work
 
     def launch(self, prepared: Iterable[Handle]) -> None:
@@ -249,6 +267,9 @@ class Device(abc.ABC):
         self._synchronize()
 
     # what a device implements
+
+    def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:
+        raise InternalError(f"{self.name}: it has no library")
 
     @abc.abstractmethod
     def _allocate(self, size_bytes: int) -> None: ...
@@ -352,6 +373,8 @@ def prepare_steps(
             prepared.append(device.prepare_zero(step))
         elif isinstance(step, Copy):
             prepared.append(device.prepare_copy(step, constants))
+        elif isinstance(step, LibraryCall):
+            prepared.append(device.prepare_library(step, constants))
         else:
             module, symbol = modules[step.kernel]
             prepared.append(device.prepare(module, symbol, step, constants))

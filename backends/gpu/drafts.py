@@ -11,18 +11,33 @@ from dandelion.blueprint import (
     Access,
     Action,
     Argument,
+    Conv2d,
     CopyBuffer,
     ExecKernel,
+    Gemm,
     GpuConfig,
     Ptr,
     Raw,
     Repeat,
+    Size,
+    Sizeof,
+    ZeroBuffer,
 )
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
-from dandelion.blueprint.records import BLOCK_THREADS, MAX_LAUNCHES
-from dandelion.errors import InvalidInput
+from dandelion.blueprint.operation_calls import (
+    Impossible,
+    OperationCall,
+    PartCall,
+    evaluated,
+    misplaced,
+)
+from dandelion.blueprint.operation_parts import operands, sizes
+from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_LAUNCHES
+from dandelion.errors import DandelionError, InvalidInput
 
+from .lowering import LibraryStep, Lowering, accesses
 from .sizes import Sizes
+from .templates import TemplateLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,15 @@ class ZeroDraft:
         return {self.buffer: Access.WRITE}
 
 
-Draft: TypeAlias = LaunchDraft | CopyDraft | ZeroDraft
+@dataclass(frozen=True, slots=True)
+class OperationDraft:
+    """A step of a library operation."""
+
+    step: LibraryStep | TemplateLaunch
+    access: Mapping[str, Access]
+
+
+Draft: TypeAlias = LaunchDraft | CopyDraft | ZeroDraft | OperationDraft
 
 
 class Drafts:
@@ -82,16 +105,18 @@ class Drafts:
 
     Args:
         config: checked.
-        sizes: of its buffers.
+        sizes: of its buffers; the memory of library operations is added.
+        lowering: how the device carries out library operations.
 
     Attributes:
-        all: each launch, copy and zeroing of the blueprint once.
+        all: each launch, copy and zeroing of the blueprint once, and each step of its operations.
         program: their order.
         launches: how many they are, loops unrolled.
         loops: first and last draft and number of iterations of each loop; inner ones first.
     """
 
-    def __init__(self, config: GpuConfig, sizes: Sizes) -> None:
+    def __init__(self, config: GpuConfig, sizes: Sizes, lowering: Lowering) -> None:
+        self._lowering = lowering
         self.all: list[Draft] = []
         self.loops: list[tuple[int, int, int]] = []
         self._sizes = sizes
@@ -107,6 +132,12 @@ class Drafts:
         launches = 0
         for index, action in enumerate(actions):
             at = f"{where}[{index}]"
+            if isinstance(action, Gemm | Conv2d):
+                steps = self._operation(at, action)
+                program += range(len(self.all), len(self.all) + len(steps))
+                self.all += steps
+                launches += len(steps)
+                continue
             if not isinstance(action, Repeat):
                 program.append(len(self.all))
                 self.all.append(self._draft(at, action))
@@ -130,8 +161,45 @@ class Drafts:
             return self._launch(where, action)
         if isinstance(action, CopyBuffer):
             return self._copy(where, action)
-        assert not isinstance(action, Repeat), "loops are no drafts"
+        assert isinstance(action, ZeroBuffer), "others have drafts of their own"
         return ZeroDraft(action.buffer)
+
+    def _operation(self, where: str, action: Gemm | Conv2d) -> list[OperationDraft]:
+        given = {field: size for field, size, _, _ in sizes(action)}
+
+        def fail(field: str, message: str) -> DandelionError:
+            varying = next((s for s in given.values() if constant(s) is None), None)
+            buffer = next((o.buffer for name, o in operands(action) if name == field), "")
+            if varying is None and buffer:
+                varying = Sizeof(buffer)
+            at = given.get(field, Absolute(0)) if varying is None else varying
+            return self._sizes.error(f"{where}.{field}", at, message)
+
+        def evaluate(field: str, size: Size, smallest: int, largest: int) -> int:
+            return self._sizes.number(f"{where}.{field}", size, smallest, largest)
+
+        try:
+            call = evaluated(action, evaluate)
+        except Impossible as error:
+            raise fail(error.field, str(error)) from None
+        for field, message in misplaced(call, self._sizes.buffer):
+            raise fail(field, message)
+        lowered = self._lowering.lowered(call, len(self.all))
+        for name, size_bytes in lowered.memory.items():
+            self._sizes.reserve(name, size_bytes)
+        made = []
+        for step in lowered.steps:
+            if isinstance(step, TemplateLaunch) and step.grid[0] > GRID_LIMITS[0]:
+                raise fail("out", f"it takes {step.grid[0]} blocks, at most {GRID_LIMITS[0]}")
+            made.append(OperationDraft(step, accesses(step, self._is_covered(call), call)))
+        return made
+
+    def _is_covered(self, call: OperationCall) -> bool:
+        """Tell whether the result fills its buffer."""
+        out = call.out
+        dense = isinstance(out, PartCall) or out.is_dense
+        size_bytes = out.elements * call.dtype.size_bytes
+        return dense and not out.offset_bytes and size_bytes == self._sizes.buffer(out.buffer)
 
     def _copy(self, where: str, action: CopyBuffer) -> CopyDraft:
         sizes = self._sizes.buffer(action.target), self._sizes.buffer(action.source)

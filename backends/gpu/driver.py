@@ -20,16 +20,18 @@ class GpuDriver(Driver):
     Attributes:
         settings: all settings with their defaults; see `GpuOptions`.
         options: the settings in use.
+        workspace_bytes: most that an operation of the devices' library needs; 0 without library.
     """
 
     formats: ClassVar[frozenset[str]] = frozenset({"blueprint"})
     hosting: ClassVar[Hosting] = Hosting.PROCESS
     settings: ClassVar[Mapping[str, str]] = GpuOptions.SHARED
+    workspace_bytes: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.options = GpuOptions(self.name, self.settings)
         self._checker = GpuChecker()
-        self._planner = GpuPlanner(self.options)
+        self._planner = GpuPlanner(self.options, self.workspace_bytes)
         self._sharing = DeviceSharing()
 
     def configure(self, options: Mapping[str, str]) -> None:

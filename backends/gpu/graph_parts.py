@@ -23,7 +23,7 @@ from .hazards import Range, Use, is_chain
 from .lanes import LaneSchedule, scheduled
 from .layout import aligned
 from .pacing import StepTimes
-from .plan import Copy, Launch, Pointer, Step, Zero
+from .plan import Copy, Launch, LibraryCall, Pointer, Step, Zero
 
 LAUNCHED_NS = 8000.0
 """Launching a step by itself takes the host about as long: less says nothing of the step."""
@@ -174,6 +174,8 @@ def use_of(step: Step) -> Use:
         target, source = step.target, step.source
         read = () if source.constant else (_range(source.offset_bytes, source.size_bytes),)
         return Use(read, (_range(target.offset_bytes, target.size_bytes),))
+    if isinstance(step, LibraryCall):
+        return _use_of_library(step)
     reads: list[Range] = []
     writes: list[Range] = []
     known = len(step.access)
@@ -182,6 +184,15 @@ def use_of(step: Step) -> Use:
             way = step.access[index] if index < known else Access.BOTH
             used = reads if way is Access.READ else writes
             used.append(_range(argument.offset_bytes, argument.size_bytes))
+    return Use(tuple(reads), tuple(writes))
+
+
+def _use_of_library(step: LibraryCall) -> Use:
+    found = {name: _range(p.offset_bytes, p.size_bytes) for name, p in step.operands.items()}
+    reads = (found[n] for n, p in step.operands.items() if n != "out" and not p.constant)
+    writes = [found["out"]]
+    if step.workspace is not None:
+        writes.append(_range(step.workspace.offset_bytes, step.workspace.size_bytes))
     return Use(tuple(reads), tuple(writes))
 
 

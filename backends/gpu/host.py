@@ -15,12 +15,14 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dandelion.blueprint.operation_calls import operand_calls
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError, InvalidBlueprint, Problem
 
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .plan import Copy, Launch, Pointer, Zero
+from .lowering import Library, Lowering
+from .plan import Copy, Launch, LibraryCall, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 
 Memory: TypeAlias = npt.NDArray[np.uint8]
@@ -56,6 +58,7 @@ class HostDevice(Device):
         lazy: do nothing until a caller waits.
         graphs: offer graphs.
         protects: offer protected memory.
+        library: carries out library operations; by default they are templates, which it cannot run.
         lanes: how many launches of a graph run side by side. Here they run one by one, and of
             those that may run the last one first, so that a missing dependency shows.
 
@@ -75,7 +78,9 @@ class HostDevice(Device):
         graphs: bool = False,
         protects: bool = False,
         lanes: int = 1,
+        library: Library | None = None,
     ) -> None:
+        self._library = library
         self.name = "host:0"
         self.abilities = Abilities(
             graphs=graphs,
@@ -207,6 +212,26 @@ class HostDevice(Device):
             return memory[argument.offset_bytes : argument.offset_bytes + argument.size_bytes]
 
         return Handle(lambda: kernel(launch, *map(value, launch.args)))
+
+    def lowering(self) -> Lowering:
+        return Lowering(self._library)
+
+    def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:
+        assert self._library is not None
+
+        def address(pointer: Pointer, offset_bytes: int = 0) -> int:
+            memory = self._memory()
+            if pointer.constant:
+                assert isinstance(constants, _Protected)
+                memory = constants.data
+            return int(memory.ctypes.data) + pointer.offset_bytes + offset_bytes
+
+        fields = dict(operand_calls(step.call))
+        addresses = {n: address(p, fields[n].offset_bytes) for n, p in step.operands.items()}
+        room = (0, 0)
+        if step.workspace is not None:
+            room = (address(step.workspace), step.workspace.size_bytes)
+        return Handle(self._library.prepare(step.call, addresses, room))
 
     def _prepare_zero(self, step: Zero) -> Handle:
         part = self._memory()[step.offset_bytes : step.offset_bytes + step.size_bytes]

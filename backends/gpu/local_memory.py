@@ -18,7 +18,7 @@ def with_local_memory(steps: Sequence[Step], needed: Mapping[str, int | None]) -
     """
 
     def adapted(step: Step) -> Step:
-        if not isinstance(step, Launch) or (found := needed[step.kernel]) is None:
+        if not isinstance(step, Launch) or (found := needed.get(step.kernel)) is None:
             return step
         return replace(step, shared_bytes=found)
 

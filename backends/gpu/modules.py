@@ -27,7 +27,7 @@ from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
-from .source import LoadedCode, choose
+from .source import LoadedCode, choose, code_of
 
 GRAPH_LAUNCHES = 20_000
 """Plans with more launches are not captured: a graph takes host and device memory by launch."""
@@ -240,6 +240,12 @@ class Modules:
         own: list[Handle] = []
         try:
             for name in sorted(wanted):
+                template = plan.templates.get(name)
+                if template is not None:
+                    code = code_of(template)
+                    loaded[name] = self._module(code, own)
+                    table[name] = (loaded[name][0], template.symbol)
+                    continue
                 kernel = used[name]
                 if kernel.module not in loaded:
                     module = by_name[kernel.module]
@@ -248,7 +254,7 @@ class Modules:
                     shared[kernel.module] = code.shared_mem_bytes
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
             memory = None if resident is None else resident.memory
-            needed = {name: shared[used[name].module] for name in table}
+            needed = {name: shared[k.module] for name, k in used.items() if name in table}
             launches = with_local_memory(plan.steps, needed)
             steps = prepare_steps(self._device, launches, table, memory)
         except BaseException:

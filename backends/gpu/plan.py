@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dandelion.blueprint import Access, GpuConfig
+from dandelion.blueprint.operation_calls import OperationCall, operand_calls
 from dandelion.errors import InvalidInput
 
 from .branches import BranchLaunch, set_apart
-from .drafts import CopyDraft, Draft, Drafts, Loop, Program, ZeroDraft
+from .drafts import CopyDraft, Draft, Drafts, Loop, OperationDraft, Program, ZeroDraft
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
+from .lowering import LibraryStep, Lowering
 from .plan_html import StepRow, plan_html
 from .sizes import ReadInteger, Sizes
+from .templates import PREFIX, Template, TemplateLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,22 @@ class Copy:
     source: Pointer
 
 
-Step: TypeAlias = Launch | Zero | Copy
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """One operation of the device's library.
+
+    Attributes:
+        call: which, with sizes.
+        operands: the whole buffer of each operand, by its field; ``out`` is written.
+        workspace: memory that it needs besides, or None.
+    """
+
+    call: OperationCall
+    operands: Mapping[str, Pointer]
+    workspace: Pointer | None
+
+
+Step: TypeAlias = Launch | Zero | Copy | LibraryCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +104,7 @@ class Plan:
         slots: where each buffer lies in the pool; buffers that are neither used by a
             launch nor copied out have none, nor have constants that stay on the device.
         steps: each step once.
+        templates: kernels of the platform that steps launch, by the name in them.
         program: the order of the steps.
         launches: how many steps there are, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
@@ -101,6 +120,7 @@ class Plan:
     outputs: Mapping[str, Slot]
     blocks: int
     block_threads: int
+    templates: Mapping[str, Template] = field(default_factory=dict)
 
     def walk(self) -> Iterator[int]:
         """Give the index of each step in the order of execution, loops unrolled."""
@@ -135,6 +155,7 @@ def plan(
     resident: Mapping[str, Slot] | None = None,
     lanes: int = 1,
     room_bytes: int | None = None,
+    lowering: Lowering | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -148,13 +169,14 @@ def plan(
         lanes: how many launches of a graph the device can run side by side; with more than one,
             buffers of such launches do not share memory where that is cheap, see `.branches`.
         room_bytes: how much the plan may take for that.
+        lowering: how the device carries out library operations; by default with templates.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
             impossible numbers; `where` is the place in the blueprint or the set.
         InvalidBlueprint: the blueprint is impossible with any input.
     """
-    planner = _Planner(config, input_sizes, read_integer, resident or {})
+    planner = _Planner(config, input_sizes, read_integer, resident or {}, lowering or Lowering())
     lifetimes = planner.lifetimes()
     slots, zeroed = place(lifetimes, tight=False)
     if limit_bytes is not None and used_bytes(slots) > limit_bytes:
@@ -171,6 +193,7 @@ class _Planner:
         sizes: Mapping[str, int],
         read: ReadInteger,
         resident: Mapping[str, Slot],
+        lowering: Lowering,
     ) -> None:
         body = config.blueprint
         self.body = body
@@ -183,7 +206,8 @@ class _Planner:
         self.access = {k.name: k.access for k in config.kernels}
         for name in body.buffers:
             self.sizes.buffer(name)
-        self.drafts = Drafts(config, self.sizes)
+        self.drafts = Drafts(config, self.sizes, lowering)
+        self.templates: dict[str, Template] = {}
 
     # layout
 
@@ -217,7 +241,9 @@ class _Planner:
         used = used_bytes(slots)
         outputs = {name: slots[name] for name in self.body.outputs}
         count = drafts.launches + len(zeroed)
-        return Plan(slots, tuple(steps), program, count, used, outputs, blocks, threads)
+        return Plan(
+            slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates
+        )  # fmt: skip
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
         if isinstance(draft, CopyDraft):
@@ -225,9 +251,22 @@ class _Planner:
         if isinstance(draft, ZeroDraft):
             slot = slots[draft.buffer]
             return Zero(slot.offset_bytes, aligned(slot.size_bytes))
+        if isinstance(draft, OperationDraft):
+            return self.operation(draft.step, slots)
         args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)
         ways = self.access.get(draft.kernel, ())
         return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes, ways)
+
+    def operation(self, step: LibraryStep | TemplateLaunch, slots: Mapping[str, Slot]) -> Step:
+        if isinstance(step, LibraryStep):
+            places = {n: self.pointer(o.buffer, slots) for n, o in operand_calls(step.call)}
+            workspace = self.pointer(step.workspace, slots) if step.workspace else None
+            return LibraryCall(step.call, places, workspace)
+        template = step.template
+        name = PREFIX + template.symbol
+        self.templates[name] = template
+        args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in step.args)
+        return Launch(name, args, step.grid, step.block, 0, template.access)
 
     def pointer(self, name: str, slots: Mapping[str, Slot]) -> Pointer:
         slot = self.resident.get(name)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dandelion.blueprint import FromInput, GpuConfig
 
 from .layout import Slot
+from .lowering import Lowering
 from .plan import Plan, plan
 from .sizes import ReadInteger
 
@@ -18,13 +19,20 @@ class PlanCache:
 
     Args:
         capacity: how many plans are kept.
-        limit_bytes, lanes: as for `plan`.
+        limit_bytes, lanes, lowering: as for `plan`.
 
     Attributes:
         room_bytes: as for `plan`; plans that were made before stay as they are.
     """
 
-    def __init__(self, capacity: int = 256, limit_bytes: int | None = None, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        capacity: int = 256,
+        limit_bytes: int | None = None,
+        lanes: int = 1,
+        lowering: Lowering | None = None,
+    ) -> None:
+        self._lowering = lowering
         self._capacity = capacity
         self._limit_bytes = limit_bytes
         self._lanes = lanes
@@ -71,6 +79,7 @@ class PlanCache:
             resident,
             self._lanes,
             self.room_bytes,
+            self._lowering,
         )
         with self._lock:
             self.misses += 1

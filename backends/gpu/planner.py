@@ -10,6 +10,7 @@ from dandelion.function import Function
 
 from .constants import LEAST_BYTES, WeightsLimit, constant_slots
 from .layout import Slot
+from .lowering import AssumedLibrary, Lowering
 from .options import GpuOptions
 from .plan_cache import PlanCache
 from .program import Program, ProgramCache, Signature, plan_call
@@ -18,12 +19,18 @@ _DEMANDS = 1024
 
 
 class GpuPlanner(Planner):
-    """Plans calls as the engine will, and keeps the demands that were computed last."""
+    """Plans calls as the engine will, and keeps the demands that were computed last.
 
-    def __init__(self, options: GpuOptions) -> None:
+    Args:
+        options: of the backend.
+        workspace_bytes: most that an operation of the device's library needs; 0 if it has none.
+    """
+
+    def __init__(self, options: GpuOptions, workspace_bytes: int = 0) -> None:
         self._options = options
         self._programs = ProgramCache()
-        self._plans = PlanCache()
+        library = AssumedLibrary(workspace_bytes) if workspace_bytes else None
+        self._plans = PlanCache(lowering=Lowering(library))
         self._demands: dict[tuple[str, Signature], Demand] = {}
 
     def reads(self, function: Function) -> tuple[tuple[int, int], ...]:

@@ -115,7 +115,8 @@ class SequentialEngine(Engine):
             device.close()
             raise
         lanes = device.abilities.graph_lanes
-        self.plans = PlanCache(limit_bytes=self.capacity.device_bytes, lanes=lanes)
+        limit_bytes, lowering = self.capacity.device_bytes, device.lowering()
+        self.plans = PlanCache(limit_bytes=limit_bytes, lanes=lanes, lowering=lowering)
         self.plans.room_bytes = self.pool.size_bytes  # no reason to take the whole pool
 
     @property

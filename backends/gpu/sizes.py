@@ -59,6 +59,10 @@ class Sizes:
             self._known[name] = known = self.number(where, size, 0, MAX_BYTES)
         return known
 
+    def reserve(self, name: str, size_bytes: int) -> None:
+        """Add memory that is not a buffer of the blueprint."""
+        self._known[name] = size_bytes
+
     def value(self, where: str, size: Size) -> int:
         match size:
             case Absolute(value):

@@ -14,6 +14,8 @@ from dandelion.data import Bytes
 from dandelion.errors import InvalidBlueprint, Problem
 from dandelion.function import Digest, digest_of
 
+from .templates import Template
+
 
 class CodeFormat:
     """Words for what the bytes of a module are."""
@@ -128,6 +130,14 @@ def choose(
         message = f"it has code for {built}, this device is {archs[0]}"
     problem = Problem("no-code", message, f"modules.{module.name}", found=there)
     raise InvalidBlueprint((problem,))
+
+
+def code_of(template: Template) -> LoadedCode:
+    """Give a kernel of the platform as code of a module."""
+    name = f"{template.symbol}.c"
+    digest = digest_of(b"template\0" + template.text.encode())
+    data = with_header(template.text, name).encode()
+    return LoadedCode(name, CodeFormat.PORTABLE, data, digest)
 
 
 @functools.cache

@@ -12,9 +12,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from dandelion.blueprint.builder_operations import OperationBuilder
+from dandelion.blueprint.builder_sizes import Buffer as Buffer
+from dandelion.blueprint.builder_sizes import Expression as Expression
+from dandelion.blueprint.builder_sizes import SizeLike as SizeLike
+from dandelion.blueprint.builder_sizes import by_batch as by_batch
+from dandelion.blueprint.builder_sizes import ceil_div as ceil_div
+from dandelion.blueprint.builder_sizes import scalar as scalar
+from dandelion.blueprint.builder_sizes import size_of as size_of
+from dandelion.blueprint.builder_sizes import sizeof as sizeof
 from dandelion.blueprint.check import check_blueprint
 from dandelion.blueprint.html import blueprint_element
 from dandelion.blueprint.printing import Spelling, print_blueprint
@@ -22,21 +30,15 @@ from dandelion.blueprint.records import (
     Absolute,
     Access,
     Action,
-    Add,
     Argument,
-    ByBatch,
-    CeilDiv,
     Code,
     CopyBuffer,
-    Elements,
     ExecKernel,
     ExecutionBlueprint,
-    FromInput,
     GpuConfig,
     Kernel,
     LaunchConfig,
     Module,
-    Mul,
     Ptr,
     Raw,
     Repeat,
@@ -49,89 +51,11 @@ from dandelion.blueprint.records import (
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 from dandelion.markup import page
 
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A size that is known when the inputs are known; ``+`` and ``*`` make new ones."""
-
-    size: Size
-
-    def __add__(self, other: SizeLike) -> Expression:
-        return Expression(Add((self.size, size_of(other))))
-
-    def __radd__(self, other: int) -> Expression:
-        return Expression(Add((Absolute(other), self.size)))
-
-    def __mul__(self, other: SizeLike) -> Expression:
-        return Expression(Mul((self.size, size_of(other))))
-
-    def __rmul__(self, other: int) -> Expression:
-        return Expression(Mul((Absolute(other), self.size)))
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A named buffer; as a kernel argument it is a pointer."""
-
-    name: str
-
-    def __getitem__(self, index: int) -> Expression:
-        """The index-th 64-bit integer of this input."""
-        return Expression(FromInput(self.name, index))
-
-    def elements(self, dtype: str) -> Expression:
-        """Number of elements of a type (``"f32"``) in it."""
-        return Expression(Elements(self.name, _scalar_type(dtype)))
-
-
-SizeLike: TypeAlias = Expression | int
 ArgumentLike: TypeAlias = Buffer | Expression | int | Ptr | Scalar | Raw
 CodeLike: TypeAlias = Code | str
 
 
-def sizeof(buffer: Buffer) -> Expression:
-    """Size of a buffer in bytes; as a kernel argument a u64."""
-    return Expression(Sizeof(buffer.name))
-
-
-def ceil_div(dividend: SizeLike, divisor: SizeLike) -> Expression:
-    """Divide and round up: how many blocks of `divisor` cover `dividend`."""
-    return Expression(CeilDiv(size_of(dividend), size_of(divisor)))
-
-
-def by_batch(value: int, *, even: bool = False) -> Expression:
-    """`value` for each member of the batch, with `even` for each pair of members.
-
-    See `dandelion.blueprint.records.ByBatch`.
-    """
-    return Expression(ByBatch(value, even))
-
-
-def scalar(dtype: str, value: SizeLike | float) -> Scalar:
-    """An argument by value, of a type such as ``"i32"`` or ``"f32"``."""
-    kind = _scalar_type(dtype)
-    if isinstance(value, Expression):
-        size = value.size
-        return Scalar(kind, size.value if isinstance(size, Absolute) else size)
-    return Scalar(kind, float(value) if kind.is_float else value)
-
-
-def size_of(value: SizeLike) -> Size:
-    """Return the record of a size."""
-    return value.size if isinstance(value, Expression) else Absolute(value)
-
-
-def _scalar_type(name: str) -> ScalarType:
-    known = [t.value for t in ScalarType]
-    if name not in known:
-        close = nearest(name, known)
-        raise InvalidInput(
-            "dtype", f"no type '{name}'", f"did you mean '{close}'?" if close else ""
-        )
-    return ScalarType(name)
-
-
-class Blueprint:
+class Blueprint(OperationBuilder):
     """Collects buffers and launches; `build` returns the records, `json` the text.
 
     Buffers are attributes (``bp.A``), or items (``bp["A"]``) where a method has that name.
@@ -246,6 +170,9 @@ class Blueprint:
             *_three("grid", grid), *_three("block", block), size_of(shared_mem_bytes)
         )
         self._levels[-1].append(ExecKernel(kernel, tuple(_argument(a) for a in args), config))
+
+    def _add(self, action: Action) -> None:
+        self._levels[-1].append(action)
 
     def copy(self, target: Buffer, source: Buffer) -> None:
         """Copy a buffer to another one of the same size."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from dandelion.blueprint.check_operations import operation_problems
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
+from dandelion.blueprint.operation_parts import Operation, operands, sizes
 from dandelion.blueprint.reading import read_config
 from dandelion.blueprint.records import (
     BLOCK_THREADS,
@@ -25,10 +27,12 @@ from dandelion.blueprint.records import (
     Argument,
     ByBatch,
     CeilDiv,
+    Conv2d,
     CopyBuffer,
     Elements,
     ExecKernel,
     FromInput,
+    Gemm,
     GpuConfig,
     Kernel,
     LaunchConfig,
@@ -111,7 +115,7 @@ class _Checker:
     def modules(self) -> Iterator[Problem]:
         yield from _doubles("modules", "module", [m.name for m in self.config.modules])
         yield from _doubles("kernels", "kernel", [k.name for k in self.config.kernels])
-        if not self.config.modules:
+        if not self.config.modules and self.config.kernels:
             yield Problem("missing", "there is no module", "modules")
         for module in self.config.modules:
             where = f"modules.{module.name}"
@@ -261,6 +265,9 @@ class _Checker:
             if isinstance(action, ZeroBuffer):
                 yield from self.buffer(at, action.buffer)
                 continue
+            if isinstance(action, Gemm | Conv2d):
+                yield from self.operation(at, action)
+                continue
             yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
 
@@ -279,6 +286,16 @@ class _Checker:
         yield from self.buffer(f"{where}.source", action.source)
         if action.target == action.source:
             yield Problem("duplicate", f"'{action.target}' is copied to itself", where)
+
+    def operation(self, where: str, action: Operation) -> Iterator[Problem]:
+        for field, operand in operands(action):
+            yield from self.buffer(f"{where}.{field}", operand.buffer)
+        sound = True
+        for field, size, smallest, largest in sizes(action):
+            for problem in self.size(f"{where}.{field}", size, smallest, largest):
+                sound = False
+                yield problem
+        yield from operation_problems(where, action, self.body.buffers, sound)
 
     def arity(self, where: str, kernel: Kernel, args: tuple[Argument, ...]) -> Iterator[Problem]:
         known = self.signatures.get(kernel.name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import enum
 import json
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from dandelion.blueprint.operation_records import COMPUTATIONS, BufferPart, Matrix
 from dandelion.blueprint.records import (
     Absolute,
     Action,
@@ -15,11 +16,13 @@ from dandelion.blueprint.records import (
     ByBatch,
     CeilDiv,
     Code,
+    Conv2d,
     CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
     FromInput,
+    Gemm,
     GpuConfig,
     Kernel,
     LaunchConfig,
@@ -149,7 +152,46 @@ class _Printer:
         if isinstance(action, ZeroBuffer):
             self.only("zeroed buffers", Spelling.CANONICAL)
             return {"ZeroBuffer": action.buffer}
+        if isinstance(action, Gemm | Conv2d):
+            self.only("library operations", Spelling.CANONICAL)
+            return {type(action).__name__: self.operation(action)}
         return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+
+    def operation(self, action: Gemm | Conv2d) -> Json:
+        """The fields of a library operation that have not their default."""
+        fields = action.__struct_fields__
+        optional = dict(zip(fields[::-1], action.__struct_defaults__[::-1], strict=False))
+        optional["compute"] = COMPUTATIONS[action.dtype][0]
+        if isinstance(action, Gemm) and action.c is not None:
+            optional["beta"] = 1.0
+        return {
+            name: self.value(getattr(action, name))
+            for name in fields
+            if name not in optional or getattr(action, name) != optional[name]
+        }
+
+    def value(self, value: object) -> Json:
+        """One field of a library operation."""
+        match value:
+            case BufferPart() | Matrix():
+                fields = self.operation_operand(value)
+                return fields["buffer"] if len(fields) == 1 else fields
+            case enum.Enum():
+                return value.value
+            case tuple():
+                return [self.size(size) for size in value]
+            case bool() | float() | None:
+                return value
+        return self.size(cast("Size", value))
+
+    def operation_operand(self, operand: BufferPart | Matrix) -> dict[str, Json]:
+        fields: dict[str, Json] = {"buffer": operand.buffer}
+        optional = operand.__struct_defaults__
+        for name, default in zip(operand.__struct_fields__[1:], optional, strict=True):
+            value = getattr(operand, name)
+            if value != default:
+                fields[name] = value if value is True else self.size(value)
+        return fields
 
     def launch(self, launch: LaunchConfig) -> Json:
         default = LaunchConfig()

@@ -27,54 +27,36 @@ import json
 import sys
 from typing import NoReturn
 
-from dandelion.blueprint.document import DocumentReader, Json, json_object, kind_of
+from dandelion.blueprint.document import Json, json_object, kind_of
+from dandelion.blueprint.reading_operations import OperationReader
+from dandelion.blueprint.reading_sizes import SCALARS
 from dandelion.blueprint.records import (
     MAX_DEPTH,
     Absolute,
     Access,
     Action,
-    Add,
     Argument,
-    ByBatch,
-    CeilDiv,
     Code,
     CopyBuffer,
-    Elements,
     ExecKernel,
     ExecutionBlueprint,
-    FromInput,
     GpuConfig,
     Kernel,
     LaunchConfig,
     Module,
-    Mul,
     Ptr,
     Raw,
     Repeat,
     Scalar,
     ScalarType,
-    Size,
     Sizeof,
     ZeroBuffer,
 )
 from dandelion.errors import Problem, nearest
 
-_SIZES = (
-    "Absolute",
-    "Sizeof",
-    "FromInput",
-    "Elements",
-    "AbsoluteByBatch",
-    "AbsoluteByBatchEven",
-    "Add",
-    "Mul",
-    "CeilDiv",
-)
-_SCALARS = tuple(t.value for t in ScalarType)
-_ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *_SCALARS)
-_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Repeat")
+_ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *SCALARS)
+_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat")
 _LAUNCH = LaunchConfig.__struct_fields__
-_BROKEN = Absolute(1)
 _LARGEST = sys.float_info.max
 
 
@@ -121,7 +103,7 @@ def _read(data: bytes | str) -> tuple[GpuConfig, tuple[Problem, ...]]:
 _NOTHING = GpuConfig((), (), ExecutionBlueprint())
 
 
-class _Reader(DocumentReader):
+class _Reader(OperationReader):
     """One pass over a document; `problems` grows."""
 
     # the head
@@ -257,6 +239,10 @@ class _Reader(DocumentReader):
             return self.copy_buffer(where, content)
         if tag == "ZeroBuffer":
             return ZeroBuffer(self.name(where, content))
+        if tag == "Gemm":
+            return self.gemm(where, content)
+        if tag == "Conv2d":
+            return self.convolution(where, content)
         if tag == "Repeat":
             if not isinstance(content, list) or len(content) != 2:
                 self.wrong(where, "Repeat: [times, actions]", content)
@@ -317,57 +303,3 @@ class _Reader(DocumentReader):
             size = self.size(where, value)
             return Scalar(kind, size.value if isinstance(size, Absolute) else size)
         return Scalar(kind, self.integer(where, value))
-
-    # sizes
-
-    def size(self, where: str, value: Json, depth: int = 0) -> Size:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return Absolute(value)
-        if depth > MAX_DEPTH:
-            self.report("depth", where, f"arithmetic is nested more than {MAX_DEPTH} deep")
-            return _BROKEN
-        tag, content = self.tagged(where, value, _SIZES)
-        if tag in ("Add", "Mul", "CeilDiv"):
-            return self.arithmetic(where, tag, content, depth)
-        return self.plain_size(where, tag, content)
-
-    def plain_size(self, where: str, tag: str, value: Json) -> Size:
-        match tag:
-            case "Absolute":
-                return Absolute(self.integer(where, value))
-            case "AbsoluteByBatch" | "AbsoluteByBatchEven":
-                return ByBatch(self.integer(where, value), tag.endswith("Even"))
-            case "Sizeof":
-                return Sizeof(self.name(where, value))
-            case "FromInput":
-                fields = self.fields(where, value, ("bufname", "idx"))
-                name = self.name(f"{where}.bufname", fields.get("bufname", "?"))
-                return FromInput(name, self.integer(f"{where}.idx", fields.get("idx", 0)))
-            case "Elements":
-                fields = self.fields(where, value, ("bufname", "dtype"))
-                name = self.name(f"{where}.bufname", fields.get("bufname", "?"))
-                return Elements(name, self.dtype(f"{where}.dtype", fields.get("dtype", "u8")))
-        return _BROKEN
-
-    def dtype(self, where: str, value: Json) -> ScalarType:
-        if isinstance(value, str) and value in _SCALARS:
-            return ScalarType(value)
-        close = nearest(value, _SCALARS) if isinstance(value, str) else None
-        self.report(
-            "dtype", where, "unknown element type", expected=" or ".join(_SCALARS),
-            found=kind_of(value), close=close,
-        )  # fmt: skip
-        return ScalarType.U8
-
-    def arithmetic(self, where: str, tag: str, value: Json, depth: int) -> Size:
-        parts: tuple[Size, ...] = self.items(
-            f"{where}.{tag}", value, lambda w, v: self.size(w, v, depth + 1)
-        )
-        count = len(parts)
-        if (tag == "CeilDiv" and count != 2) or not count:
-            wanted = "[dividend, divisor]" if tag == "CeilDiv" else "at least one size"
-            self.wrong(where, f"{tag}: {wanted}", value)
-            return _BROKEN
-        if tag == "CeilDiv":
-            return CeilDiv(parts[0], parts[1])
-        return Add(parts) if tag == "Add" else Mul(parts)

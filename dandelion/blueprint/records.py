@@ -4,8 +4,8 @@ A `GpuConfig` lists modules (files with kernels), the kernels in them and one `E
 the buffers of a call and the launches that use them. A blueprint has no host code, only data, so it
 can be checked and planned without a device.
 
-Sizes are small expressions over constants, buffer sizes and integers of the inputs. So the memory
-and launches of a call are known from its inputs, before it runs.
+Sizes are in `size_records`, actions that are not kernels of the function in `operation_records`;
+this file hands both on.
 """
 
 from __future__ import annotations
@@ -15,129 +15,31 @@ from typing import TypeAlias
 
 import msgspec
 
-
-class _Record(msgspec.Struct, frozen=True, tag=True):
-    """A record of the blueprint; the tag is the name of its class."""
-
-
-# --- sizes ----------------------------------------------------------------------------------
-
-
-class Absolute(_Record, frozen=True):
-    """A constant."""
-
-    value: int
-
-
-class Sizeof(_Record, frozen=True):
-    """The size of a buffer in bytes."""
-
-    buffer: str
-
-
-class FromInput(_Record, frozen=True):
-    """The idx-th signed 64-bit little-endian integer of an input, counted from zero."""
-
-    bufname: str
-    idx: int
-
-
-class Elements(_Record, frozen=True):
-    """The number of whole elements of a type in a buffer."""
-
-    buffer: str
-    dtype: ScalarType
-
-
-class ByBatch(_Record, frozen=True):
-    """A constant for each member of the batch: ``value * batch``.
-
-    With `even` it counts for each pair of members, ``value * ceil(batch / 2)``: the original rounds
-    the batch up to an even number and then halves it.
-    """
-
-    value: int
-    even: bool = False
-
-
-class Add(_Record, frozen=True):
-    """A sum of sizes."""
-
-    terms: tuple[Size, ...]
-
-
-class Mul(_Record, frozen=True):
-    """A product of sizes."""
-
-    factors: tuple[Size, ...]
-
-
-class CeilDiv(_Record, frozen=True):
-    """A quotient, rounded up."""
-
-    dividend: Size
-    divisor: Size
-
-
-Size: TypeAlias = Absolute | Sizeof | FromInput | Elements | ByBatch | Add | Mul | CeilDiv
-
+from dandelion.blueprint.operation_records import Conv2d as Conv2d
+from dandelion.blueprint.operation_records import Gemm as Gemm
+from dandelion.blueprint.size_records import MAX_BYTES as MAX_BYTES
+from dandelion.blueprint.size_records import Absolute as Absolute
+from dandelion.blueprint.size_records import Add as Add
+from dandelion.blueprint.size_records import BlueprintRecord
+from dandelion.blueprint.size_records import ByBatch as ByBatch
+from dandelion.blueprint.size_records import CeilDiv as CeilDiv
+from dandelion.blueprint.size_records import Elements as Elements
+from dandelion.blueprint.size_records import FromInput as FromInput
+from dandelion.blueprint.size_records import Mul as Mul
+from dandelion.blueprint.size_records import ScalarType as ScalarType
+from dandelion.blueprint.size_records import Size as Size
+from dandelion.blueprint.size_records import Sizeof as Sizeof
 
 # --- arguments ------------------------------------------------------------------------------
 
 
-class ScalarType(enum.Enum):
-    """Types of kernel arguments that are passed by value, and of buffer elements."""
-
-    I8 = "i8"
-    I16 = "i16"
-    I32 = "i32"
-    I64 = "i64"
-    U8 = "u8"
-    U16 = "u16"
-    U32 = "u32"
-    U64 = "u64"
-    F16 = "f16"
-    F32 = "f32"
-    F64 = "f64"
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of one value in bytes."""
-        return int(self.value[1:]) // 8
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it is a floating-point type."""
-        return self.value[0] == "f"
-
-    @property
-    def struct_code(self) -> str:
-        """Format character of the `struct` module, little-endian."""
-        return _STRUCT_CODES[self.value]
-
-
-_STRUCT_CODES = {
-    "i8": "<b",
-    "i16": "<h",
-    "i32": "<i",
-    "i64": "<q",
-    "u8": "<B",
-    "u16": "<H",
-    "u32": "<I",
-    "u64": "<Q",
-    "f16": "<e",
-    "f32": "<f",
-    "f64": "<d",
-}
-
-
-class Ptr(_Record, frozen=True):
+class Ptr(BlueprintRecord, frozen=True):
     """The device address of a buffer."""
 
     buffer: str
 
 
-class Scalar(_Record, frozen=True):
+class Scalar(BlueprintRecord, frozen=True):
     """A number by value.
 
     The historical ``Sizeof`` is ``Scalar(U64, Sizeof(name))`` and ``Constant`` is
@@ -152,7 +54,7 @@ class Scalar(_Record, frozen=True):
     value: int | float | Size
 
 
-class Raw(_Record, frozen=True):
+class Raw(BlueprintRecord, frozen=True):
     """Bytes by value, for parameters of struct types."""
 
     data: bytes
@@ -164,7 +66,7 @@ Argument: TypeAlias = Ptr | Scalar | Raw
 # --- control flow ---------------------------------------------------------------------------
 
 
-class LaunchConfig(_Record, frozen=True):
+class LaunchConfig(BlueprintRecord, frozen=True):
     """The seven numbers of a launch: blocks, threads of a block, bytes of dynamic local memory."""
 
     grid_dim_x: Size = Absolute(1)
@@ -176,7 +78,7 @@ class LaunchConfig(_Record, frozen=True):
     shared_mem_bytes: Size = Absolute(0)
 
 
-class ExecKernel(_Record, frozen=True):
+class ExecKernel(BlueprintRecord, frozen=True):
     """Launch a kernel once."""
 
     kernel: str
@@ -184,30 +86,30 @@ class ExecKernel(_Record, frozen=True):
     launch: LaunchConfig
 
 
-class CopyBuffer(_Record, frozen=True):
+class CopyBuffer(BlueprintRecord, frozen=True):
     """Copy a buffer to another one of the same size."""
 
     target: str
     source: str
 
 
-class ZeroBuffer(_Record, frozen=True):
+class ZeroBuffer(BlueprintRecord, frozen=True):
     """Zero a buffer."""
 
     buffer: str
 
 
-class Repeat(_Record, frozen=True):
+class Repeat(BlueprintRecord, frozen=True):
     """Run actions `times` times."""
 
     times: Size
     actions: tuple[Action, ...]
 
 
-Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Repeat
+Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat
 
 
-class ExecutionBlueprint(_Record, frozen=True):
+class ExecutionBlueprint(BlueprintRecord, frozen=True):
     """Buffers and launches of one call.
 
     Attributes:
@@ -221,7 +123,7 @@ class ExecutionBlueprint(_Record, frozen=True):
 
     inputs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
-    buffers: dict[str, Size] = {}
+    buffers: dict[str, Size] = msgspec.field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     control_flow: tuple[Action, ...] = ()
     batch: Size = Absolute(1)
@@ -243,7 +145,7 @@ class Access(enum.Enum):
     VALUE = "value"
 
 
-class Code(_Record, frozen=True):
+class Code(BlueprintRecord, frozen=True):
     """One file that can serve as a module.
 
     Attributes:
@@ -261,14 +163,14 @@ class Code(_Record, frozen=True):
     shared_mem_bytes: int | None = None
 
 
-class Module(_Record, frozen=True):
+class Module(BlueprintRecord, frozen=True):
     """Kernels that are loaded together; `code` lists alternatives, best first."""
 
     name: str
     code: tuple[Code, ...]
 
 
-class Kernel(_Record, frozen=True):
+class Kernel(BlueprintRecord, frozen=True):
     """A kernel of a module.
 
     Attributes:
@@ -284,7 +186,7 @@ class Kernel(_Record, frozen=True):
     access: tuple[Access, ...] = ()
 
 
-class GpuConfig(_Record, frozen=True):
+class GpuConfig(BlueprintRecord, frozen=True):
     """A GPU function: modules, kernels and a blueprint. All spellings result in this record."""
 
     modules: tuple[Module, ...]
@@ -299,9 +201,6 @@ class GpuConfig(_Record, frozen=True):
 
 MAX_LAUNCHES = 1_000_000
 """Bound on the launches of one call, repeats unrolled."""
-
-MAX_BYTES = 2**46
-"""Bound on any size in bytes, larger than the memory of any device."""
 
 MAX_DEPTH = 16
 """Bound on nested repeats, and on nested arithmetic."""

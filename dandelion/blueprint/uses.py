@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dandelion.blueprint.numbers import constant, launch_numbers
+from dandelion.blueprint.operation_parts import buffers, sizes
 from dandelion.blueprint.records import (
     Access,
     Action,
     Add,
     CeilDiv,
+    Conv2d,
     CopyBuffer,
     ExecKernel,
     FromInput,
+    Gemm,
     GpuConfig,
     Kernel,
     Mul,
@@ -88,6 +91,8 @@ def written_buffers(config: GpuConfig) -> set[str]:
                     written.add(target)
                 case ZeroBuffer(buffer):
                     written.add(buffer)
+                case Gemm() | Conv2d():
+                    written.add(action.out.buffer)
                 case _:
                     launch(action)
 
@@ -120,6 +125,8 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
                     found = True if name == buffer else None
+                case Gemm() | Conv2d():  # it may leave a part as it was
+                    found = False if buffer in buffers(action) else None
                 case _:
                     found = way_of(action)
             if found is not None:
@@ -149,6 +156,9 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             if isinstance(action, Repeat):
                 look(action.times)
                 act(action.actions)
+            if isinstance(action, Gemm | Conv2d):
+                for _, size, _, _ in sizes(action):
+                    look(size)
             if not isinstance(action, ExecKernel):
                 continue
             for argument in action.args:

@@ -52,7 +52,13 @@ def run(arguments: Arguments, out: Output) -> int:
     labels = arguments.outputs.split(",") if arguments.outputs else None
     with progress(f"exporting {name}") as show:
         made = export_module(
-            name, module, examples, outputs=labels, device=arguments.device, show=show
+            name,
+            module,
+            examples,
+            outputs=labels,
+            device=arguments.device,
+            precision=arguments.precision,
+            show=show,
         )
         report, reason = made.report, "not asked for"
         if not arguments.no_check:

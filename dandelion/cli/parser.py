@@ -312,6 +312,10 @@ def _export(parser: VerbParser) -> None:
         "--device", choices=("gpu", "cpu"), default="gpu", help="what it is optimised for"
     )
     parser.add_argument(
+        "--precision", choices=("f32", "tf32", "bf16", "f16"), default="f32",
+        help="what factors of float32 products are rounded to, where that is faster",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-check", action="store_true", help="do not run it and compare it with the module"
     )
     parser.add_argument(

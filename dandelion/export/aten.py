@@ -92,6 +92,11 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """By ATen's name with its overload."""
 
+GEMM = "dandelion.gemm"
+CONVOLUTION = "dandelion.convolution"
+ATTENTION_WEIGHTS = "dandelion.attention_weights"
+"""Operators that an export puts in the place of others, see `dandelion.export.products`."""
+
 
 def rule(
     *operators: str, kind: Kind = Kind.POINTWISE, promote: bool = True

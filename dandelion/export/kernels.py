@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dandelion.blueprint import Access
+from dandelion.export.product_records import Product
 from dandelion.export.torch_graph import TensorType
 
 
@@ -44,19 +45,34 @@ class KernelLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationLaunch:
+    """A library operation.
+
+    Attributes:
+        product: which; the values that it reads are in buffers.
+        buffers: names of the buffers, first that of the result, then by the values that it reads.
+        of: the buffer of each value.
+    """
+
+    product: Product
+    buffers: tuple[str, ...]
+    of: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """All kernels of a model.
 
     Attributes:
         sources: each kernel once.
-        launches: in order.
+        launches: of kernels and operations, in order.
         buffers: sizes in bytes of the buffers that are not inputs or constants, by name.
         inputs: types of the inputs as kernels read them.
         outputs: types of the outputs as kernels write them.
     """
 
     sources: Sequence[KernelSource]
-    launches: Sequence[KernelLaunch]
+    launches: Sequence[KernelLaunch | OperationLaunch]
     buffers: Mapping[str, int]
     inputs: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dandelion.export.aten import RULES, Kind
+from dandelion.export.aten import CONVOLUTION, GEMM, RULES, Kind
 from dandelion.export.torch_graph import GETITEM, Graph, Node
 
 _BRANCH_LIMIT = 24
@@ -25,6 +25,8 @@ def kind_of(node: Node, constant: frozenset[str]) -> Kind:
     """Kind of a node; one without operands that vary is a source."""
     if node.operator == GETITEM:
         return Kind.VIEW
+    if node.operator in (GEMM, CONVOLUTION):
+        return Kind.HEAVY
     kind = RULES[node.operator].kind
     if kind is Kind.POINTWISE and all(name in constant for name in node.inputs()):
         return Kind.SOURCE

@@ -1,4 +1,4 @@
-"""tinygrad as a generator of code, and the only file that imports it.
+"""tinygrad as a generator of code; only this file and `tinygrad_loading` use it.
 
 Tensors of its device NULL describe a computation. Its scheduler divides that into kernels, and its
 code generator optimises each by rules of thumb and renders C. Nothing runs, and no device is
@@ -10,18 +10,20 @@ Source: tinygrad 0.14, ``tinygrad/tensor.py`` (linear_with_vars), ``tinygrad/cod
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
-from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
+from dandelion.errors import InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
-from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource
+from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource, OperationLaunch
+from dandelion.export.launch_order import in_order
+from dandelion.export.product_records import Product
 from dandelion.export.stored_values import stored
+from dandelion.export.tinygrad_loading import load as load_tinygrad
 from dandelion.export.torch_graph import (
     GETITEM,
     Argument,
@@ -33,11 +35,7 @@ from dandelion.export.torch_graph import (
 )
 from dandelion.progress import ShowProgress, no_progress
 
-VERSION = "0.14"
-"""The only version: schedules and code differ between versions."""
-
 _DEVICE = "NULL"
-_ENVIRONMENT = {"DEV": "NULL:OPENCL", "NO_MEMORY_PLANNER": "1", "CACHELEVEL": "0"}
 _CONTEXT = {
     "DEV": "NULL:OPENCL",
     "NO_MEMORY_PLANNER": 1,
@@ -55,45 +53,17 @@ _CONTEXT = {
 _HALVES = ("float16", "bfloat16")
 
 
-def load() -> Any:
-    """Import tinygrad; it reads its settings from the environment when it is imported.
-
-    Raises:
-        BackendUnavailable: it is not installed, or in another version.
-    """
-    remedy = "pip install 'dandelion-engine[export]'"
-    try:
-        with _environment():
-            tinygrad: Any = importlib.import_module("tinygrad")
-            importlib.import_module("tinygrad.codegen")
-    except ImportError as error:
-        raise BackendUnavailable("tinygrad", str(error), remedy) from error
-    found = importlib.import_module("importlib.metadata").version("tinygrad")
-    if not found.startswith(f"{VERSION}."):
-        missing = f"version {found} is installed, version {VERSION} is needed"
-        raise BackendUnavailable("tinygrad", missing, remedy)
-    return tinygrad
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def kernels_of(graph: Graph, threads: bool = True, show: ShowProgress = no_progress) -> Kernels:
+def kernels_of(
+    graph: Graph,
+    threads: bool = True,
+    products: Mapping[str, Product] | None = None,
+    show: ShowProgress = no_progress,
+) -> Kernels:
     """Generate the kernels of a model.
 
     Args:
-        graph: all of whose operators are in the table.
+        graph: all of whose operators are in the table, or are library operations.
+        products: the library operations, by the name of the node.
         threads: optimise for devices whose blocks have many threads; otherwise each block is one
             thread that computes more, which suits processors.
         show: is told how many kernels are generated.
@@ -102,14 +72,14 @@ def kernels_of(graph: Graph, threads: bool = True, show: ShowProgress = no_progr
         InvalidFunction: an operator is not supported with its arguments.
         BackendUnavailable: tinygrad is not installed.
     """
-    tinygrad = load()
+    tinygrad = load_tinygrad()
     with tinygrad.Context(**_CONTEXT, NOLOCALS=int(not threads)):
         copied: set[str] = set()
         while True:
-            values = _Values(tinygrad, graph)
+            values = _Values(tinygrad, graph, products or {}, copied)
             outputs = values.outputs(copied)
             first, *rest = (tensor for tensor, _ in outputs.values())
-            made = first.linear_with_vars(*rest)[0]
+            made = first.linear_with_vars(*rest, *values.operands.values())[0]
             shared = values.shared(outputs)
             assert not shared & copied, shared
             if not shared:
@@ -145,9 +115,19 @@ class _Tensors:
 class _Values:
     """The values of a graph as tensors."""
 
-    def __init__(self, tinygrad: Any, graph: Graph) -> None:
+    def __init__(
+        self,
+        tinygrad: Any,
+        graph: Graph,
+        products: Mapping[str, Product],
+        copied: Collection[str],
+    ) -> None:
         self.tensors = _Tensors(tinygrad)
         self.graph = graph
+        self.products = products
+        self.copied = copied
+        self.results: dict[str, Tensor] = {}  # of library operations
+        self.operands: dict[str, Tensor] = {}  # what they read, as it lies in memory
         self.given: dict[str, Tensor] = {}  # inputs and constants, as kernels read them
         self.values: dict[str, Any] = {}
         self.inputs: dict[str, TensorType] = {}
@@ -159,6 +139,9 @@ class _Values:
         self.nodes = {node.name: node for node in graph.nodes}
         self.kept = stored(graph)
         for node in graph.nodes:
+            if node.name in products:
+                self.values[node.name] = [self.result(node)]
+                continue
             made = self.apply(node)
             if node.name in self.kept:
                 made = [None if one is None else one.contiguous() for one in made]
@@ -172,6 +155,29 @@ class _Values:
         if wanted == "bool":
             tensor = tensor != 0
         self.values[name] = [tensor.cast(self.tensors.type(wanted))]
+
+    def result(self, node: Node) -> Tensor:
+        """Memory that a library operation will fill; what it reads must lie in memory."""
+        for place in self.products[node.name].places:
+            if place.value not in self.operands:
+                self.operands[place.value] = self.operand(place.value)
+        dtype = self.tensors.type(node.type.dtype)
+        made = self.tensors.tinygrad.Tensor.empty(*node.type.shape, dtype=dtype, device=_DEVICE)
+        self.results[node.name] = made
+        return made
+
+    def operand(self, name: str) -> Tensor:
+        if name in self.results:
+            return self.results[name]
+        if name in self.given and _name(self.given[name]) == _name(self.values[name][0]):
+            return self.given[name]
+        tensor = self.values[name][0]
+        node = self.nodes.get(name)
+        source = node.arguments[0] if node is not None and node.operator == GETITEM else None
+        stored = isinstance(source, Reference) and source.name in self.kept
+        if f"operand {name}" in self.copied:
+            return tensor.clone()
+        return tensor if stored or name in self.kept else tensor.contiguous()
 
     def apply(self, node: Node) -> list[Tensor | None]:
         if node.operator == GETITEM:
@@ -249,6 +255,10 @@ class _Values:
             if buffer in taken or buffer.max_numel() != kind.elements:
                 found.add(label)
             taken.add(buffer)
+        for name, tensor in self.operands.items():
+            elements = math.prod(tensor.shape)
+            if tensor.uop.buf_uop.max_numel() != elements:
+                found.add(f"operand {name}")
         return found
 
 
@@ -297,17 +307,30 @@ class _Reader:
         self.sizes: dict[str, int] = {n: t.size_bytes for n, t in self.outputs.items()}
         self.renderer = dialect.renderer(tinygrad)
         self.sources: dict[tuple[str, tuple[bool, ...]], KernelSource] = {}
+        self.operations: list[OperationLaunch] = []
+        self.written: list[set[str]] = []  # by each kernel
 
     def kernels(self, linear: Any, show: ShowProgress) -> Kernels:
-        launches = []
+        for name, tensor in self.values.results.items():
+            self.buffer(tensor.uop.buf_uop)
+            self.operations.append(self.operation(name))
+        kernels = []
         for at, call in enumerate(linear.src):
             show(at, len(linear.src), "kernels")
-            launches.append(self.launch(call))
+            kernels.append(self.launch(call))
+        launches = in_order(kernels, self.operations, self.written)
         written = {launch.buffers[0] for launch in launches}
         assert written >= self.outputs.keys(), self.outputs.keys() - written
         return Kernels(
             list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
         )
+
+    def operation(self, name: str) -> OperationLaunch:
+        product = self.values.products[name]
+        result = self.buffer(self.values.results[name].uop.buf_uop)
+        tensors = self.values.operands
+        of = {p.value: self.buffer(tensors[p.value].uop.buf_uop) for p in product.places}
+        return OperationLaunch(product, (result, *of.values()), of)
 
     def launch(self, call: Any) -> KernelLaunch:
         program = importlib.import_module("tinygrad.codegen").to_program(call.src[0], self.renderer)
@@ -320,9 +343,12 @@ class _Reader:
         )
         offset = tuple(name in self.graph.constants for name in buffers)
         kernel = self.source(program.src[2].arg, access, offset)
-        return KernelLaunch(
+        launch = KernelLaunch(
             kernel, buffers, _three(info.global_size), _three(info.local_size or (1, 1, 1))
         )
+        ways = zip(buffers, access, strict=True)
+        self.written.append({name for name, way in ways if way is not Access.READ})
+        return launch
 
     def buffer(self, buffer: Any) -> str:
         """Name of a buffer; new ones are temporary."""

@@ -14,17 +14,31 @@ from dataclasses import dataclass
 
 import dandelion.export.aten_layers
 import dandelion.export.aten_pointwise
+import dandelion.export.aten_products
 import dandelion.export.aten_shape  # noqa: F401  # fills the table
 from dandelion.arrays import text_of
-from dandelion.blueprint import Blueprint, scalar
+from dandelion.blueprint import (
+    COMPUTATIONS,
+    Blueprint,
+    Buffer,
+    BufferPart,
+    Computation,
+    ElementType,
+    Matrix,
+    matrix,
+    part,
+    scalar,
+)
 from dandelion.blueprint.builder import ArgumentLike
 from dandelion.documents import FunctionDocument, StaticValue, content, gpu_function
 from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.export import tinygrad_binding, torch_binding
 from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
-from dandelion.export.kernels import Kernels, KernelSource
+from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
 from dandelion.export.packing import Packed, packed
+from dandelion.export.product_records import GemmProduct, Place
+from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.torch_graph import GETITEM, Graph
 from dandelion.function import Limits
@@ -62,12 +76,14 @@ def torch_function(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
+    precision: str = "f32",
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
-        name, module, example_inputs, inputs=inputs, outputs=outputs, device=device, limits=limits
-    )
+        name, module, example_inputs, inputs=inputs, outputs=outputs, device=device,
+        precision=precision, limits=limits,
+    )  # fmt: skip
     return made.function
 
 
@@ -79,6 +95,7 @@ def export_module(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
+    precision: str = "f32",
     limits: Limits | None = None,
     show: ShowProgress = no_progress,
 ) -> ExportedModule:
@@ -97,6 +114,8 @@ def export_module(
         outputs: names of the output sets, in the order of the tensors that the module returns. By
             default ``output``, or ``output_0``, ..., or the keys of the dict that it returns.
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
+        precision: how products of float32 are computed: ``f32``; or, on devices that do that
+            faster, with factors rounded to ``tf32``, ``bf16`` or ``f16``. Sums are float32.
         limits: what one instance may use.
         show: is told how far it is, see `dandelion.progress.progress`.
 
@@ -107,12 +126,15 @@ def export_module(
     """
     if device not in ("gpu", "cpu"):
         raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
+    known = [choice.value for choice in COMPUTATIONS[ElementType.F32]]
+    if precision not in known:
+        raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
     began = time.monotonic()
     show(0, 0, "graph")
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
-    made = folded(graph)
-    kernels = tinygrad_binding.kernels_of(made, device == "gpu", show)
+    made, products = with_products(folded(graph), Computation(precision))
+    kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
     function = _function(name, kernels, weights, limits)
@@ -199,6 +221,9 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
     for kernel in kernels.sources:
         built.kernel(kernel.name, access=_access(kernel))
     for launch in kernels.launches:
+        if isinstance(launch, OperationLaunch):
+            _add_operation(built, launch, weights)
+            continue
         arguments: list[ArgumentLike] = []
         for buffer, offset in zip(launch.buffers, sources[launch.kernel].offset, strict=True):
             group, place = weights.places.get(buffer, (buffer, 0))
@@ -207,6 +232,48 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
                 arguments.append(scalar("u64", place))
         built.launch(launch.kernel, arguments, grid=launch.grid, block=launch.block)
     return built.json()
+
+
+def _add_operation(built: Blueprint, launch: OperationLaunch, weights: Packed) -> None:
+    """Write a library operation."""
+    product = launch.product
+
+    def at(place: Place) -> tuple[Buffer, int]:
+        group, start = weights.places.get(launch.of[place.value], (launch.of[place.value], 0))
+        return built[group], (start + place.offset) * product.dtype.size_bytes
+
+    def part_of(place: Place | None) -> BufferPart | None:
+        return None if place is None else part(*at(place))
+
+    def matrix_of(place: Place) -> Matrix:
+        buffer, offset = at(place)
+        stride = place.batch_stride if isinstance(product, GemmProduct) else 0
+        return matrix(
+            buffer, offset=offset, transposed=place.transposed, ld=place.ld,
+            batch_stride=stride if stride or batch > 1 else None,
+        )  # fmt: skip
+
+    batch = product.batch
+    out = built[launch.buffers[0]]
+    names = {
+        "dtype": product.dtype.value, "compute": product.compute.value,
+        "activation": product.activation.value,
+    }  # fmt: skip
+    if isinstance(product, GemmProduct):
+        built.gemm(
+            matrix_of(product.a), matrix_of(product.b), out, m=product.m, n=product.n,
+            k=product.k, batch=batch, c=None if product.c is None else matrix_of(product.c),
+            alpha=product.alpha, beta=product.beta if product.c else None,
+            bias=part_of(product.bias), bias_axis=product.bias_axis.value, **names,
+        )  # fmt: skip
+        return
+    built.convolution(
+        part(*at(product.image)), part(*at(product.weight)), out, batch=batch,
+        channels=product.channels, size=product.size, filters=product.filters,
+        kernel=product.kernel, stride=product.stride, padding=product.padding,
+        dilation=product.dilation, addend=part_of(product.c), bias=part_of(product.bias),
+        dtype=names["dtype"], compute=names["compute"], activation=names["activation"],
+    )  # fmt: skip
 
 
 def _access(kernel: KernelSource) -> list[str]:

@@ -29,11 +29,13 @@ from dandelion.blueprint import (
     Argument,
     ByBatch,
     CeilDiv,
+    Conv2d,
     CopyBuffer,
     Elements,
     ExecKernel,
     ExecutionBlueprint,
     FromInput,
+    Gemm,
     GpuConfig,
     Kernel,
     LaunchConfig,
@@ -46,6 +48,7 @@ from dandelion.blueprint import (
     Sizeof,
     ZeroBuffer,
 )
+from dandelion.blueprint.operation_parts import mapped_operation
 from dandelion.blueprint.uses import is_written_first, symbol_of, written_buffers
 
 
@@ -203,6 +206,8 @@ def _mapped(action: Action, size: Callable[[Size], Size]) -> Action:
     """Replace the sizes of an action."""
     if isinstance(action, Repeat):
         return Repeat(size(action.times), tuple(_mapped(a, size) for a in action.actions))
+    if isinstance(action, Gemm | Conv2d):
+        return mapped_operation(action, str, size)
     if not isinstance(action, ExecKernel):
         return action
 
@@ -238,6 +243,8 @@ def _action(
         case Repeat(times, actions):
             inner = tuple(_action(a, buffer, integer, kernel) for a in actions)
             return Repeat(_size(times, buffer, integer), inner)
+        case Gemm() | Conv2d():
+            return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
     args = tuple(Ptr(buffer(a.buffer)) if isinstance(a, Ptr) else a for a in action.args)
     renamed = ExecKernel(kernel(action.kernel), args, action.launch)
     return _mapped(renamed, lambda size: _size(size, buffer, integer))

@@ -24,6 +24,10 @@ _NAMES = {
 }
 
 
+OPERATIONS = "libcublasLt.so.13"
+"""The library of operations."""
+
+
 def missing() -> str:
     """Return what this machine lacks, or an empty text."""
     return ", ".join(name for name in ("cc", "g++") if shutil.which(name) is None)
@@ -40,6 +44,11 @@ def build(kind: str, folder: Path) -> list[Path]:
         _cc("-o", folder / other, f"-Wl,-soname,{other}", "-xc", os.devnull, "-xnone",
             "-Wl,--no-as-needed", first)  # fmt: skip
         made.append(folder / other)
+    if kind == "cuda":
+        (folder / "lib64").mkdir(exist_ok=True)
+        made.append(folder / "lib64" / OPERATIONS)
+        _cc("-o", made[-1], f"-Wl,-soname,{OPERATIONS}", HERE / "cublaslt.c", "-lm",
+            "-Wl,--no-as-needed", first)  # fmt: skip
     return made
 
 
@@ -59,9 +68,16 @@ def load(kind: str, folder: Path) -> ctypes.CDLL:
         pathfinder = importlib.import_module("cuda.pathfinder")
         os.environ["NVRTC_LIBRARY"] = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
     os.environ.update(environment(folder))
+    if kind == "cuda":
+        os.environ["CUDA_HOME"] = str(folder)
     first, *others = [ctypes.CDLL(str(p), mode=ctypes.RTLD_GLOBAL) for p in build(kind, folder)]
     _KEPT.extend((first, *others))
     return first
+
+
+def operations(folder: Path) -> ctypes.CDLL:
+    """Return the library of operations of CUDA, which was built."""
+    return ctypes.CDLL(str(folder / "lib64" / OPERATIONS))
 
 
 _KEPT: list[ctypes.CDLL] = []

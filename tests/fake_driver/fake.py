@@ -43,6 +43,7 @@ class Fake:
         kind: ``cuda`` or ``hip``.
         library: with the functions of ``core.c``.
         cache: folder for compiled sources.
+        operations: the library of operations, with the functions of ``cublaslt.c``.
 
     Attributes:
         counts: the device reports what is alive, and fails on demand.
@@ -50,8 +51,15 @@ class Fake:
 
     counts = True
 
-    def __init__(self, kind: str, library: ctypes.CDLL, cache: Path) -> None:
+    def __init__(
+        self, kind: str, library: ctypes.CDLL, cache: Path, operations: ctypes.CDLL | None = None
+    ) -> None:
         self.kind = kind
+        self.operations: Any = operations
+        if operations is not None:
+            operations.fake_lt_live.restype = operations.fake_lt_calls.restype = ctypes.c_long
+            operations.fake_lt_fail.argtypes = [ctypes.c_long]
+            operations.fake_lt_need.argtypes = [ctypes.c_size_t]
         self.library = library
         self.cache = CodeCache(cache)
         for name in ("fake_calls", "fake_live", "fake_leaked", "fake_graph"):
@@ -70,6 +78,8 @@ class Fake:
         """Reset to the state of a new process."""
         self.library.fake_reset()
         self.library.fake_set_arch(self.arch.encode())
+        if self.operations is not None:
+            self.operations.fake_lt_reset()
         if self.kind == "hip":
             self.library.fake_retain()  # HIP retains its device once in a process
 
@@ -115,6 +125,8 @@ class Fake:
         if self.library.fake_broken():
             return
         assert self.live() == {}, self.live()
+        if self.operations is not None:
+            assert [self.operations.fake_lt_live(kind) for kind in range(4)] == [0, 0, 0, 0]
         assert self.library.fake_leaked() == 0
 
 
@@ -127,6 +139,7 @@ class Real(Fake):
     """
 
     counts = False
+    operations: Any = None
 
     def __init__(self, kind: str, cache: Path) -> None:
         self.kind = kind

@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 
-def scenario_names() -> list[str]:
-    """List the functions of ``scenarios.py`` that take the fake device alone."""
-    tree = ast.parse((Path(__file__).parent / "scenarios.py").read_text())
+def scenario_names(file: str = "scenarios.py") -> list[str]:
+    """List the functions of a file that take the fake device alone."""
+    tree = ast.parse((Path(__file__).parent / file).read_text())
     return [
         node.name
         for node in tree.body
@@ -18,9 +18,9 @@ def scenario_names() -> list[str]:
     ]
 
 
-def real_scenario_names() -> list[str]:
+def real_scenario_names(file: str = "scenarios.py") -> list[str]:
     """List those that hold on any device."""
-    tree = ast.parse((Path(__file__).parent / "scenarios.py").read_text())
+    tree = ast.parse((Path(__file__).parent / file).read_text())
     return [
         element.id
         for node in tree.body

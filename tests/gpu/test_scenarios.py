@@ -35,7 +35,7 @@ def test_conformance(cuda: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", real_scenario_names())
+@pytest.mark.parametrize("name", [*real_scenario_names(), *real_scenario_names("operations.py")])
 def test_scenario(cuda: str, kind: str, name: str, tmp_path: Path) -> None:
     _need(kind)
     with working(kind, tmp_path) as worker:

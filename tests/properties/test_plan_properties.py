@@ -62,8 +62,26 @@ launch_configs = st.builds(bp.LaunchConfig, *[sizes] * 7)
 kernels = st.builds(
     bp.ExecKernel, names, st.lists(arguments, max_size=4).map(tuple), launch_configs
 )
+places = st.builds(bp.BufferPart, names, sizes)
+matrices = st.builds(bp.Matrix, names, sizes, st.booleans(), st.none() | sizes, st.none() | sizes)
+factors = st.floats(-1e300, 1e300)
+gemms = st.builds(
+    bp.Gemm, matrices, matrices, matrices, *[sizes] * 4, st.none() | matrices, factors, factors,
+    st.none() | places, *map(st.sampled_from, (bp.BiasAxis, bp.ElementType, bp.Computation)),
+    st.sampled_from(bp.Activation),
+)  # fmt: skip
+pairs = st.tuples(sizes, sizes)
+convolutions = st.builds(
+    bp.Conv2d, places, places, places, *[sizes] * 5, *[pairs] * 4, sizes, st.none() | places,
+    st.none() | places, *map(st.sampled_from, (bp.ImageLayout, bp.ElementType, bp.Computation)),
+    st.sampled_from(bp.Activation),
+)  # fmt: skip
 plain_actions = st.one_of(
-    kernels, st.builds(bp.CopyBuffer, names, names), st.builds(bp.ZeroBuffer, names)
+    kernels,
+    st.builds(bp.CopyBuffer, names, names),
+    st.builds(bp.ZeroBuffer, names),
+    gemms,
+    convolutions,
 )
 actions: st.SearchStrategy[bp.Action] = st.recursive(
     plain_actions,

@@ -1,0 +1,271 @@
+"""Templates for processors: a work item computes many rows of a panel of columns.
+
+A panel of the second factor is packed into private memory, a part of its depth at a time, so that
+it lies in the first cache and all loads from it are whole vectors, whatever its layout is. Then
+tiles of some rows are computed in registers: one vector of the panel times one number of the first
+factor, for each row. So the panel is packed once for up to `_MOST_ROWS` rows. The sums of a panel
+stay in private memory while further parts of the depth are packed.
+
+A product with few rows and a transposed second factor, as in a linear layer of batch 1, reads each
+number once, so it is not packed: each column is a dot product of two rows in memory.
+"""
+
+from __future__ import annotations
+
+from dandelion.blueprint.operation_calls import OperationCall
+from dandelion.blueprint.operation_records import ElementType
+
+from .templates import (
+    Shape,
+    Template,
+    TemplateLaunch,
+    access,
+    arguments,
+    finished,
+    head,
+    operand_names,
+    parameters,
+    shape_of,
+    starts,
+    symbol_of,
+)
+
+_MOST_ROWS = 128
+_DEPTH = 128
+_DOT_ROWS = 4
+_DOT_COLUMNS = 16
+_LEAST_ITEMS = 16
+"""With fewer work items, each gets fewer rows."""
+
+
+def on_processor(call: OperationCall, vector_bytes: int) -> TemplateLaunch:
+    """Make the launch for a processor.
+
+    Args:
+        call: what is computed.
+        vector_bytes: length of the processor's vectors.
+    """
+    shape = shape_of(call)
+    item_bytes = 8 if call.dtype is ElementType.F64 else 4
+    lanes = min(max(vector_bytes // item_bytes, 2), 16)
+    if shape.pack == "columns" and shape.rows <= _DOT_ROWS and shape.kind.startswith("gemm_n"):
+        return _dots(call, shape, lanes)
+    vectors = 2 if shape.columns > lanes else 1
+    tile = 1
+    while tile < min(shape.rows, 8 if lanes >= 16 or item_bytes == 8 else 6) and tile < 8:
+        tile *= 2
+    if tile == 8 and lanes < 16:
+        tile, vectors = 6, min(vectors, 2)
+    panels = -(-shape.columns // (lanes * vectors))
+    rows = _rows(shape, tile, panels)
+    sizes = (lanes, vectors, tile, rows)
+    template = Template(
+        "panels_" + symbol_of(call, shape, sizes), _panels(call, shape, *sizes),
+        access(call, shape.numbers),
+    )  # fmt: skip
+    items = panels * -(-shape.rows // rows) * shape.products
+    return TemplateLaunch(template, arguments(call, shape.numbers), (items, 1, 1), (1, 1, 1))
+
+
+def _rows(shape: Shape, tile: int, panels: int) -> int:
+    """Rows of a work item: as many as there are, but so that there is work for all processors."""
+    for rows in (_MOST_ROWS // tile * tile, _MOST_ROWS // 4 // tile * tile):
+        items = panels * -(-shape.rows // rows) * shape.products
+        if items >= _LEAST_ITEMS and shape.rows > rows // 4:
+            return rows
+    return tile
+
+
+def _begin(call: OperationCall, shape: Shape, symbol: str, constants: dict[str, int]) -> str:
+    names = [name for name, _ in operand_names(call)]
+    macros = "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    return (
+        f"{head(call.dtype, call.activation)}{shape.macros}{macros}"
+        f"KERNEL void {symbol}({parameters(names, shape.numbers)})\n{{\n"
+    )
+
+
+def _panels(
+    call: OperationCall, shape: Shape, lanes: int, vectors: int, tile: int, rows: int
+) -> str:
+    symbol = "panels_" + symbol_of(call, shape, (lanes, vectors, tile, rows))
+    word = ("double" if call.dtype is ElementType.F64 else "float") + str(lanes)
+    constants = {"LANES": lanes, "WIDE": lanes * vectors, "TILE": tile, "MOST": rows}
+    begin = _begin(call, shape, symbol, {**constants, "DEPTH": _DEPTH})
+    load, store = f"vload{lanes}", f"vstore{lanes}"
+    cells = [(i, v) for i in range(tile) for v in range(vectors)]
+    step = [f"            {word} b{v} = {load}({v}, from);" for v in range(vectors)]
+    for i in range(tile):
+        step.append(f"            SUM a{i} = LOAD_ITEM(a, A_AT(r{i}, first + k));")
+        step += [f"            s{i}_{v} += a{i} * b{v};" for v in range(vectors)]
+    rows_of = [f"            u64 r{i} = MIN(i0 + top + {i}, rows - 1);" for i in range(tile)]
+    loads = [
+        f"            {word} s{i}_{v} = {load}({v}, sums + (top + {i}) * WIDE);" for i, v in cells
+    ]
+    stores = [f"            {store}(s{i}_{v}, {v}, sums + (top + {i}) * WIDE);" for i, v in cells]
+    return f"""{begin}    u64 panels = CEIL_DIV(columns, WIDE);
+    u64 item = GROUP_ID(0);
+    u64 j0 = item % panels * WIDE;
+    u64 i0 = item / panels % CEIL_DIV(rows, MOST) * MOST;
+    u64 z = item / panels / CEIL_DIV(rows, MOST);
+    u32 wide = (u32)MIN((u64)WIDE, columns - j0);
+    u32 high = (u32)MIN((u64)MOST, rows - i0);
+{starts(call)}
+    __attribute__((aligned(64))) SUM panel[DEPTH * WIDE];
+    __attribute__((aligned(64))) SUM sums[MOST * WIDE];
+    for (u32 e = 0; e < CEIL_DIV(high, TILE) * TILE * WIDE; e++)
+        sums[e] = 0;
+{_START[shape.pack]}    for (u64 first = 0; first < depth; first += DEPTH) {{
+        u32 count = (u32)MIN((u64)DEPTH, depth - first);
+{_PACK[shape.pack]}        for (u32 top = 0; top < high; top += TILE) {{
+{chr(10).join(rows_of + loads)}
+            const SUM *from = panel;
+            for (u32 k = 0; k < count; k++, from += WIDE) {{
+{chr(10).join(step)}
+            }}
+{chr(10).join(stores)}
+        }}
+    }}
+    for (u32 top = 0; top < high; top++) {{
+        u64 i = i0 + top;
+        if (wide == WIDE) {{
+            for (u32 lane = 0; lane < WIDE; lane++) {{
+                u64 j = j0 + lane;
+                SUM sum = sums[top * WIDE + lane];
+                {finished(call)}
+            }}
+        }} else {{
+            for (u32 lane = 0; lane < wide; lane++) {{
+                u64 j = j0 + lane;
+                SUM sum = sums[top * WIDE + lane];
+                {finished(call)}
+            }}
+        }}
+    }}
+}}
+"""
+
+
+_START = {
+    "rows": "",
+    "columns": "",
+    "image": """    i32 ys[WIDE], xs[WIDE];
+    for (u32 lane = 0; lane < WIDE; lane++) {
+        u64 j = j0 + MIN(lane, wide - 1);
+        ys[lane] = (i32)(j / out_width * STRIDE_H) - (i32)top_pad;
+        xs[lane] = (i32)(j % out_width * STRIDE_W) - (i32)left;
+    }
+    i32 is_run = STRIDE_W == 1 && !CHANNELS_LAST && wide == WIDE && ys[0] == ys[WIDE - 1];
+    u64 channel = 0;
+    i32 dy = 0, dx = 0;
+""",
+}
+_PACK = {
+    "rows": """        for (u32 k = 0; k < count; k++) {
+            GLOBAL const ITEM *from = b + B_AT(first + k, j0);
+            if (wide == WIDE) {
+                for (u32 lane = 0; lane < WIDE; lane++)
+                    panel[k * WIDE + lane] = LOAD_ITEM(from, lane);
+            } else {
+                for (u32 lane = 0; lane < WIDE; lane++)
+                    panel[k * WIDE + lane] = lane < wide ? LOAD_ITEM(from, lane) : (SUM)0;
+            }
+        }
+""",
+    "columns": """        for (u32 lane = 0; lane < WIDE; lane++) {
+            GLOBAL const ITEM *from = b + B_AT(first, j0 + MIN(lane, wide - 1));
+            for (u32 k = 0; k < count; k++)
+                panel[k * WIDE + lane] = LOAD_ITEM(from, k);
+        }
+""",
+    "image": """        for (u32 k = 0; k < count; k++) {
+            i32 y0 = dy * STEP_H, x0 = dx * STEP_W;
+            SUM *to = panel + k * WIDE;
+            if (is_run && xs[0] + x0 >= 0 && xs[WIDE - 1] + x0 < (i32)width) {
+                i32 y = ys[0] + y0;
+                if (y >= 0 && y < (i32)height) {
+                    GLOBAL const ITEM *from = b + PIXEL_AT(channel, y, xs[0] + x0);
+                    for (u32 lane = 0; lane < WIDE; lane++)
+                        to[lane] = LOAD_ITEM(from, lane);
+                } else {
+                    for (u32 lane = 0; lane < WIDE; lane++)
+                        to[lane] = 0;
+                }
+            } else {
+                for (u32 lane = 0; lane < WIDE; lane++) {
+                    i32 y = ys[lane] + y0, x = xs[lane] + x0;
+                    i32 is_inside = y >= 0 && y < (i32)height && x >= 0 && x < (i32)width;
+                    SUM value = LOAD_ITEM(b, is_inside ? PIXEL_AT(channel, y, x) : 0);
+                    to[lane] = is_inside ? value : (SUM)0;
+                }
+            }
+            if (CHANNELS_LAST) {
+                if (++channel == channels) {
+                    channel = 0;
+                    if (++dx == KERNEL_W) {
+                        dx = 0;
+                        dy++;
+                    }
+                }
+            } else if (++dx == KERNEL_W) {
+                dx = 0;
+                if (++dy == KERNEL_H) {
+                    dy = 0;
+                    channel++;
+                }
+            }
+        }
+""",
+}
+
+
+def _dots(call: OperationCall, shape: Shape, lanes: int) -> TemplateLaunch:
+    """Dot products of rows of a with rows of b as it lies in memory."""
+    count = shape.rows
+    symbol = "dots_" + symbol_of(call, shape, (lanes, count))
+    begin = _begin(call, shape, symbol, {"LANES": lanes, "COUNT": _DOT_COLUMNS})
+    word = ("double" if call.dtype is ElementType.F64 else "float") + str(lanes)
+    plain = call.dtype in (ElementType.F32, ElementType.F64)
+
+    def loaded(target: str, source: str) -> list[str]:
+        if plain:
+            return [f"            {word} {target} = vload{lanes}(0, {source} + k);"]
+        return [
+            f"            SUM {target}_lanes[LANES];",
+            "            for (u32 lane = 0; lane < LANES; lane++)",
+            f"                {target}_lanes[lane] = LOAD_ITEM({source}, k + lane);",
+            f"            {word} {target} = vload{lanes}(0, {target}_lanes);",
+        ]
+
+    step = loaded("y", "from")
+    rest, sums, ends = [], [], []
+    for i in range(count):
+        step += [*loaded(f"x{i}", f"(a + A_AT({i}, 0))"), f"            s{i} += x{i} * y;"]
+        rest.append(f"            t{i} += LOAD_ITEM(a, A_AT({i}, k)) * LOAD_ITEM(from, k);")
+        sums.append(f"        {word} s{i} = ({word})0; SUM t{i} = 0;")
+        ends.append(
+            f"        {{ SUM parts[LANES]; vstore{lanes}(s{i}, 0, parts); SUM sum = t{i};\n"
+            f"          for (u32 lane = 0; lane < LANES; lane++) sum += parts[lane];\n"
+            f"          u64 i = {i}; {finished(call)} }}"
+        )
+    text = f"""{begin}    u64 parts_of = CEIL_DIV(columns, COUNT);
+    u64 z = GROUP_ID(0) / parts_of;
+    u64 j0 = GROUP_ID(0) % parts_of * COUNT;
+{starts(call)}
+    for (u64 j = j0; j < MIN(j0 + COUNT, columns); j++) {{
+        GLOBAL const ITEM *from = b + B_AT(0, j);
+{chr(10).join(sums)}
+        u64 k = 0;
+        for (; k + LANES <= depth; k += LANES) {{
+{chr(10).join(step)}
+        }}
+        for (; k < depth; k++) {{
+{chr(10).join(rest)}
+        }}
+{chr(10).join(ends)}
+    }}
+}}
+"""
+    items = -(-shape.columns // _DOT_COLUMNS) * shape.products
+    template = Template(symbol, text, access(call, shape.numbers))
+    return TemplateLaunch(template, arguments(call, shape.numbers), (items, 1, 1), (1, 1, 1))

@@ -1,0 +1,133 @@
+"""Exported models on a real device: errors beside torch's own, times beside torch's CUDA graphs.
+
+Times are printed as JSON, a line for each case (``pytest -s``).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the extra 'export' is not installed")
+pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+
+import torch
+
+from dandelion.data import item_set
+from dandelion.export import export_module
+from dandelion.export.report import relative_error
+from dandelion.export.torch_binding import example_arrays
+from dandelion.node import Node, Settings
+from tests import torch_models
+
+CALLS = 60
+ERRORS = {"f32": 1e-4, "tf32": 5e-3, "bf16": 5e-2}
+CASES = [
+    (name, batch, precision)
+    for name in ("resnet50", "vit_b_16", "bert_base")
+    for batch in (1, 16)
+    for precision in ("f32", "tf32", "bf16")
+] + [(name, 1, "tf32") for name in ("resnet18", "gpt2", "unet", "mobilenet_v3", "diffusion_step")]
+
+
+@pytest.fixture(scope="module")
+def node(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    cache = str(tmp_path_factory.mktemp("code"))
+    options = {"cuda": {"cache": cache, "pool_bytes": "8G", "weights": "4G", "workers": "0"}}
+    settings = Settings(
+        backends=("null", "cuda"), options=options, arena_bytes=4 << 30, default_deadline_s=300
+    )
+    with Node(settings) as started:
+        assert started.wait_ready(60)
+        yield started
+
+
+def timed(action: Callable[[], object]) -> float:
+    """The median of some calls, in milliseconds."""
+    took = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        action()
+        took.append(time.perf_counter() - start)
+    return float(np.median(took)) * 1e3
+
+
+def arrays_of(results: Any, names: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return {n: one.double().cpu().numpy() for n, one in zip(names, leaves, strict=True)}
+
+
+def on_cuda(
+    module: Any, examples: tuple[Any, ...], names: tuple[str, ...]
+) -> tuple[dict[str, np.ndarray[Any, Any]], float]:
+    """What torch gives, and the median time of its CUDA graph with the copies of a call."""
+    moved = copy.deepcopy(module).cuda()
+    host = [one.pin_memory() for one in examples]
+    given = [one.cuda() for one in examples]
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                moved(*given)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = moved(*given)
+
+        def call() -> object:
+            for target, source in zip(given, host, strict=True):
+                target.copy_(source, non_blocking=True)
+            graph.replay()
+            return [one.cpu() for one in torch.utils._pytree.tree_leaves(results)]
+
+        call()
+        return arrays_of(results, names), timed(call)
+
+
+@pytest.mark.parametrize(("name", "batch", "precision"), CASES)
+def test_a_model(node: Node, name: str, batch: int, precision: str) -> None:
+    module, examples = torch_models.model(name, 1, batch)
+    wide = copy.deepcopy(module).double().cuda()
+    floats = [one.double() if one.is_floating_point() else one for one in examples]
+    if precision == "bf16":
+        module = module.to(torch.bfloat16)
+        examples = tuple(
+            one.to(torch.bfloat16) if one.is_floating_point() else one for one in examples
+        )
+    compute = precision if precision == "tf32" else "f32"
+    function = f"{name}_{batch}_{precision}"
+    made = export_module(function, module, examples, precision=compute)
+    node.register(made.function)
+    sets = {k: item_set(k, v) for k, v in example_arrays(examples, made.inputs).items()}
+
+    def call() -> Any:
+        return node.invoke_sets(function, sets).sets
+
+    for _ in range(5):
+        results = call()
+    found = {label: results[label].numpy().copy() for label in made.outputs}
+    ours_ms = timed(call)
+    with torch.inference_mode():
+        expected = arrays_of(wide(*(one.cuda() for one in floats)), made.outputs)
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    own, torch_ms = on_cuda(module, examples, made.outputs)
+    errors = {n: relative_error(found[n], expected[n]) for n in made.outputs}
+    torch_errors = {n: relative_error(own[n], expected[n]) for n in made.outputs}
+    line = {
+        "model": name, "batch": batch, "precision": precision, "dandelion_ms": round(ours_ms, 3),
+        "torch_graph_ms": round(torch_ms, 3), "ratio": round(ours_ms / torch_ms, 3),
+        "launches": made.report.launches, "error": max(errors.values()),
+        "torch_error": max(torch_errors.values()), "export_s": round(made.report.export_s, 1),
+    }  # fmt: skip
+    print(json.dumps(line), flush=True)
+    assert max(errors.values()) <= max(ERRORS["f32"], 1.5 * max(torch_errors.values())), line
+    assert max(errors.values()) <= ERRORS[precision], line
