@@ -78,6 +78,30 @@ class TenantCapacity(msgspec.Struct, frozen=True):
     quota: TenantSettings
 
 
+class MemberInfo(msgspec.Struct, frozen=True):
+    """A node of a cluster, as another one sees it.
+
+    Attributes:
+        name: its address for other nodes.
+        state: ``self``, ``alive``, ``suspect``, ``dead``, ``draining`` or ``unknown``.
+        voter: its vote counts when the catalogue is changed.
+        engines: how many calls it runs at the same time, by backend.
+        free: how many more it would begin, by backend.
+        sent: calls of the asked node that it has.
+        served: calls of it that the asked node has.
+        round_trip_s: of the last heartbeat, in seconds; 0 if there was none.
+    """
+
+    name: str
+    state: str
+    voter: bool
+    engines: dict[str, int] = {}
+    free: dict[str, int] = {}
+    sent: int = 0
+    served: int = 0
+    round_trip_s: float = 0.0
+
+
 class ArenaCapacity(msgspec.Struct, frozen=True):
     """The arena, in bytes.
 
@@ -119,6 +143,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
         invocations, invocations_limit: admitted ones of all tenants, and how many may be.
         admission: the answer about one function, if it was asked for.
         workers: of devices where the node chooses how many workers run.
+        members: the nodes of its cluster, if it is in one; for operators only.
     """
 
     engines: tuple[EngineCapacity, ...]
@@ -128,3 +153,4 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     invocations_limit: int
     admission: Admission | None = None
     workers: tuple[WorkersCapacity, ...] = ()
+    members: tuple[MemberInfo, ...] = ()

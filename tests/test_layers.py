@@ -49,6 +49,7 @@ LAYERS = [
     ["executors"],
     ["testing"],
     ["node"],
+    ["cluster"],
     ["frontend"],
     ["frontend_process"],
     ["replay"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dandelion.capacity import TenantCapacity, WorkersCapacity
+from dandelion.capacity import MemberInfo, TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -52,6 +52,29 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """What a node knows of its cluster.
+
+    Attributes:
+        members: itself and all others.
+        majority: it sees more than half of the voters, so it acknowledges changes.
+        registered: commands in the catalogue's log.
+        sent_calls, served_calls: counters of calls that went to others, and came from them.
+        lost_calls: of those that went, how many were lost with their node.
+        sent_bytes, received_bytes: counters of all connections.
+    """
+
+    members: tuple[MemberInfo, ...]
+    majority: bool
+    registered: int
+    sent_calls: int
+    served_calls: int
+    lost_calls: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """A snapshot of a node, of which metrics are made.
 
@@ -71,6 +94,7 @@ class NodeInfo:
         paused: instances that wait before they are run again.
         spans: what became of those to be exported; None if there are none.
         lines_dropped: of the access log.
+        cluster: what the node knows of its cluster; None if it is in none.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -90,6 +114,7 @@ class NodeInfo:
     paused: int = 0
     spans: SpanCounts | None = None
     lines_dropped: int = 0
+    cluster: ClusterInfo | None = None
 
 
 _ERRORS = SetSpec("errors")

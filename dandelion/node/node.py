@@ -32,7 +32,7 @@ from dandelion.asynchronous.records import KeptRequest
 from dandelion.asynchronous.store import KeptStore, open_kept_store
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import NodeCapacity
-from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
+from dandelion.catalog import Catalog, CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan
@@ -56,7 +56,8 @@ from dandelion.errors import (
 from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
-from dandelion.namespaces import DEFAULT_TENANT, check_tenant
+from dandelion.namespaces import DEFAULT_TENANT, check_tenant, split_name
+from dandelion.node.attachment import ClusterPart, NodeParts
 from dandelion.node.activity import ActivityLog, activity_of
 from dandelion.node.cache import ResultCache
 from dandelion.node.call_logs import CallLogs
@@ -117,6 +118,7 @@ class Node:
     Args:
         settings: see `Settings`; by default everything that works here, a catalogue in memory.
         drivers: further backends, made by the embedding program.
+        cluster: makes the node one of several, see `dandelion.cluster.Cluster`.
 
     Raises:
         InvalidInput: a setting, or a backend or option that it names, does not exist or is bad.
@@ -125,7 +127,12 @@ class Node:
             cannot be opened.
     """
 
-    def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        drivers: Sequence[Driver] = (),
+        cluster: ClusterPart | None = None,
+    ) -> None:
         self.settings = settings = settings or Settings()
         partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
@@ -137,7 +144,8 @@ class Node:
             check_tenant(name)
         self._backends, self._missing = load_backends(settings)
         self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
-        self._all = open_catalog(settings.catalog)
+        self._cluster = cluster
+        self._all = self._opened_catalog(settings.catalog)
         self._kept_store = self._opened_store(settings.catalog)
         self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
@@ -209,6 +217,16 @@ class Node:
         self._lines_dropped = 0
         self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
 
+    def _opened_catalog(self, url: str) -> Catalog:
+        opened = open_catalog(url)
+        if self._cluster is None:
+            return opened
+        try:
+            return self._cluster.wrap(opened, url, lambda event: self._runtime.post(event))
+        except BaseException:
+            opened.close()
+            raise
+
     def _opened_store(self, catalog: str) -> KeptStore:
         try:
             return open_kept_store(catalog)
@@ -244,6 +262,18 @@ class Node:
             except Exception as error:  # a backend's bug is no reason for the node not to start
                 reason = str(to_dandelion_error(error, backend.entry))
                 self._missing.append(BackendUnavailable(backend.entry, reason))
+        if self._cluster is not None:
+            self._cluster.start(
+                NodeParts(self._runtime, self._around, self._spaces, self._forget_removed)
+            )
+
+    def _forget_removed(self, records: Sequence[Record]) -> None:
+        """Forget functions that were removed from the catalogue of the cluster."""
+        for record in records:
+            if isinstance(record, FunctionSpec):
+                tenant, name = split_name(record.name)
+                owner = self._spaces.of(tenant).tenant
+                self._runtime.post(partial(self._removed, owner, name, (record.version,)))
 
     def _notify(self) -> None:
         with self._changed:
@@ -257,8 +287,12 @@ class Node:
             was, self._state = self._state, NodeState.CLOSED
             self._invoker.running = False
             atexit.unregister(self.close)
+            if was is not NodeState.RUNNING and self._cluster is not None:
+                _closed(self._cluster.close)
             if was is NodeState.RUNNING:
                 _closed(self._close_kept)
+                if self._cluster is not None:
+                    _closed(self._cluster.close)
                 self._loop.call(self._runtime.shut)
                 self._close_executors()
             if self._spans is not None:
@@ -878,6 +912,7 @@ class Node:
             len(scheduler.pauses),
             None if self._spans is None else self._spans.counts(),
             self._lines_dropped,
+            None if self._cluster is None else self._cluster.info(),
         )
 
     def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
