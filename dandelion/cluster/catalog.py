@@ -247,7 +247,10 @@ class ClusterCatalog(Catalog):
     def local_blob(self, digest: Digest) -> Bytes | None:
         """Give a blob that this node has, for another node. May read a file."""
         try:
-            return self.own.blob(digest) if self.own.has_blob(digest) else self.held(digest)
+            held = self.held(digest)  # first: what is carried out meanwhile is in the catalogue
+            if held is not None:
+                return held
+            return self.own.blob(digest) if self.own.has_blob(digest) else None
         except DandelionError:  # it is damaged: another node may have it whole
             return None
 

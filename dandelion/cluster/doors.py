@@ -189,14 +189,15 @@ class Door:
             OSError, TimeoutError, BadPeer: it cannot be opened.
         """
         self._count += 1
+        number = self._count
         link: OutLink | None = None
         control: Frames | None = None
         try:
             async with asyncio.timeout(JOIN_S):
-                control, welcome = await self._open_one(name, self._count, data=False)
+                control, welcome = await self._open_one(name, number, data=False)
                 link = OutLink(name, control, self._exchange(name), self._host)
                 control.received, control.sink, control.lost = link.received, _heap, link.close
-                data, _ = await self._open_one(name, self._count, data=True)
+                data, _ = await self._open_one(name, number, data=True)
                 data.lost = link.close
                 link.exchange.attach(data)
         except BaseException:

@@ -142,7 +142,8 @@ class LogDriver:
         try:
             self._catalog.stage(message.command)
         except DandelionError as error:
-            log.warning("blobs of a registration cannot be had: %s", error)
+            if not self._closing.is_set():
+                log.warning("blobs of a registration cannot be had: %s", error)
             return
         self._post(partial(self._take, name, message))
 

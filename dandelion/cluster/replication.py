@@ -40,6 +40,8 @@ import msgspec
 MS = 1_000_000
 PATIENCE_NS = 400 * MS
 """After so long without a majority a proposer tries again."""
+ASK_NS = 100 * MS
+"""How often a voter that lost its memory asks the others."""
 GIVE_UP_NS = 5000 * MS
 """After so long a proposal is not acknowledged. It may still be chosen later."""
 CATCH_UP = 64
@@ -287,7 +289,7 @@ class Replica:
             self._changes.failed.append(self._proposals.popleft().command.id)
             self._round = None
         if self.lost and now_ns >= self._retry_ns:
-            self._retry_ns = now_ns + PATIENCE_NS
+            self._retry_ns = now_ns + ASK_NS
             if self._floor is not None and not self._proposals:
                 number = len(self.log)
                 self.propose(Command(f"{self.me} {self._life} {number}", NOTHING, b""), now_ns)
@@ -303,7 +305,8 @@ class Replica:
             self._send(name, CatchUp(len(self.log)))
 
     def restarted(self, name: str) -> None:
-        """Another node was started again: it may have forgotten what it said."""
+        """There is a new link to another node, which may have forgotten what it said."""
+        self._retry_ns = 0
         if self._round is not None:
             self._round.promises.pop(name, None)
             self._round.accepted.discard(name)
@@ -390,10 +393,12 @@ class Replica:
             return
         length = max([len(self.log), *(one.length for one in answers)])
         anew = complete and self._fresh and all(one.fresh for one in answers)
-        if anew:
-            self._cleared = {name: one.life for name, one in self._recovered.items()}
         self._floor = 0 if anew else length + 2
         self._retry_ns = 0
+        if anew:
+            self._cleared = {name: one.life for name, one in self._recovered.items()}
+            for voter, life in self._cleared.items():
+                self._send(voter, Recovered(life, True, 0, True, self._life, cleared=True))
         self._found()
 
     def _found(self) -> None:
@@ -401,6 +406,8 @@ class Replica:
         if self.lost and self._floor is not None and len(self.log) >= self._floor:
             self.lost = False
             self._save()
+            if self._round is not None:
+                self._round.until_ns = 0
 
     # --- the proposer -----------------------------------------------------------------------------
 
