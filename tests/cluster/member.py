@@ -1,15 +1,21 @@
-"""A node of a cluster in a process of its own: ``python -m tests.cluster.member ADDRESS PEER,...``.
+"""Nodes of a cluster in processes of their own: ``python -m tests.cluster.member FOLDER``.
 
-It has one engine ``work`` that takes 5 ms for a call, prints a line when it is ready, and then
-carries out commands that it reads, one a line: ``register``, ``invoke COUNT``, ``quit``.
+For each line ``NAME ADDRESS PEER,...`` it forks a process with a node, which takes less time than to
+start one, and prints the id of the process. A node has one engine ``work`` that takes 5 ms for a
+call, and the pipes ``FOLDER/NAME.in`` and ``FOLDER/NAME.out``: there it writes a line when it is
+ready, and carries out commands, one a line: ``register``, ``invoke NUMBER SIZE``, ``alive``.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import TextIO
 
 from dandelion.cluster import Cluster, ClusterSettings
 from dandelion.data import Item, ItemSet
@@ -45,14 +51,31 @@ def invoke(node: Node, number: int, size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run until the end of the input."""
-    address, peers = sys.argv[1], tuple(sys.argv[2].split(","))
+    """Fork a process for each line."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
+    folder = Path(sys.argv[1])
+    for line in sys.stdin:
+        name, address, peers = line.split()
+        process = os.fork()
+        if not process:
+            code = 1
+            try:
+                with (folder / f"{name}.in").open() as given, (folder / f"{name}.out").open("w") as out:
+                    serve(address, tuple(peers.split(",")), given, out)
+                code = 0
+            finally:
+                os._exit(code)
+        print(process, flush=True)
+
+
+def serve(address: str, peers: tuple[str, ...], given: TextIO, out: TextIO) -> None:
+    """Run a node until the end of the input."""
     cluster = Cluster(ClusterSettings(address, SECRET, peers=peers))
     with Node(settings(), [scripted(work)], cluster) as node:
         wait_until(lambda: alive(node) == len(peers) - 1, 30)
         node.wait_ready(10)
-        print(json.dumps({"ready": True}), flush=True)
-        for line in sys.stdin:
+        print(json.dumps({"ready": True}), file=out, flush=True)
+        for line in given:
             word, *rest = line.split()
             if word == "register":
                 try:
@@ -66,7 +89,7 @@ def main() -> None:
                 answer = {"alive": alive(node), "records": len(node.records())}
             else:
                 return
-            print(json.dumps(answer), flush=True)
+            print(json.dumps(answer), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,14 +20,20 @@ from tests.cluster.clusters import free_addresses
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Member:
-    """A process with a node."""
+class Members:
+    """A process that forks nodes.
 
-    def __init__(self, address: str, peers: list[str]) -> None:
-        command = [sys.executable, "-m", "tests.cluster.member", address, ",".join(peers)]
-        self.address = address
+    Args:
+        folder: for pipes.
+        peers: addresses of all nodes.
+    """
+
+    def __init__(self, folder: Path, peers: list[str]) -> None:
+        self.folder, self.peers = folder, peers
+        self.count = 0
+        self.made: list[Member] = []
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "tests.cluster.member", str(folder)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
@@ -34,90 +41,105 @@ class Member:
             stderr=subprocess.DEVNULL,
         )
 
-    def read(self) -> dict[str, object]:
+    def start(self, address: str) -> Member:
+        self.count += 1
+        pipes = [self.folder / f"{self.count}.{end}" for end in ("in", "out")]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        return dict(json.loads(self.process.stdout.readline()))
+        self.process.stdin.write(f"{self.count} {address} {','.join(self.peers)}\n")
+        self.process.stdin.flush()
+        member = Member(int(self.process.stdout.readline()), address, *pipes)
+        self.made.append(member)
+        return member
+
+    def close(self) -> None:
+        for member in self.made:
+            member.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+class Member:
+    """A process with a node."""
+
+    def __init__(self, process: int, address: str, given: Path, out: Path) -> None:
+        self.process, self.address = process, address
+        self._given = given.open("w")
+        self._out = out.open()
+
+    def read(self) -> dict[str, object]:
+        return dict(json.loads(self._out.readline()))
 
     def write(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        self._given.write(line + "\n")
+        self._given.flush()
 
     def ask(self, line: str) -> dict[str, object]:
         self.write(line)
         return self.read()
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        os.kill(self.process, number)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.communicate()
+            self.signal(signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._given.close()
+        self._out.close()
 
 
-@contextlib.contextmanager
-def members(count: int = 3) -> Iterator[list[Member]]:
-    peers = free_addresses(count)
-    made = [Member(address, peers) for address in peers]
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    made = Members(tmp_path_factory.mktemp("nodes"), free_addresses(3))
     try:
-        for one in made:
+        for address in made.peers:
+            made.start(address)
+        for one in made.made:
             assert one.read() == {"ready": True}
-        assert made[0].ask("register") == {"registered": True}
-        wait_until(lambda: all(one.ask("alive")["records"] == 2 for one in made))
+        assert made.made[0].ask("register") == {"registered": True}
+        wait_until(lambda: all(one.ask("alive")["records"] == 2 for one in made.made))
         yield made
     finally:
-        for one in made:
-            one.close()
+        made.close()
 
 
-@pytest.fixture
-def three() -> Iterator[list[Member]]:
-    with members() as made:
-        yield made
-
-
-def test_nodes_are_killed_and_stopped_while_others_work(three: list[Member]) -> None:
-    a, b, c = three
-    first = a.ask("invoke 1 120")
-    assert first["right"]
-    # killed while it works for another one: its calls are run elsewhere
+def test_a_node_is_killed_and_started_again(members: Members) -> None:
+    a, b, c = members.made
+    assert a.ask("invoke 1 120")["right"]
     a.write("invoke 2 400")
-    time.sleep(0.15)
+    time.sleep(0.15)  # so that calls are under way
     c.signal(signal.SIGKILL)
-    second = a.read()
-    assert second.get("right"), second
-    assert float(str(second["s"])) < 5
-    # the rest is a majority, which acknowledges
-    assert a.ask("register") == {"registered": True}
+    found = a.read()
+    assert found.get("right"), found
+    assert float(str(found["s"])) < 5
     wait_until(lambda: a.ask("alive")["alive"] == 1, 5)
-    # stopped: it does not answer, so its calls are run elsewhere
-    a.write("invoke 3 400")
-    time.sleep(0.15)
-    b.signal(signal.SIGSTOP)
-    third = a.read()
-    assert third.get("right"), third
-    assert float(str(third["s"])) < 5
-    # now this one is alone, and acknowledges nothing
-    wait_until(lambda: a.ask("alive")["alive"] == 0, 5)
-    refused = a.ask("register")
-    assert str(refused["error"]).startswith("CatalogUnavailable")
-    # it goes on: others see that it was away, and it joins again
-    b.signal(signal.SIGCONT)
-    wait_until(lambda: a.ask("alive")["alive"] == 1, 5)
-    wait_until(lambda: b.ask("alive")["alive"] == 1, 5)
-    assert a.ask("register") == {"registered": True}
-    assert b.ask("invoke 4 50")["right"]
-
-
-def test_a_node_that_is_started_again_gets_the_catalogue(three: list[Member]) -> None:
-    a, b, c = three
-    c.signal(signal.SIGKILL)
-    c.process.wait()
-    wait_until(lambda: b.ask("alive")["alive"] == 1, 5)
-    again = Member(c.address, [one.address for one in three])
-    three.append(again)
+    assert a.ask("register") == {"registered": True}  # two of three are a majority
+    again = members.start(c.address)
     assert again.read() == {"ready": True}
     wait_until(lambda: again.ask("alive")["records"] == 2, 5)
-    assert again.ask("invoke 1 30")["right"]
+    assert again.ask("invoke 3 30")["right"]
+    assert b.ask("alive")["alive"] == 2
+
+
+def test_a_node_that_is_stopped_is_given_up_and_joins_again(members: Members) -> None:
+    a, b, c = members.made[0], members.made[1], members.made[-1]
+    c.signal(signal.SIGSTOP)
+    wait_until(lambda: a.ask("alive")["alive"] == 1, 5)
+    a.write("invoke 4 400")
+    time.sleep(0.15)  # so that calls are under way
+    b.signal(signal.SIGSTOP)
+    found = a.read()
+    assert found.get("right"), found
+    assert float(str(found["s"])) < 5
+    wait_until(lambda: a.ask("alive")["alive"] == 0, 5)
+    refused = a.ask("register")  # it is alone, so it acknowledges nothing
+    assert str(refused["error"]).startswith("CatalogUnavailable")
+    b.signal(signal.SIGCONT)
+    c.signal(signal.SIGCONT)
+    for one in (a, b, c):
+        wait_until(lambda one=one: one.ask("alive")["alive"] == 2, 5)  # type: ignore[misc]
+    assert a.ask("register") == {"registered": True}
+    assert b.ask("invoke 5 50")["right"]
