@@ -102,6 +102,30 @@ class MemberInfo(msgspec.Struct, frozen=True):
     round_trip_s: float = 0.0
 
 
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """What a node knows of its cluster.
+
+    Attributes:
+        node: name of the node that was asked.
+        members: itself and all others.
+        majority: it sees more than half of the voters, so it acknowledges changes.
+        registered: changes in the catalogue's log.
+        sent_calls, served_calls: counters of calls that went to others, and came from them.
+        lost_calls: of those that went, how many were lost with their node.
+        sent_bytes, received_bytes: counters of all connections.
+    """
+
+    node: str
+    members: tuple[MemberInfo, ...]
+    majority: bool
+    registered: int
+    sent_calls: int
+    served_calls: int
+    lost_calls: int
+    sent_bytes: int
+    received_bytes: int
+
+
 class ArenaCapacity(msgspec.Struct, frozen=True):
     """The arena, in bytes.
 
@@ -143,7 +167,6 @@ class NodeCapacity(msgspec.Struct, frozen=True):
         invocations, invocations_limit: admitted ones of all tenants, and how many may be.
         admission: the answer about one function, if it was asked for.
         workers: of devices where the node chooses how many workers run.
-        members: the nodes of its cluster, if it is in one; for operators only.
     """
 
     engines: tuple[EngineCapacity, ...]
@@ -153,4 +176,3 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     invocations_limit: int
     admission: Admission | None = None
     workers: tuple[WorkersCapacity, ...] = ()
-    members: tuple[MemberInfo, ...] = ()

@@ -7,6 +7,7 @@ Logs are JSON lines on standard error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from dandelion.frontend.listener import url_of
 from dandelion.frontend.logs import log_to_stderr
 from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
+from dandelion.node.attachment import ClusterPart
 
 _logger = logging.getLogger("dandelion.settings")
 
@@ -44,6 +46,15 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0
 
 
+def _cluster_of(settings: Settings) -> ClusterPart | None:
+    """Make the node's part of a cluster; without one, nothing of it is imported."""
+    if not (settings.peers or settings.cluster or settings.cluster_listen):
+        return None
+    joining = importlib.import_module("dandelion.cluster.joining")
+    joined: ClusterPart = joining.joined(settings)
+    return joined
+
+
 async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
     grpc: dict[str, int] = {}
 
@@ -62,7 +73,7 @@ async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
                 f"Dandelion listens on {url}; its interface is described at {url}/docs\n".encode()
             )
 
-    async with Node(settings) as node:
+    async with Node(settings, cluster=_cluster_of(settings)) as node:
         await serve(
             node,
             settings.host,

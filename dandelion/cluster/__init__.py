@@ -6,7 +6,7 @@ file              what it has
 `settings`        what the operator gives
 `membership`      pure: which nodes are alive
 `placement`       pure: which node gets a call
-`replication`     pure: the log of the catalogue's changes
+`replication`     pure: the log of the catalogue's changes; `ballots`: its messages
 `messages`        what nodes say to each other; `handshake`, `frames`: how
 `regions`         memory that is held for another node; `exchange`: pulling it
 `wire_sets`       sets to messages and back
@@ -15,6 +15,7 @@ file              what it has
 `catalog`         the catalogue; `blob_source`, `log_driver`, `log_file`: what it is made of
 `doors`           opening and accepting connections
 `cluster`         all of it together; `node_side`: what it needs of the node
+`joining`         from settings; `ray_control`: finding other nodes by Ray
 ================  ============================================================================
 """
 

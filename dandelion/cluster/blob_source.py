@@ -1,4 +1,4 @@
-"""Blobs of other nodes: fetched when they are needed, checked against their digest, kept for a while.
+"""Blobs of other nodes: fetched when they are needed, checked against their digest, and kept.
 
 A node that gets a call for a function that it does not have learns the digests and sizes of its
 blobs from the caller (`announced`). `blob` is called in threads that load functions, and waits for

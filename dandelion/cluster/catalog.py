@@ -29,8 +29,9 @@ from dandelion.catalog import (
     kind_of,
     used_blobs,
 )
+from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
-from dandelion.cluster.replication import GIVE_UP_NS, Command
+from dandelion.cluster.replication import GIVE_UP_NS
 from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, Unknown
 from dandelion.function import Digest, FunctionSpec

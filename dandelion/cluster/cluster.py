@@ -15,14 +15,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from dandelion.capacity import MemberInfo
+from dandelion.capacity import ClusterInfo, MemberInfo
 from dandelion.catalog import Catalog
+from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.doors import Door, bound_socket
@@ -36,13 +38,12 @@ from dandelion.cluster.membership import Beat, Connect, Lost, Membership, Renew
 from dandelion.cluster.messages import Ballot, Done, Failed, Load, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
-from dandelion.cluster.replication import Command, Replica
+from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
 from dandelion.errors import CatalogUnavailable
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
-from dandelion.node.info import ClusterInfo
 
 TICK_S = 0.05
 DRAIN_S = 5.0
@@ -51,11 +52,28 @@ DRAIN_S = 5.0
 log = logging.getLogger("dandelion.cluster")
 
 
+class Discovery(Protocol):
+    """Finds the other nodes, where they are not listed."""
+
+    def start(self, name: str, resources: Mapping[str, int], found: Callable[[str], None]) -> None:
+        """Tell the others of this node, and report others; returns at once.
+
+        Args:
+            name: of this node, its address.
+            resources: how many calls it runs at once, by backend.
+            found: called with the name of each other node, from any thread, perhaps repeatedly.
+        """
+
+    def close(self) -> None:
+        """This node leaves. May take a while."""
+
+
 class Cluster(NodeSide):
     """One node's part of a cluster. Use it for one node.
 
     Args:
         settings: see `ClusterSettings`.
+        discovery: finds further nodes.
 
     Attributes:
         name: of the node: its address for others.
@@ -65,8 +83,9 @@ class Cluster(NodeSide):
         InvalidInput: the address cannot be listened on, or TLS cannot be used.
     """
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
+        self._discovery = discovery
         settings.contexts()
         self._socket = bound_socket(settings.listen)
         self.name = settings.address or settings.listen
@@ -119,7 +138,19 @@ class Cluster(NodeSide):
         )
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
+        if self._discovery is not None:
+            resources = {group.backend: group.engines for group in self.load(0).groups}
+            self._discovery.start(self.name, resources, self._found)
         self._tick()
+
+    def _found(self, name: str) -> None:
+        """Discovery found a node; from any thread."""
+
+        def learn() -> None:
+            self._membership.learned(name)
+            self._act()
+
+        self._post(learn)
 
     def _refuse_on_loop(self) -> None:
         if threading.get_ident() == self.thread:
@@ -130,6 +161,8 @@ class Cluster(NodeSide):
         if not self.thread:
             self._socket.close()
             return
+        if self._discovery is not None:
+            self._discovery.close()
         self._post(self._drain)
         deadline = time.monotonic() + DRAIN_S
         while time.monotonic() < deadline:
@@ -187,6 +220,7 @@ class Cluster(NodeSide):
             members.append(self._member_info(member.name, member.state.value, load))
         ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
         return ClusterInfo(
+            self.name,
             tuple(sorted(members, key=lambda one: one.name)),
             self._membership.has_majority,
             len(self._log.replica.log),

@@ -86,9 +86,7 @@ class RemoteExecutor(Executor):
             self.events.lost(self.engine, gone, {})
 
     def _places(self) -> int:
-        return (
-            self._placement.under_way(self.backend) + self._placement.free(self.backend) or -1
-        )
+        return self._placement.under_way(self.backend) + self._placement.free(self.backend) or -1
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
         flow = call.flow

@@ -18,20 +18,19 @@ from functools import partial
 
 import msgspec
 
+from dandelion.cluster.ballots import (
+    Accept,
+    BallotMessage,
+    Chosen,
+    Command,
+    decode_ballot,
+    encode_ballot,
+)
 from dandelion.cluster.blob_source import BlobPeer, BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, unacknowledged
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.log_file import LogFile
-from dandelion.cluster.replication import (
-    Accept,
-    BallotMessage,
-    Changes,
-    Chosen,
-    Command,
-    Replica,
-    decode_ballot,
-    encode_ballot,
-)
+from dandelion.cluster.replication import Changes, Replica
 from dandelion.errors import DandelionError
 from dandelion.executors import to_dandelion_error
 from dandelion.function import Digest

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from dandelion.cluster.replication import (
+from dandelion.cluster.ballots import (
     NOTHING,
     Command,
     Saved,
@@ -57,8 +57,10 @@ class LogFile:
         self._applied_path = folder / "cluster.applied"
         if not path.exists() and has_records:
             raise Conflict(
-                "catalogue", str(folder), "it has records from before it was in a cluster; "
-                "start with an empty folder, and register them again"
+                "catalogue",
+                str(folder),
+                "it has records from before it was in a cluster; "
+                "start with an empty folder, and register them again",
             )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

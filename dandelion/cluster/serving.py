@@ -182,9 +182,7 @@ class InLink(ControlEnd):
         elif isinstance(message, Ping):
             host = self._host
             load = host.load(self.count)
-            pong = Pong(
-                message.number, load, host.members(), host.registered(), host.draining
-            )
+            pong = Pong(message.number, load, host.members(), host.registered(), host.draining)
             self.control.send(pong)
         elif isinstance(message, Define):
             self._define(message)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog, Record
 from dandelion.executors import Surroundings
-from dandelion.node.info import ClusterInfo
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 
@@ -33,7 +33,9 @@ class NodeParts:
 class ClusterPart(Protocol):
     """A cluster, as a node sees it; see `dandelion.cluster.Cluster`."""
 
-    def wrap(self, catalog: Catalog, url: str, post: Callable[[Callable[[], None]], None]) -> Catalog:
+    def wrap(
+        self, catalog: Catalog, url: str, post: Callable[[Callable[[], None]], None]
+    ) -> Catalog:
         """Give the catalogue of a node that is in the cluster. Called once, before the start.
 
         Args:

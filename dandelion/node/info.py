@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dandelion.capacity import MemberInfo, TenantCapacity, WorkersCapacity
+from dandelion.capacity import ClusterInfo, TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -49,29 +49,6 @@ class EngineInfo:
     calls: int
     failures: int
     busy_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterInfo:
-    """What a node knows of its cluster.
-
-    Attributes:
-        members: itself and all others.
-        majority: it sees more than half of the voters, so it acknowledges changes.
-        registered: commands in the catalogue's log.
-        sent_calls, served_calls: counters of calls that went to others, and came from them.
-        lost_calls: of those that went, how many were lost with their node.
-        sent_bytes, received_bytes: counters of all connections.
-    """
-
-    members: tuple[MemberInfo, ...]
-    majority: bool
-    registered: int
-    sent_calls: int
-    served_calls: int
-    lost_calls: int
-    sent_bytes: int
-    received_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

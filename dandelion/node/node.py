@@ -31,7 +31,7 @@ from dandelion.asynchronous.handle import AsyncInvocationHandle, InvocationHandl
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.asynchronous.store import KeptStore, open_kept_store
 from dandelion.call_logs import PAGE_LINES, LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.catalog import Catalog, CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
@@ -57,8 +57,8 @@ from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
 from dandelion.namespaces import DEFAULT_TENANT, check_tenant, split_name
-from dandelion.node.attachment import ClusterPart, NodeParts
 from dandelion.node.activity import ActivityLog, activity_of
+from dandelion.node.attachment import ClusterPart, NodeParts
 from dandelion.node.cache import ResultCache
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.callback_sender import CallbackRules
@@ -209,7 +209,8 @@ class Node:
             self._pool,
             callbacks,
         )
-        self.kept = NodeKept(self._kept, self._loop, self._invoker)
+        acknowledges = None if cluster is None else cluster.check_acknowledges
+        self.kept = NodeKept(self._kept, self._loop, self._invoker, acknowledges)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
@@ -912,7 +913,7 @@ class Node:
             len(scheduler.pauses),
             None if self._spans is None else self._spans.counts(),
             self._lines_dropped,
-            None if self._cluster is None else self._cluster.info(),
+            self._cluster_info(),
         )
 
     def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
@@ -958,6 +959,14 @@ class Node:
             capacity_of, self._runtime, self._arena, tenants, asking.tenant, spec, tenant is None
         )
         return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
+
+    def cluster(self) -> ClusterInfo | None:
+        """Tell what the node knows of its cluster; None if it is in none."""
+        ask = self._cluster_info
+        return self._loop.call(ask) if self._state is NodeState.RUNNING else None
+
+    def _cluster_info(self) -> ClusterInfo | None:
+        return None if self._cluster is None else self._cluster.info()
 
     def lines_dropped(self, count: int) -> None:
         """Count lines of an access log that were lost."""

@@ -1,7 +1,7 @@
 """Nodes of a cluster in processes of their own: ``python -m tests.cluster.member FOLDER``.
 
-For each line ``NAME ADDRESS PEER,...`` it forks a process with a node, which takes less time than to
-start one, and prints the id of the process. A node has one engine ``work`` that takes 5 ms for a
+For each line ``NAME ADDRESS PEER,...`` it forks a process with a node, which takes less time than
+to start one, and prints the id of the process. A node has one engine ``work`` that takes 5 ms for a
 call, and the pipes ``FOLDER/NAME.in`` and ``FOLDER/NAME.out``: there it writes a line when it is
 ready, and carries out commands, one a line: ``register``, ``invoke NUMBER SIZE``, ``alive``.
 """
@@ -60,7 +60,10 @@ def main() -> None:
         if not process:
             code = 1
             try:
-                with (folder / f"{name}.in").open() as given, (folder / f"{name}.out").open("w") as out:
+                with (
+                    (folder / f"{name}.in").open() as given,
+                    (folder / f"{name}.out").open("w") as out,
+                ):
                     serve(address, tuple(peers.split(",")), given, out)
                 code = 0
             finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 
@@ -38,9 +37,7 @@ class Workers:
                 self.ran[node] = self.ran.get(node, 0) + 1
             if call.inputs[0] is None:
                 return (None,)
-            items = tuple(
-                Item(i.name, i.key, bytes(i.data).upper()) for i in call.inputs[0].items
-            )
+            items = tuple(Item(i.name, i.key, bytes(i.data).upper()) for i in call.inputs[0].items)
             if items[0].data == b"BAD":
                 raise Raised(call.function.spec.name, "it is bad")
             threading.Event().wait(0.003)

@@ -11,8 +11,14 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import EngineDied, NodeLost
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.scheduler import CallState, EngineState, InvocationState, Scheduler, Tenant
-from dandelion.scheduler import policy_of
+from dandelion.scheduler import (
+    CallState,
+    EngineState,
+    InvocationState,
+    Scheduler,
+    Tenant,
+    policy_of,
+)
 from dandelion.scheduler.actions import End, Send
 from dandelion.scheduler.invariants import check_invariants
 
