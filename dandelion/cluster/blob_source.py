@@ -92,8 +92,9 @@ class BlobSource:
             except Late:
                 continue
             if data is not None and digest_of(data) == digest:
-                self._keep(digest, data)
-                return data
+                copy = bytes(data)  # the arena is for data in flight
+                self._keep(digest, copy)
+                return copy
         raise NodeLost("cluster", f"no node that is up gave the blob {digest[:12]}")
 
     def _keep(self, digest: Digest, data: Bytes) -> None:

@@ -54,7 +54,6 @@ class RemoteExecutor(Executor):
         self._placement = placement
         self._links = links
         self._resized = resized
-        self._where: dict[CallState, OutLink] = {}
         self._up = False
 
     @property
@@ -99,7 +98,6 @@ class RemoteExecutor(Executor):
             self._resized(self.engine, -1)
             self.events.failed(call, NodeLost("cluster", "no node took the call"), begun=False)
             return
-        self._where[call] = link
         link.run(call, self.backend)
 
     def _sizes(self, call: CallState) -> tuple[int, dict[str, int]]:
@@ -115,13 +113,8 @@ class RemoteExecutor(Executor):
                             there[name] = there.get(name, 0) + item.size_bytes
         return size, there
 
-    def ended(self, call: CallState) -> None:
-        """A call was answered."""
-        self._where.pop(call, None)
-
     def stop(self, call: CallState) -> None:
-        link = self._where.get(call)
-        if link is not None:
+        for link in self._links.values():
             link.stop(call)
 
     def forget(self, flow: Flow) -> None:

@@ -281,14 +281,10 @@ class OutLink(ControlEnd):
             self.control.send(Undefine(number))
 
     def stop(self, call: CallState) -> None:
-        """Have a call ended soon; it is answered all the same."""
+        """Have a call ended soon, if it is there; it is answered all the same."""
         number = self._numbers.get(call)
         if number is not None:
             self.control.send(StopRun(number))
-
-    def has(self, call: CallState) -> bool:
-        """Whether the other node has a call."""
-        return call in self._numbers
 
     def received(self, message: Message, data: memoryview | None) -> None:
         if isinstance(message, Done):
