@@ -106,6 +106,7 @@ class Cluster(NodeSide):
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
         self.thread = 0
+        self._file: LogFile | None = None
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -132,6 +133,7 @@ class Cluster(NodeSide):
         self.catalog.removed = parts.removed
         self.catalog.refuse_on_loop = self._refuse_on_loop
         self.catalog.propose = lambda command: self._post(partial(self._propose, command))
+        assert self._file is not None, "the node has wrapped its catalogue"
         replica = Replica(self.name, self._voters, self.incarnation, self._file.saved)
         self._log = LogDriver(
             replica, self._file, self.catalog, self.source, self._post, self._send_ballot
@@ -160,6 +162,8 @@ class Cluster(NodeSide):
         """See `ClusterPart.close`."""
         if not self.thread:
             self._socket.close()
+            if self._file is not None:
+                self._file.close()
             return
         if self._discovery is not None:
             self._discovery.close()

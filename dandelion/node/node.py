@@ -226,6 +226,7 @@ class Node:
             return self._cluster.wrap(opened, url, lambda event: self._runtime.post(event))
         except BaseException:
             opened.close()
+            self._cluster.close()
             raise
 
     def _opened_store(self, catalog: str) -> KeptStore:
@@ -233,6 +234,8 @@ class Node:
             return open_kept_store(catalog)
         except BaseException:
             self._all.close()
+            if self._cluster is not None:
+                self._cluster.close()
             raise
 
     # --- life -----------------------------------------------------------------------------------
