@@ -79,6 +79,54 @@ class TenantCapacity(msgspec.Struct, frozen=True):
     quota: TenantSettings
 
 
+class MemberInfo(msgspec.Struct, frozen=True):
+    """A node of a cluster, as another one sees it.
+
+    Attributes:
+        name: its address for other nodes.
+        state: ``self``, ``alive``, ``suspect``, ``dead``, ``draining`` or ``unknown``.
+        voter: its vote counts when the catalogue is changed.
+        engines: how many calls it runs at the same time, by backend.
+        free: how many more it would begin, by backend.
+        sent: calls of the asked node that it has.
+        served: calls of it that the asked node has.
+        round_trip_s: of the last heartbeat, in seconds; 0 if there was none.
+    """
+
+    name: str
+    state: str
+    voter: bool
+    engines: dict[str, int] = {}
+    free: dict[str, int] = {}
+    sent: int = 0
+    served: int = 0
+    round_trip_s: float = 0.0
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """What a node knows of its cluster.
+
+    Attributes:
+        node: name of the node that was asked.
+        members: itself and all others.
+        majority: it sees more than half of the voters, so it acknowledges changes.
+        registered: changes in the catalogue's log.
+        sent_calls, served_calls: counters of calls that went to others, and came from them.
+        lost_calls: of those that went, how many were lost with their node.
+        sent_bytes, received_bytes: counters of all connections.
+    """
+
+    node: str
+    members: tuple[MemberInfo, ...]
+    majority: bool
+    registered: int
+    sent_calls: int
+    served_calls: int
+    lost_calls: int
+    sent_bytes: int
+    received_bytes: int
+
+
 class ArenaCapacity(msgspec.Struct, frozen=True):
     """The arena, in bytes.
 

@@ -696,6 +696,17 @@ class SandboxLost(EngineDied):
 
 
 @dataclass(eq=False)
+class NodeLost(EngineDied):
+    """Another node of the cluster is gone, or did not take a call. The function is not the cause.
+
+    A pure call is run again elsewhere.
+    """
+
+    def __str__(self) -> str:
+        return f"node {self.engine}: {self.message}"
+
+
+@dataclass(eq=False)
 class DeviceFault(DandelionError):
     """A device reported an error that is not known to be caused by a kernel."""
 

@@ -48,6 +48,12 @@ def qualified(tenant: str, name: str) -> str:
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """Return the tenant and the name of a function under its name in the catalogue."""
+    tenant, slash, own = name.partition("/")
+    return (tenant, own) if slash else (DEFAULT_TENANT, name)
+
+
 def _is_qualified(kind: type[Record], name: str) -> bool:
     """Tell whether a name contains the separator, so that no tenant may use it."""
     return (_SEPARATOR if kind is LibraryRecord else "/") in name

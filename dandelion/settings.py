@@ -147,6 +147,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ``10.0.0.0/8``.
         callback_secrets: file in TOML with a table ``secrets``: by tenant, what its callbacks are
             signed with.
+        peers: addresses of the other nodes of a cluster, ``HOST:PORT``, the same list on all nodes;
+            the node's own may be among them. See ``docs/cluster.md``.
+        cluster: a Ray cluster by which the nodes find each other: ``auto`` for the one that this
+            machine belongs to, ``local`` for a new one, or ``HOST:PORT``; needs the extra
+            ``cluster``.
+        cluster_listen: the address for other nodes, ``HOST:PORT``; port 0 chooses a free one.
+        cluster_address: how other nodes reach this one, if that is another address.
+        cluster_secret: file with a secret of 16 bytes or more, which all nodes have.
+        cluster_tls_cert, cluster_tls_key, cluster_tls_ca: files in PEM: the certificate chain of
+            this node, its key, and the certificates that sign those of all nodes. With them the
+            traffic between nodes is encrypted.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -218,6 +229,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     callback_allow: tuple[str, ...] = ()
     callback_networks: tuple[str, ...] = ()
     callback_secrets: str = ""
+    peers: tuple[str, ...] = ()
+    cluster: str = ""
+    cluster_listen: str = ""
+    cluster_address: str = ""
+    cluster_secret: str = ""
+    cluster_tls_cert: str = ""
+    cluster_tls_key: str = ""
+    cluster_tls_ca: str = ""
     spin_us: int = -1
     engine_spin_us: int = -1
 

@@ -53,6 +53,7 @@ LAYERS = [
     ["executors"],
     ["testing"],
     ["node"],
+    ["cluster"],
     ["frontend"],
     ["frontend_process"],
     ["replay"],

@@ -54,6 +54,7 @@ class Arguments(argparse.Namespace):
     rate: float | None
     burst: int | None
     bench_verb: str
+    cluster_verb: str
     names: list[str]
     quick: bool
     backend: str | None
@@ -124,6 +125,9 @@ def make_parser() -> MainParser:
         "name", nargs="?", metavar="FUNCTION", help="also tell what would happen to a call of it"
     )
     _version(capacity)
+    cluster = verbs.add_parser("cluster", help="show the nodes of a cluster")
+    cluster_verbs = cluster.add_subparsers(dest="cluster_verb", required=True, metavar="VERB")
+    cluster_verbs.add_parser("status", parents=[remote], help="show what a node knows of it")
     _logs(verbs.add_parser("logs", parents=[remote], help="show what functions wrote"))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)

@@ -8,6 +8,7 @@ Logs are JSON lines on standard error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from dandelion.frontend.listener import url_of
 from dandelion.frontend.logs import log_to_stderr
 from dandelion.frontend_process.serving import serve
 from dandelion.node import Node, Settings
+from dandelion.node.attachment import ClusterPart
 
 _logger = logging.getLogger("dandelion.settings")
 
@@ -47,6 +49,15 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0
 
 
+def _cluster_of(settings: Settings) -> ClusterPart | None:
+    """Make the node's part of a cluster; without one, nothing of it is imported."""
+    if not (settings.peers or settings.cluster or settings.cluster_listen):
+        return None
+    joining = importlib.import_module("dandelion.cluster.joining")
+    joined: ClusterPart = joining.joined(settings)
+    return joined
+
+
 async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
     grpc: dict[str, int] = {}
 
@@ -67,7 +78,7 @@ async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
                 f"Dandelion listens on {url}; its interface is described at {url}/docs\n".encode()
             )
 
-    async with make_node(settings) as node:
+    async with make_node(settings, _cluster_of(settings)) as node:
         await serve(
             node,
             settings.host,
@@ -78,10 +89,10 @@ async def _serve(settings: Settings, drain_s: int, out: Output) -> None:
         )
 
 
-def make_node(settings: Settings) -> Node:
+def make_node(settings: Settings, cluster: ClusterPart | None = None) -> Node:
     """Make the node; an error of its catalogue also says how to choose another one."""
     try:
-        return Node(settings)
+        return Node(settings, cluster=cluster)
     except (CatalogCorrupt, CatalogUnavailable, Conflict, DiskFull) as error:
         add_choices(error, settings)
         raise

@@ -12,7 +12,7 @@ from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import AsyncInvocationHandle, AsyncKeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
 from dandelion.frontend import client_protocol
@@ -239,6 +239,10 @@ class AsyncClient:
     ) -> NodeCapacity:
         """Tell what the node has and what is free, as `Client.capacity`."""
         return await self._run(client_protocol.capacity(function, version))
+
+    async def cluster(self) -> ClusterInfo | None:
+        """Tell what the node knows of its cluster; None if it is in none."""
+        return await self._run(client_protocol.cluster())
 
     async def metrics(self) -> str:
         """Return the node's metrics in Prometheus' text format."""

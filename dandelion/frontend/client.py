@@ -21,7 +21,7 @@ from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import InvocationHandle, KeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
 from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
 from dandelion.frontend import client_protocol
@@ -355,6 +355,10 @@ class Client:
             InvalidInput: it is a composition.
         """
         return self._run(client_protocol.capacity(function, version))
+
+    def cluster(self) -> ClusterInfo | None:
+        """Tell what the node knows of its cluster; None if it is in none."""
+        return self._run(client_protocol.cluster())
 
     def metrics(self) -> str:
         """Return the node's metrics in Prometheus' text format."""

@@ -26,7 +26,7 @@ from dandelion.asynchronous.records import (
     check_key,
 )
 from dandelion.call_logs import LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import (
     ContentLike,
@@ -419,6 +419,12 @@ def capacity(function: str | None, version: int | None) -> Steps[NodeCapacity]:
         asked = {"function": function} | ({} if version is None else {"version": str(version)})
         path += "?" + urllib.parse.urlencode(asked)
     return _decoded((yield ClientRequest("GET", path)), NodeCapacity)
+
+
+def cluster() -> Steps[ClusterInfo | None]:
+    """Ask for the nodes of the cluster."""
+    response = _checked((yield ClientRequest("GET", "/v1/cluster")))
+    return msgspec.json.decode(response.body, type=ClusterInfo | None)
 
 
 def metrics() -> Steps[str]:

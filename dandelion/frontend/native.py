@@ -18,6 +18,7 @@ from dandelion.frontend.logs_routes import LogsRoute
 from dandelion.frontend.negotiation import Codec, writers
 from dandelion.frontend.openapi import (
     capacity_operation,
+    cluster_operation,
     compare_operation,
     describe_operation,
     graph_operation,
@@ -87,6 +88,7 @@ class NativeAdapter(Adapter):
             Route("GET", "/v1/traces/{id}", self._trace, read, trace_operation()),
             Route("GET", "/v1/logs", self._logs, read, logs_operation()),
             Route("GET", "/v1/capacity", self._capacity, read, capacity_operation()),
+            Route("GET", "/v1/cluster", self._cluster, Right.OPERATE, cluster_operation()),
             Route("GET", "/v1/engines", self._engines, Right.OPERATE, engines),
             *self._kept_routes(),
         ]
@@ -113,6 +115,10 @@ class NativeAdapter(Adapter):
         request.expect_query(())
         engines = await asyncio.to_thread(self._node.engines)
         return json_response({"engines": engines})
+
+    async def _cluster(self, request: Request) -> Response:
+        request.expect_query(())
+        return json_response(await asyncio.to_thread(self._node.cluster))
 
     async def _capacity(self, request: Request) -> Response:
         request.expect_query(("function", "version"))

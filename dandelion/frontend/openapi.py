@@ -14,7 +14,7 @@ import msgspec
 
 from dandelion import __version__
 from dandelion.activity import Activity
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.kept_documents import (
@@ -44,6 +44,7 @@ _RECORDS = (
     Entry,
     Description,
     NodeCapacity,
+    ClusterInfo,
     ProblemDocument,
     KeptDocument,
     InvocationsDocument,
@@ -222,6 +223,12 @@ def logs_operation() -> Json:
     ]
     content: Json = {"application/x-ndjson": {"schema": {"type": "string"}}}
     return operation_of("What functions wrote, a JSON object a line", content, parameters)
+
+
+def cluster_operation() -> Json:
+    """Describe ``GET /v1/cluster``."""
+    schema: Json = {"anyOf": [reference("ClusterInfo"), {"type": "null"}]}
+    return operation_of("The nodes of the cluster, null without one", json_content(schema))
 
 
 def capacity_operation() -> Json:

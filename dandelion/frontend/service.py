@@ -12,7 +12,7 @@ from typing import Protocol
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.catalog import CompositionRecord, Record
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import PlannedChange, Registered, RegistrationDocument
@@ -166,6 +166,9 @@ class Service(Protocol):
         self, tenant: str | None, function: str | None = None, version: int | None = None
     ) -> NodeCapacity:
         """Tell what the node has and what is free, as far as a tenant may see it."""
+
+    def cluster(self) -> ClusterInfo | None:
+        """Tell what the node knows of its cluster; None if it is in none."""
 
     def record(
         self,

@@ -149,6 +149,10 @@ class GetCapacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
     version: int | None
 
 
+class GetCluster(msgspec.Struct, frozen=True, array_like=True, tag="cluster"):
+    """Ask for a `ClusterInfo`, or None."""
+
+
 class GetActivity(msgspec.Struct, frozen=True, array_like=True, tag="activity"):
     """Ask for an `Activity`."""
 
@@ -227,6 +231,7 @@ Query: TypeAlias = (
     | Remove
     | GetEngines
     | GetCapacity
+    | GetCluster
     | GetActivity
     | GetTrace
     | GetLogs

@@ -21,6 +21,7 @@ from dandelion.frontend_process.messages import (
     Describe,
     GetActivity,
     GetCapacity,
+    GetCluster,
     GetEngines,
     GetLogs,
     GetMetrics,
@@ -67,6 +68,7 @@ class Queries:
             ),
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
+            GetCluster: lambda _: node.cluster(),
             GetActivity: lambda query: node.activity(query.tenant, query.query),
             GetTrace: lambda query: node.trace(query.invocation, query.tenant),
             GetLogs: lambda query: node.logs(

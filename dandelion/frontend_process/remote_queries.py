@@ -10,7 +10,7 @@ import msgspec
 
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.call_logs import PAGE_LINES, LogPage
-from dandelion.capacity import NodeCapacity
+from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, PlannedChange, Registered, RegistrationDocument
@@ -22,6 +22,7 @@ from dandelion.frontend_process.messages import (
     Describe,
     GetActivity,
     GetCapacity,
+    GetCluster,
     GetEngines,
     GetLogs,
     GetMetrics,
@@ -56,6 +57,7 @@ _versions = msgspec.msgpack.Decoder(list[int])
 _registered = msgspec.msgpack.Decoder(list[Registered])
 _activity = msgspec.msgpack.Decoder(Activity)
 _planned = msgspec.msgpack.Decoder(list[PlannedChange])
+_cluster: msgspec.msgpack.Decoder[ClusterInfo | None] = msgspec.msgpack.Decoder(ClusterInfo | None)
 _capacity = msgspec.msgpack.Decoder(NodeCapacity)
 _page = msgspec.msgpack.Decoder(LogPage)
 _engines = msgspec.msgpack.Decoder(list[EngineEntry])
@@ -139,6 +141,10 @@ class RemoteQueries(abc.ABC):
     ) -> NodeCapacity:
         """See `Service`."""
         return self._ask(GetCapacity(tenant, function, version), _capacity)
+
+    def cluster(self) -> ClusterInfo | None:
+        """See `Service`."""
+        return self._ask(GetCluster(), _cluster)
 
     def activity(self, tenant: str, query: ActivityQuery) -> Activity:
         """See `Service`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dandelion.capacity import TenantCapacity, WorkersCapacity
+from dandelion.capacity import ClusterInfo, TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -71,6 +71,7 @@ class NodeInfo:
         paused: instances that wait before they are run again.
         spans: what became of those to be exported; None if there are none.
         lines_dropped: of the access log.
+        cluster: what the node knows of its cluster; None if it is in none.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -90,6 +91,7 @@ class NodeInfo:
     paused: int = 0
     spans: SpanCounts | None = None
     lines_dropped: int = 0
+    cluster: ClusterInfo | None = None
 
 
 _ERRORS = SetSpec("errors")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dandelion.call_logs import PrintedLine
 from dandelion.data import Sets, elements_of
 from dandelion.errors import InternalError
 from dandelion.markup import page
@@ -44,6 +45,7 @@ class Invocation(InvocationState, eq=False, kw_only=True):
         recorder: collects its calls, if it is recorded.
         queued_ns, run_ns: sums over its calls that ended: waiting for engines, and on engines.
         calls_ended: how many these are.
+        printed: what the call of another node wrote, if this is one.
     """
 
     trace: Trace
@@ -52,6 +54,7 @@ class Invocation(InvocationState, eq=False, kw_only=True):
     queued_ns: int = 0
     run_ns: int = 0
     calls_ended: int = 0
+    printed: tuple[PrintedLine, ...] = ()
 
     def notify(self) -> None:
         """Call `on_end`, and keep it no longer: it may refer to this, with inputs and outputs."""

@@ -25,9 +25,17 @@ class NodeKept:
         service: of the node.
         loop: of the node.
         invoker: of the node, which knows whether it runs.
+        check_acknowledges: raises if the node may promise nothing now.
     """
 
-    def __init__(self, service: KeptService, loop: NodeLoop, invoker: Invoker) -> None:
+    def __init__(
+        self,
+        service: KeptService,
+        loop: NodeLoop,
+        invoker: Invoker,
+        check_acknowledges: Callable[[], None] | None = None,
+    ) -> None:
+        self._check_acknowledges = check_acknowledges
         self._service = service
         self._loop = loop
         self._invoker = invoker
@@ -36,6 +44,8 @@ class NodeKept:
         self, request: KeptRequest, sets: Mapping[str, ItemSet | None], *, tenant: str
     ) -> KeptView:
         """Accept an asynchronous invocation."""
+        if self._check_acknowledges is not None:
+            self._check_acknowledges()
         return await self._here(self._service.submit(request, sets, tenant))
 
     async def watch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -50,6 +51,32 @@ class _Snapshot(Collector):
         yield from self._cache()
         yield from self._records()
         yield from self._engines()
+        yield from self._cluster()
+
+    def _cluster(self) -> Iterator[Metric]:
+        cluster = self._info.cluster
+        if cluster is None:
+            return
+        members = GaugeMetricFamily(
+            "dandelion_cluster_members", "Nodes of the cluster, by state.", labels=["state"]
+        )
+        for state, count in sorted(Counter(m.state for m in cluster.members).items()):
+            members.add_metric([state], count)
+        yield members
+        yield GaugeMetricFamily(
+            "dandelion_cluster_majority",
+            "1 if this node sees more than half of the voters.",
+            cluster.majority,
+        )
+        documented = {
+            "sent_calls": "Calls that other nodes ran for this one.",
+            "served_calls": "Calls that this node ran for others.",
+            "lost_calls": "Calls that were lost with the node that ran them.",
+            "sent_bytes": "Bytes sent to other nodes.",
+            "received_bytes": "Bytes received from other nodes.",
+        }
+        for name, text in documented.items():
+            yield CounterMetricFamily(f"dandelion_cluster_{name}", text, getattr(cluster, name))
 
     def _durations(self) -> Metric:
         durations = HistogramMetricFamily(

@@ -32,8 +32,8 @@ from dandelion.asynchronous.handle import AsyncInvocationHandle, InvocationHandl
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.asynchronous.store import KeptStore, open_kept_store
 from dandelion.call_logs import PAGE_LINES, LogPage
-from dandelion.capacity import NodeCapacity
-from dandelion.catalog import CompositionRecord, Record, kind_of, open_catalog
+from dandelion.capacity import ClusterInfo, NodeCapacity
+from dandelion.catalog import Catalog, CompositionRecord, Record, kind_of, open_catalog
 from dandelion.data import ItemSet, Sets, Value, item_set
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan
@@ -57,8 +57,9 @@ from dandelion.errors import (
 from dandelion.executors import Surroundings, to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.memory import ArenaMap, Context, SharedDomain, Transfers
-from dandelion.namespaces import DEFAULT_TENANT, check_tenant
+from dandelion.namespaces import DEFAULT_TENANT, check_tenant, split_name
 from dandelion.node.activity import ActivityLog, activity_of
+from dandelion.node.attachment import ClusterPart, NodeParts
 from dandelion.node.cache import ResultCache
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.callback_sender import CallbackRules
@@ -120,6 +121,7 @@ class Node:
     Args:
         settings: see `Settings`; by default everything that works here, a catalogue in memory.
         drivers: further backends, made by the embedding program.
+        cluster: makes the node one of several, see `dandelion.cluster.Cluster`.
 
     Raises:
         InvalidInput: a setting, or a backend or option that it names, does not exist or is bad.
@@ -128,7 +130,12 @@ class Node:
             cannot be opened.
     """
 
-    def __init__(self, settings: Settings | None = None, drivers: Sequence[Driver] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        drivers: Sequence[Driver] = (),
+        cluster: ClusterPart | None = None,
+    ) -> None:
         self.settings = settings = settings or Settings()
         partitioning, caps = _partitioning(settings.partitioning), settings.caps
         check_names(settings, [driver.name for driver in drivers])
@@ -141,7 +148,8 @@ class Node:
             check_tenant(name)
         self._backends, self._missing = load_backends(settings)
         self._backends += [Backend(d.name, (d.name,), d) for d in drivers]
-        self._all = open_catalog(settings.catalog)
+        self._cluster = cluster
+        self._all = self._opened_catalog(settings.catalog)
         self._kept_store = self._opened_store(settings.catalog)
         self._arena = SharedDomain(settings.arena_bytes)
         self._transfers = Transfers()
@@ -209,7 +217,8 @@ class Node:
             self._pool,
             callbacks,
         )
-        self.kept = NodeKept(self._kept, self._loop, self._invoker)
+        acknowledges = None if cluster is None else cluster.check_acknowledges
+        self.kept = NodeKept(self._kept, self._loop, self._invoker, acknowledges)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
@@ -217,11 +226,24 @@ class Node:
         self._lines_dropped = 0
         self.catalog = self._spaces.of(DEFAULT_TENANT).catalog
 
+    def _opened_catalog(self, url: str) -> Catalog:
+        opened = open_catalog(url)
+        if self._cluster is None:
+            return opened
+        try:
+            return self._cluster.wrap(opened, url, lambda event: self._runtime.post(event))
+        except BaseException:
+            opened.close()
+            self._cluster.close()
+            raise
+
     def _opened_store(self, catalog: str) -> KeptStore:
         try:
             return open_kept_store(catalog)
         except BaseException:
             self._all.close()
+            if self._cluster is not None:
+                self._cluster.close()
             raise
 
     # --- life -----------------------------------------------------------------------------------
@@ -253,6 +275,18 @@ class Node:
             except Exception as error:  # a backend's bug is no reason for the node not to start
                 reason = str(to_dandelion_error(error, backend.entry))
                 self._missing.append(BackendUnavailable(backend.entry, reason))
+        if self._cluster is not None:
+            self._cluster.start(
+                NodeParts(self._runtime, self._around, self._spaces, self._forget_removed)
+            )
+
+    def _forget_removed(self, records: Sequence[Record]) -> None:
+        """Forget functions that were removed from the catalogue of the cluster."""
+        for record in records:
+            if isinstance(record, FunctionSpec):
+                tenant, name = split_name(record.name)
+                owner = self._spaces.of(tenant).tenant
+                self._runtime.post(partial(self._removed, owner, name, (record.version,)))
 
     def _notify(self) -> None:
         with self._changed:
@@ -266,8 +300,12 @@ class Node:
             was, self._state = self._state, NodeState.CLOSED
             self._invoker.running = False
             atexit.unregister(self.close)
+            if was is not NodeState.RUNNING and self._cluster is not None:
+                _closed(self._cluster.close)
             if was is NodeState.RUNNING:
                 _closed(self._close_kept)
+                if self._cluster is not None:
+                    _closed(self._cluster.close)
                 self._loop.call(self._runtime.shut)
                 self._close_executors()
             if self._spans is not None:
@@ -903,6 +941,7 @@ class Node:
             len(scheduler.pauses),
             None if self._spans is None else self._spans.counts(),
             self._lines_dropped,
+            self._cluster_info(),
         )
 
     def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
@@ -948,6 +987,14 @@ class Node:
             capacity_of, self._runtime, self._arena, tenants, asking.tenant, spec, tenant is None
         )
         return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
+
+    def cluster(self) -> ClusterInfo | None:
+        """Tell what the node knows of its cluster; None if it is in none."""
+        ask = self._cluster_info
+        return self._loop.call(ask) if self._state is NodeState.RUNNING else None
+
+    def _cluster_info(self) -> ClusterInfo | None:
+        return None if self._cluster is None else self._cluster.info()
 
     def lines_dropped(self, count: int) -> None:
         """Count lines of an access log that were lost."""

@@ -103,7 +103,7 @@ class Recorder:
         if engine is None:
             return
         if call.printed:
-            self._logs.add(call)
+            self._keep_printed(call)
         started_ns = call.started_ns or call.sent_ns
         ended_ns = max(call.ended_ns, started_ns)
         failed = "" if error is None else type(root_of(error)).__name__
@@ -130,6 +130,14 @@ class Recorder:
                     )
                 )
 
+    def _keep_printed(self, call: CallState) -> None:
+        """Keep what a call wrote; the node that owns the invocation keeps that of its calls."""
+        invocation = call.invocation
+        if invocation.served and isinstance(invocation, Invocation):
+            invocation.printed = call.printed
+        else:
+            self._logs.add(call)
+
     def answered(self, call: CallState, answer: InstanceSets | DandelionError) -> None:
         """Add the call to the recording of its invocation, if there is one."""
         invocation = call.invocation
@@ -146,7 +154,9 @@ class Recorder:
             self.answered(call, outputs)
 
     def refused(self, invocation: InvocationState, error: DandelionError) -> None:
-        """Count it; a refusal has no duration."""
+        """Count it; a refusal has no duration. The owner counts a call of another node."""
+        if invocation.served:
+            return
         counts, outcome = self._counts_of(invocation.tenant.name).by_outcome, type(error).__name__
         counts[outcome] = counts.get(outcome, 0) + 1
         if isinstance(invocation, Invocation):
@@ -166,7 +176,9 @@ class Recorder:
         return counts
 
     def invocation_ended(self, invocation: InvocationState) -> None:
-        """Count it, keep its trace, and log it if it failed."""
+        """Count it, keep its trace, and log it if it failed; the owner does if it is served."""
+        if invocation.served:
+            return
         error, tenant = invocation.error, invocation.tenant.name
         outcome = "ok" if error is None else type(error).__name__
         duration_ns = invocation.ended_ns - invocation.started_ns

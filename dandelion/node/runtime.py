@@ -467,6 +467,12 @@ class Runtime:
         self.scheduler.fleet.up(engine, info.name, info.capacity, time.monotonic_ns())
         self.changed()
 
+    def resized(self, engine: EngineState, places: int) -> None:
+        """An engine that stands for those of other nodes takes another number of calls."""
+        self._raise(
+            lambda: self.scheduler.fleet.resized(engine, places, time.monotonic_ns()),
+        )
+
     def start_failed(self, engine: EngineState, error: DandelionError) -> None:
         self._raise(partial(self._start_failed, engine, error))
 

@@ -59,6 +59,12 @@ class Fleet:
         self._residency.add_device(engine, capacity)
         self._calls.engines_changed(now_ns)
 
+    def resized(self, engine: EngineState, places: int, now_ns: int) -> None:
+        """The engine, which stands for several, takes another number of calls at once."""
+        engine.places = places or -1  # 0 would stand for a number that depends on the calls
+        if self._calls.lines.waiting and engine.free > 0:
+            self._calls.sending.feed_remote(now_ns)
+
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
         """An engine could not be started."""
         engine.error = error

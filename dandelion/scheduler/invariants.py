@@ -84,11 +84,13 @@ def _check_engines(scheduler: Scheduler) -> None:
                 assert member.flow is call.flow, f"a member of {call.id} is of another function"
                 assert engine.joins, f"engine {engine.id} cannot run batches"
             assert call.engine is engine, f"call {call.id} refers to another engine"
-        if engine.places:
+            both = engine.remote and call.invocation.served
+            assert not both, f"call {call.id} came from another node and was sent to one"
+        if engine.places and not engine.remote:
             assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
         if engine.phase is not EnginePhase.READY:
             assert engine.phase is EnginePhase.STARTING or not engine.sent
-        if engine.free > 0:
+        if engine.free > 0 and not engine.remote:
             for lane in engine.lanes:
                 for queue in lane.queues.values():
                     waits = busy_owner(queue.flow) is not None

@@ -114,6 +114,11 @@ class Lines:
         self._take(call, own)
         return call
 
+    def head_for(self, engine: EngineState) -> CallState | None:
+        """Return the first call of the queue whose turn it is, without taking it."""
+        queue = self._best(engine)
+        return None if queue is None else queue.calls[0]
+
     def take_first(self, queue: CallQueue) -> CallState | None:
         """Take the first call of a queue out of its turn, if nothing speaks against that."""
         call, flow = queue.calls[0], queue.flow

@@ -43,12 +43,14 @@ class Needs:
         demand: of a device; None if engines do not differ.
         alone: it must not run in a shared fault domain.
         constants_bytes: of its function, if they are large.
+        here: it must run on this node.
     """
 
     formats: tuple[str, ...]
     demand: Demand | None = None
     alone: bool = False
     constants_bytes: int = 0
+    here: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +60,14 @@ class Engines:
     Attributes:
         dormant: engines that are started when calls need them, and were not yet.
         differ: some engines take only calls whose demand is known.
+        remote: those of other nodes that are up.
     """
 
     all: dict[int, EngineState] = field(default_factory=dict)
     lanes: dict[tuple[int, ...], Lane] = field(default_factory=dict)
     dormant: list[EngineState] = field(default_factory=list)
     differ: bool = False
+    remote: tuple[EngineState, ...] = ()
     _of_needs: dict[Needs, Lane] = field(default_factory=dict)
     _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], tuple[EngineState, ...]] = field(default_factory=dict)
@@ -79,6 +83,7 @@ class Engines:
             engine.lanes = []
         up = [engine for engine in self.all.values() if engine.phase is EnginePhase.READY]
         self.differ = any(engine.planner for engine in up)
+        self.remote = tuple([engine for engine in up if engine.remote])
         return old
 
     def lane(
@@ -87,16 +92,17 @@ class Engines:
         demand: Demand | None,
         alone: bool,
         constants_bytes: int = 0,
+        here: bool = False,
     ) -> Lane:
         """Return the lane of calls with these needs. It is empty if no suitable engine is up."""
         if constants_bytes < LARGE_CONSTANTS_BYTES:
             constants_bytes = 0
-        if demand is None and not alone and not constants_bytes:
+        if demand is None and not alone and not constants_bytes and not here:
             found = self._of_formats.get(formats)
             if found is None:
                 found = self._of_formats[formats] = self._lane_for(Needs(formats))
             return found
-        needs = Needs(formats, demand, alone, constants_bytes)
+        needs = Needs(formats, demand, alone, constants_bytes, here)
         found = self._of_needs.get(needs)
         if found is None:
             if len(self._of_needs) >= _KNOWN_NEEDS:
@@ -179,6 +185,7 @@ class Engines:
 def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
     """Return why no engine runs a call: it is too large, or an engine's error."""
     there = [e for name in needs.formats for e in engines.running(name)]
+    there = [e for e in there if not (needs.here and e.remote)]
     rooms = [e for e in there if e.capacity.device_bytes]
     if rooms and needs.demand is not None:
         best = max(rooms, key=lambda engine: engine.capacity.device_bytes)
@@ -193,6 +200,8 @@ def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
 
 
 def _may_run(engine: EngineState, needs: Needs) -> bool:
+    if needs.here and engine.remote:
+        return False
     if engine.phase is EnginePhase.DORMANT and engine.on_demand:
         return True
     if engine.phase in (EnginePhase.DORMANT, EnginePhase.UNAVAILABLE, EnginePhase.CLOSED):
@@ -203,7 +212,7 @@ def _may_run(engine: EngineState, needs: Needs) -> bool:
 
 def admits(engine: EngineState, needs: Needs) -> bool:
     """Tell whether an engine is able to run a call."""
-    if needs.alone and engine.shared_fault_domain:
+    if (needs.alone and engine.shared_fault_domain) or (needs.here and engine.remote):
         return False
     room = engine.capacity.device_bytes
     return needs.demand is None or not room or needs.demand.device_bytes <= room
@@ -243,18 +252,18 @@ def _without_suspects(
 def best_free(engines: Sequence[EngineState], flow: Flow) -> EngineState | None:
     """Choose among the free ones of some engines.
 
-    An idle one is best, then one whose device has the flow's constants, then the one that ran it
-    last.
+    One of this node is best, then an idle one, then one whose device has the flow's constants, then
+    the one that ran it last.
     """
     if len(engines) == 1:
         return engines[0] if engines[0].free > 0 else None
     best: EngineState | None = None
-    best_rank = (False, False, 0, 0)
+    best_rank = (False, False, False, 0, 0)
     for engine in engines:
         free = engine.free
         if free > 0:
             last = 2 if engine.last is flow else 0
-            rank = (not engine.sent, not engine.lacks(flow), last, free)
+            rank = (not engine.remote, not engine.sent, not engine.lacks(flow), last, free)
             if best is None or rank > best_rank:
                 best, best_rank = engine, rank
     return best

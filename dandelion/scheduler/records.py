@@ -286,6 +286,7 @@ class InvocationState(msgspec.Struct, eq=False):
         outputs, error: one of them is set when `ended` is.
         resuming: its walk stopped after a slice and has its next turn in the queue.
         span: its span, if it has one; the scheduler does not use it.
+        served: it is one call of an invocation of another node, and runs on engines of this one.
     """
 
     id: str
@@ -305,6 +306,7 @@ class InvocationState(msgspec.Struct, eq=False):
     ended: bool = False
     resuming: bool = False
     span: InvocationSpan | None = None
+    served: bool = False
 
 
 class EnginePhase(enum.Enum):
@@ -332,6 +334,9 @@ class EngineState:
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         on_demand: it is not started before a call needs it.
         elastic: how many such workers of the device are started and active is chosen by the node.
+        remote: it stands for engines of other nodes: calls that were sent by other nodes never go
+            there, and others do if that is worth `transfer_ns`.
+        transfer_ns, transfer_ns_per_byte: what it costs to run a call there instead of here.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
         held, contents: flows whose constants its device has, or will have when the calls before the
@@ -374,6 +379,9 @@ class EngineState:
     busy_ns: int = 0
     on_demand: bool = False
     elastic: bool = False
+    remote: bool = False
+    transfer_ns: float = 0.0
+    transfer_ns_per_byte: float = 0.0
     pool: WorkerPool | None = None
     cycle_ns: int = 0
     active: bool = True

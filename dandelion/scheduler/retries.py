@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dandelion.errors import DandelionError, EngineDied, Faulted, SandboxLost
+from dandelion.errors import DandelionError, EngineDied, Faulted, NodeLost, SandboxLost
 from dandelion.scheduler.records import CallState, EngineState
 
 PLAN_ATTEMPTS = 4
 """How often a call is planned if engines die meanwhile. Several may be dead before it is known."""
 ATTEMPTS = 2
 """How often a call is started in total, if engines die under it."""
+NODE_ATTEMPTS = 4
+"""The same, if whole nodes of a cluster are lost: several may be, while one call runs."""
 RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Pauses before attempts to start an engine that worked before."""
 UNAVAILABLE_RESTART_S = 5.0
@@ -31,12 +33,13 @@ def may_run_again(call: CallState, engine: EngineState, error: DandelionError, b
         return False
     if call.run.application.parts is not None:
         return not begun  # its parts are run instead
-    return not begun or call.attempt < ATTEMPTS
+    limit = NODE_ATTEMPTS if isinstance(error, NodeLost) else ATTEMPTS
+    return not begun or call.attempt < limit
 
 
 def blamed(call: CallState, error: DandelionError) -> DandelionError:
     """Blame the function if its engine died every time, unless it was killed from outside."""
-    died = isinstance(error, EngineDied) and not isinstance(error, SandboxLost)
+    died = isinstance(error, EngineDied) and not isinstance(error, SandboxLost | NodeLost)
     if died and call.attempt >= ATTEMPTS:
         message = f"{ATTEMPTS} engines died under it; {error}"
         return Faulted(call.run.function.name, message).because(error)

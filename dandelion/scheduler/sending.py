@@ -108,7 +108,7 @@ class Sending:
         waiting = lane.queues if by_engine else lane.heap
         if not waiting and busy_owner(flow) is None:
             engine = self._cheapest(lane, flow) if by_engine else best_free(lane.engines, flow)
-            if engine is not None:
+            if engine is not None and (not engine.remote or self._pays(engine, call)):
                 self._send(call, engine, now_ns)
                 if self._engines.dormant and len(engine.sent) > 1:
                     self._start_dormant(call)
@@ -154,10 +154,19 @@ class Sending:
         """Return the lane where a call is queued now; None if it failed."""
         flow = call.flow
         lane = self._engines.lane(
-            call.run.application.formats, call.demand, call.alone, flow.constants_bytes
+            call.run.application.formats,
+            call.demand,
+            call.alone,
+            flow.constants_bytes,
+            call.invocation.served,
         )
         if not lane.engines:
-            needs = Needs(call.run.application.formats, call.demand, call.alone)
+            needs = Needs(
+                call.run.application.formats,
+                call.demand,
+                call.alone,
+                here=call.invocation.served,
+            )
             if not self._engines.possible(needs):
                 self._fail(call, no_engine(self._engines, needs, call.run.function.name), now_ns)
                 return None
@@ -184,8 +193,9 @@ class Sending:
                 self._fail(call, error, now_ns)
 
     def _cheapest(self, lane: Lane, flow: Flow) -> EngineState | None:
-        """Choose the free engine of the least cost."""
+        """Choose the free engine of the least cost; another node's only if none here is free."""
         free = [(self.policy.cost(e, flow, lane), e) for e in lane.engines if e.free > 0]
+        free = [pair for pair in free if not pair[1].remote] or free
         least = min((cost for cost, _ in free), default=NEVER)
         return best_free([e for cost, e in free if cost == least < NEVER], flow)
 
@@ -201,6 +211,8 @@ class Sending:
     def _feed(self, engine: EngineState, now_ns: int) -> None:
         """Send waiting calls to an engine."""
         while engine.free > 0:
+            if engine.remote and not self._next_pays(engine):
+                return
             call = self._lines.next_for(engine)
             if call is None:
                 return
@@ -208,6 +220,29 @@ class Sending:
             if members:
                 call = self.batches.batch(members, self.next_number())
             self._send(call, engine, now_ns)
+
+    def feed_remote(self, now_ns: int) -> None:
+        """Send waiting calls to other nodes."""
+        for engine in self._engines.remote:
+            self._feed(engine, now_ns)
+
+    def _next_pays(self, engine: EngineState) -> bool:
+        call = self._lines.head_for(engine)
+        return call is not None and self._pays(engine, call)
+
+    def _pays(self, engine: EngineState, call: CallState) -> bool:
+        """Tell whether sending a call to another node takes less time than its line here.
+
+        The whole line counts, not only the wait of this call, since what leaves shortens the wait
+        of all behind it. A function whose time is not known yet is run here first.
+        """
+        lane = call.lane
+        here = sum([not other.remote for other in lane.engines])
+        if not here:
+            return True
+        moved_bytes = sum([s.size_bytes for s in call.run.inputs if s is not None])
+        cost_ns = engine.transfer_ns + engine.transfer_ns_per_byte * moved_bytes
+        return cost_ns < call.flow.mean_ns * (1 + call.flow.waiting) / here
 
     def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         flow = call.flow
@@ -261,6 +296,8 @@ class Sending:
         if self._lines.waiting:
             self.unpark((call.flow.tenant, call.flow), now_ns)
             self._feed(engine, now_ns)
+            if self._engines.remote:
+                self.feed_remote(now_ns)
         if engine.pool is not None:
             self._adjust(engine.pool, engine, now_ns)
 

@@ -1,0 +1,281 @@
+"""The catalogue of a node in a cluster: changes go through the log that all nodes have.
+
+`register` and `remove` propose a command and wait until it is chosen and carried out here. Every
+node carries out all commands in the order of the log, on a catalogue of its own, so all have the
+same records with the same versions: a command that is refused is refused by all. `generation`
+increases with each change as on a single node, so what is derived from the catalogue is made anew.
+
+A voter has the blobs of a command before it accepts it, so with the command a majority also has its
+code. Blobs that are missing all the same are fetched when they are first used (`BlobSource`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import msgspec
+
+from dandelion.catalog import (
+    KINDS,
+    Batch,
+    Catalog,
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    kind_of,
+    used_blobs,
+)
+from dandelion.cluster.ballots import Command
+from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.replication import GIVE_UP_NS
+from dandelion.data import Bytes
+from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, Unknown
+from dandelion.function import Digest, FunctionSpec
+
+REGISTER, REMOVE = "register", "remove"
+BLOBS_LIMIT_BYTES = 4 << 30
+"""Of blobs of registrations that are not carried out yet."""
+_MARGIN_S = 25.0
+"""How much longer than the vote it may take to carry out a command."""
+
+
+class Registration(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a command `REGISTER`: a batch without its blobs."""
+
+    functions: tuple[FunctionSpec, ...]
+    compositions: tuple[CompositionRecord, ...]
+    libraries: tuple[LibraryRecord, ...]
+
+
+class Removal(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a command `REMOVE`."""
+
+    kind: str
+    name: str
+    version: int | None
+
+
+Outcome = list[Record] | DandelionError
+
+
+class ClusterCatalog(Catalog):
+    """The catalogue of one node.
+
+    Args:
+        own: where this node keeps records and blobs; it is closed with this.
+        me: name of the node.
+        source: blobs of other nodes.
+
+    Attributes:
+        propose: called from any thread with a command to be chosen; the cluster sets it.
+        refuse_on_loop: raises if the calling thread must not wait; the cluster sets it.
+        removed: called in a thread with records that were removed.
+    """
+
+    def __init__(self, own: Catalog, me: str, source: BlobSource) -> None:
+        self.own = own
+        self.propose: Callable[[Command], None] | None = None
+        self.refuse_on_loop: Callable[[], None] = lambda: None
+        self.removed: Callable[[list[Record]], None] = lambda records: None
+        self._me = me
+        self._source = source
+        self._prefix = os.urandom(6).hex()
+        self._count = itertools.count(1)
+        self._waiting: dict[str, Future[Outcome]] = {}
+        self._blobs: dict[str, Mapping[Digest, Bytes]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]  # it is that of the node's own
+        return self.own.generation
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def _register(self, batch: Batch) -> list[Record]:
+        records = Registration(
+            tuple(batch.functions), tuple(batch.compositions), tuple(batch.libraries)
+        )
+        missing = [
+            digest
+            for digest in used_blobs(batch.records())
+            if digest not in batch.blobs and not self.own.has_blob(digest)
+        ]
+        if missing:
+            raise Unknown("blob", sorted(missing)[0])
+        needed = used_blobs(batch.records())
+        blobs = {d: batch.blobs[d] for d in needed if d in batch.blobs}
+        sizes: dict[str, int] = {}
+        for digest in needed:
+            sizes[digest] = _size(blobs[digest]) if digest in blobs else self.blob_bytes(digest)
+        return self._change(REGISTER, msgspec.msgpack.encode(records), sizes, blobs)
+
+    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+        content = msgspec.msgpack.encode(Removal(kind_of(kind), name, version))
+        return self._change(REMOVE, content, {}, {})
+
+    def _change(
+        self, kind: str, content: bytes, sizes: dict[str, int], blobs: Mapping[Digest, Bytes]
+    ) -> list[Record]:
+        """Have a command chosen, and wait until it is carried out.
+
+        Raises:
+            CatalogUnavailable: it was not acknowledged by a majority.
+            DandelionError: it was refused.
+        """
+        self.refuse_on_loop()
+        propose = self.propose
+        if propose is None:
+            raise CatalogUnavailable("cluster", "this node has not joined it", "start the node")
+        id_ = f"{self._me} {self._prefix} {next(self._count)}"
+        outcome: Future[Outcome] = Future()
+        with self._lock:
+            held = sum(_size(data) for some in self._blobs.values() for data in some.values())
+            if held + sum(map(_size, blobs.values())) > BLOBS_LIMIT_BYTES:
+                raise CatalogUnavailable("cluster", "too many registrations wait", "try again")
+            self._waiting[id_] = outcome
+            self._blobs[id_] = blobs
+        try:
+            propose(Command(id_, kind, content, sizes, self._me))
+            found = outcome.result(GIVE_UP_NS / 1e9 + _MARGIN_S)
+        except TimeoutError:
+            found = unacknowledged("it took too long")
+        finally:
+            with self._lock:
+                del self._waiting[id_]
+                self._blobs.pop(id_, None)
+        if isinstance(found, DandelionError):
+            raise found
+        return found
+
+    def stage(self, command: Command) -> None:
+        """Fetch the blobs of a command before it is accepted here; in a thread.
+
+        Raises:
+            NodeLost: a blob cannot be had.
+        """
+        missing = [d for d in map(Digest, command.blobs) if self.lacks(d)]
+        blobs = {digest: self._source.blob(digest) for digest in missing}
+        with self._lock:
+            if blobs:
+                self._blobs[command.id] = {**self._blobs.get(command.id, {}), **blobs}
+
+    def lacks(self, digest: Digest) -> bool:
+        """Tell whether a blob is neither stored here nor held for a registration."""
+        return not self.own.has_blob(digest) and self.held(digest) is None
+
+    def failed(self, id_: str, error: DandelionError) -> None:
+        """A command of this node was not acknowledged. From any thread."""
+        self._settle(id_, error)
+
+    def _settle(self, id_: str, outcome: Outcome) -> None:
+        with self._lock:
+            waiting = self._waiting.get(id_)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(outcome)
+
+    def carry_out(self, command: Command) -> None:
+        """Carry out a command that was chosen; in a thread, one after the other.
+
+        Raises:
+            DandelionError: this node cannot, for another reason than that it is refused.
+        """
+        try:
+            if command.kind == REGISTER:
+                outcome: Outcome = self._carry_out_registration(command)
+            else:
+                removal = msgspec.msgpack.decode(command.content, type=Removal)
+                kind = KINDS[removal.kind]
+                outcome = self.own.remove(kind, removal.name, removal.version)
+                self.removed(outcome)
+        except DandelionError as error:
+            if error.status >= 500:
+                self._settle(command.id, error)
+                raise
+            outcome = error
+        with self._lock:
+            self._blobs.pop(command.id, None)
+        self._settle(command.id, outcome)
+
+    def _carry_out_registration(self, command: Command) -> list[Record]:
+        records = msgspec.msgpack.decode(command.content, type=Registration)
+        blobs = {
+            Digest(digest): self.blob(Digest(digest))
+            for digest in command.blobs
+            if not self.own.has_blob(Digest(digest))
+        }
+        batch = Batch(
+            list(records.functions), list(records.compositions), list(records.libraries), blobs
+        )
+        return self.own.register(batch)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        return self.own.find_callable(name, version)
+
+    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
+        return self.own.find_library(name, version)
+
+    def records(self) -> list[Record]:
+        return self.own.records()
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        return self.own.versions(kind, name)
+
+    def has_blob(self, digest: Digest) -> bool:
+        return self.own.has_blob(digest)
+
+    def blob(self, digest: Digest) -> Bytes:
+        if self.own.has_blob(digest):
+            return self.own.blob(digest)
+        held = self.held(digest)
+        return self._source.blob(digest) if held is None else held
+
+    def held(self, digest: Digest) -> Bytes | None:
+        """Give a blob of a registration of this node that is not carried out yet."""
+        with self._lock:
+            return next((some[digest] for some in self._blobs.values() if digest in some), None)
+
+    def blob_bytes(self, digest: Digest) -> int:
+        return self.own.blob_bytes(digest) or self._source.size(digest)
+
+    def local_blob(self, digest: Digest) -> Bytes | None:
+        """Give a blob that this node has, for another node. May read a file."""
+        try:
+            held = self.held(digest)  # first: what is carried out meanwhile is in the catalogue
+            if held is not None:
+                return held
+            return self.own.blob(digest) if self.own.has_blob(digest) else None
+        except DandelionError:  # it is damaged: another node may have it whole
+            return None
+
+    def close(self) -> None:
+        self.own.close()
+
+
+def unacknowledged(reason: str) -> CatalogUnavailable:
+    """Return the error of a change that no majority has acknowledged."""
+    return CatalogUnavailable(
+        "cluster",
+        f"a majority of the nodes has not acknowledged the change: {reason}",
+        "it may still take effect; repeat it when the nodes are up, which has no effect twice",
+    )
+
+
+def refused_on_loop() -> InvalidInput:
+    """Return the error of a change on the node's own loop, which would wait for itself."""
+    return InvalidInput(
+        "catalogue",
+        "in a cluster, changes wait for other nodes, which the node's loop must not",
+        "use asyncio.to_thread",
+    )
+
+
+def _size(data: Bytes) -> int:
+    return data.nbytes if isinstance(data, memoryview) else len(data)

@@ -1,0 +1,445 @@
+"""`Cluster`: makes a node one of several.
+
+    cluster = Cluster(ClusterSettings("10.0.0.1:7077", secret, peers=("10.0.0.2:7077",)))
+    with Node(settings, cluster=cluster) as node:
+        ...
+
+Everything here is on the node's loop, unless said otherwise. The decisions are in pure modules:
+`membership` (who is alive), `placement` (which node gets a call), `replication` (the catalogue's
+log). This carries them out with `doors` and links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from dandelion.capacity import ClusterInfo, MemberInfo
+from dandelion.catalog import Catalog
+from dandelion.cluster.ballots import Command
+from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
+from dandelion.cluster.doors import Door, bound_socket
+from dandelion.cluster.exchange import Exchange
+from dandelion.cluster.executor import OVERHEAD_NS, RemoteExecutor
+from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.link import ControlEnd, OutLink
+from dandelion.cluster.log_driver import LogDriver
+from dandelion.cluster.log_file import LogFile
+from dandelion.cluster.membership import Beat, Connect, Lost, Membership, Renew
+from dandelion.cluster.messages import Ballot, Done, Failed, Load, Pong
+from dandelion.cluster.node_side import NodeSide
+from dandelion.cluster.placement import Placement
+from dandelion.cluster.replication import Replica
+from dandelion.cluster.serving import InLink
+from dandelion.cluster.settings import ClusterSettings
+from dandelion.errors import CatalogUnavailable
+from dandelion.executors import to_dandelion_error
+from dandelion.node.attachment import NodeParts
+
+TICK_S = 0.05
+DRAIN_S = 5.0
+"""How long calls of other nodes may take when this one leaves."""
+
+log = logging.getLogger("dandelion.cluster")
+
+
+class Discovery(Protocol):
+    """Finds the other nodes, where they are not listed."""
+
+    def start(self, name: str, resources: Mapping[str, int], found: Callable[[str], None]) -> None:
+        """Tell the others of this node, and report others; returns at once.
+
+        Args:
+            name: of this node, its address.
+            resources: how many calls it runs at once, by backend.
+            found: called with the name of each other node, from any thread, perhaps repeatedly.
+        """
+
+    def close(self) -> None:
+        """This node leaves. May take a while."""
+
+
+class Cluster(NodeSide):
+    """One node's part of a cluster. Use it for one node.
+
+    Args:
+        settings: see `ClusterSettings`.
+        discovery: finds further nodes.
+
+    Attributes:
+        name: of the node: its address for others.
+        incarnation: another number after each start.
+
+    Raises:
+        InvalidInput: the address cannot be listened on, or TLS cannot be used.
+    """
+
+    def __init__(self, settings: ClusterSettings, discovery: Discovery | None = None) -> None:
+        self._settings = settings
+        self._discovery = discovery
+        settings.contexts()
+        self._socket = bound_socket(settings.listen)
+        self.name = settings.address or settings.listen
+        if self.name.endswith(":0"):
+            self.name = f"{self.name.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
+        others = [peer for peer in settings.peers if peer != self.name]
+        self.incarnation = time.time_ns()
+        self._voters = tuple(sorted({self.name, *others}))
+        self._membership = Membership(self.name, others, self._voters)
+        self._placement = Placement(self.name)
+        self._links: dict[str, OutLink] = {}
+        self._in_links: dict[str, InLink] = {}
+        self._executors: dict[str, RemoteExecutor] = {}
+        self._round_trips: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._draining = self._left = False
+        self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
+        self._has_majority = threading.Event()
+        self.thread = 0
+        self._file: LogFile | None = None
+
+    # --- the node's side --------------------------------------------------------------------------
+
+    def wrap(
+        self, catalog: Catalog, url: str, post: Callable[[Callable[[], None]], None]
+    ) -> ClusterCatalog:
+        """See `ClusterPart.wrap`.
+
+        Raises:
+            CatalogCorrupt, Conflict: see `LogFile`.
+        """
+        self._post = post
+        scheme, _, path = url.partition(":")
+        folder = Path(path).expanduser() if scheme != "memory" else None
+        self._file = LogFile(folder, bool(catalog.records()))
+        self.source = BlobSource(post)
+        self.catalog = ClusterCatalog(catalog, self.name, self.source)
+        return self.catalog
+
+    def start(self, parts: NodeParts) -> None:
+        """See `ClusterPart.start`."""
+        self.thread = threading.get_ident()
+        self.parts, self.around = parts, parts.around
+        self.catalog.removed = parts.removed
+        self.catalog.refuse_on_loop = self._refuse_on_loop
+        self.catalog.propose = lambda command: self._post(partial(self._propose, command))
+        assert self._file is not None, "the node has wrapped its catalogue"
+        replica = Replica(self.name, self._voters, self.incarnation, self._file.saved)
+        self._log = LogDriver(
+            replica, self._file, self.catalog, self.source, self._post, self._send_ballot
+        )
+        self._door = Door(self._settings, self, self, self._exchange)
+        self._spawn(self._door.listen(self._socket))
+        if self._discovery is not None:
+            resources = {group.backend: group.engines for group in self.load(0).groups}
+            self._discovery.start(self.name, resources, self._found)
+        self._tick()
+
+    def _found(self, name: str) -> None:
+        """Discovery found a node; from any thread."""
+
+        def learn() -> None:
+            self._membership.learned(name)
+            self._act()
+
+        self._post(learn)
+
+    def _refuse_on_loop(self) -> None:
+        if threading.get_ident() == self.thread:
+            raise refused_on_loop()
+
+    def close(self) -> None:
+        """See `ClusterPart.close`."""
+        if not self.thread:
+            self._socket.close()
+            if self._file is not None:
+                self._file.close()
+            return
+        if self._discovery is not None:
+            self._discovery.close()
+        self._post(self._drain)
+        deadline = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            idle: Future[bool] = Future()
+            self._post(lambda idle=idle: idle.set_result(self._is_idle()))  # type: ignore[misc]
+            if idle.result(DRAIN_S):
+                break
+            time.sleep(0.02)  # not on the loop; calls of others end meanwhile
+        ended: Future[None] = Future()
+        self._post(partial(self._leave, ended))
+        try:
+            ended.result(DRAIN_S)
+        except Late:
+            log.error("the cluster was not left in time")
+        self._log.close()
+
+    def _drain(self) -> None:
+        self._draining = True
+        for name in list(self._placement.views):
+            self._placement.views[name].open = False
+
+    def _is_idle(self) -> bool:
+        links: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
+        return not any(link.under_way for link in links)
+
+    def _leave(self, ended: Future[None]) -> None:
+        self._left = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._door.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for link in list(self._links.values()):
+            link.leave()
+        for end in [*self._links.values(), *self._in_links.values()]:
+            end.close("this node shuts down", politely=True)
+        ended.set_result(None)
+
+    def check_acknowledges(self) -> None:
+        """See `ClusterPart.check_acknowledges`."""
+        if not self._has_majority.is_set():
+            raise CatalogUnavailable(
+                "cluster",
+                "this node sees only a minority of the nodes, so it acknowledges nothing",
+                "try another node, or again when they are connected",
+            )
+
+    def info(self) -> ClusterInfo:
+        """See `ClusterPart.info`."""
+        me = self._member_info(self.name, "self", self.load(0))
+        members = [me]
+        for member in self._membership.members.values():
+            view = self._placement.views.get(member.name)
+            load = Load() if view is None else Load(tuple(view.groups.values()))
+            members.append(self._member_info(member.name, member.state.value, load))
+        ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
+        return ClusterInfo(
+            self.name,
+            tuple(sorted(members, key=lambda one: one.name)),
+            self._membership.has_majority,
+            len(self._log.replica.log),
+            self._sent,
+            self._served + sum([link.count for link in self._in_links.values()]),
+            self._lost,
+            self._sent_bytes + sum([end.sent_bytes for end in ends]),
+            self._received_bytes + sum([end.received_bytes for end in ends]),
+        )
+
+    def _member_info(self, name: str, state: str, load: Load) -> MemberInfo:
+        link, in_link = self._links.get(name), self._in_links.get(name)
+        return MemberInfo(
+            name,
+            state,
+            name in self._voters,
+            {group.backend: group.engines for group in load.groups},
+            {group.backend: group.free for group in load.groups},
+            0 if link is None else link.under_way,
+            0 if in_link is None else in_link.under_way,
+            self._round_trips.get(name, 0) / 1e9,
+        )
+
+    # --- time and members -------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._membership.tick(time.monotonic_ns())
+        self._act()
+        self._log.tick()
+
+    def _act(self) -> None:
+        """Carry out what membership decided."""
+        for action in self._membership.take():
+            if isinstance(action, Connect):
+                if not self._left:
+                    self._spawn(self._open(action.name))
+            elif isinstance(action, Beat):
+                link = self._links.get(action.name)
+                if link is not None:
+                    link.ping()
+            elif isinstance(action, Lost):
+                link = self._links.get(action.name)
+                if link is not None:
+                    log.warning("node %s is lost: %s", action.name, action.reason)
+                    link.close(action.reason)
+            elif isinstance(action, Renew):
+                self._renew()
+        majority = self._membership.has_majority
+        if majority != self._has_majority.is_set():
+            (self._has_majority.set if majority else self._has_majority.clear)()
+        for name, view in self._placement.views.items():
+            member = self._membership.members.get(name)
+            is_open = member is not None and member.state.value == "alive" and not self._draining
+            if view.open != is_open:
+                view.open = is_open
+                self._placement.changed()
+        self._refresh()
+
+    def _renew(self) -> None:
+        """This node was stopped for so long that others gave it up: begin anew."""
+        log.warning("this node was stopped; it joins the cluster again")
+        self.incarnation = max(self.incarnation + 1, time.time_ns())
+        for link in list(self._in_links.values()):
+            link.close("this node was stopped")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            to_dandelion_error(error, "the cluster")
+
+    async def _open(self, name: str) -> None:
+        """Open a link to another node."""
+        try:
+            link, incarnation, load = await self._door.open(name)
+        except (OSError, TimeoutError, BadPeer) as error:
+            member = self._membership.members.get(name)
+            if member is not None and not member.failures:
+                log.warning("node %s cannot be reached: %s", name, error or "it does not answer")
+            self._membership.failed(name, time.monotonic_ns())
+            self._act()
+            return
+        if self._left or not self._membership.connected(name, incarnation, time.monotonic_ns()):
+            link.close("it is not a member")
+            return
+        self._links[name] = link
+        link.on_pong = partial(self._pong, name)
+        link.on_load = partial(self._answered, name)
+        link.on_leave = partial(self.left, name)
+        self._log.restarted(name)
+        self._placement.joined(name)
+        self._placement.loaded(name, load)
+        log.info("node %s is a member", name)
+        self._act()
+
+    def _pong(self, name: str, pong: Pong, round_trip_ns: int) -> None:
+        self._membership.heard(name, pong.draining, time.monotonic_ns())
+        self._round_trips[name] = round_trip_ns
+        for other in pong.members:
+            self._membership.learned(other)
+        self._placement.loaded(name, pong.load)
+        self._log.heard_length(name, pong.registered)
+        self._act()
+
+    def _answered(self, name: str, backend: str, refused: bool, message: Done | Failed) -> None:
+        """A call was answered."""
+        self._placement.loaded(name, message.load)
+        self._placement.ended(name, backend, refused)
+        self._sent += 1
+        executor = self._executors.get(backend)
+        if executor is not None:
+            executor.refresh()
+
+    def _refresh(self) -> None:
+        """Have the scheduler know the engines of all members."""
+        for backend, formats in self._placement.backends().items():
+            if backend not in self._executors:
+                self._add_executor(backend, formats)
+        least_ns = min(self._round_trips.values(), default=0)
+        for executor in self._executors.values():
+            executor.engine.transfer_ns = OVERHEAD_NS + least_ns
+            executor.refresh()
+
+    def _add_executor(self, backend: str, formats: frozenset[str]) -> None:
+        runtime = self.parts.runtime
+        executor = RemoteExecutor(
+            len(self._executors) + 1,
+            backend,
+            formats,
+            self.around,
+            self._placement,
+            self._links,
+            runtime.resized,
+        )
+        self._executors[backend] = executor
+        runtime.add(executor)
+
+    # --- links ------------------------------------------------------------------------------------
+
+    def _exchange(self, peer: str) -> Exchange:
+        around = self.around
+        return Exchange(peer, around.arena, around.pool, around.events.post)
+
+    def admits(self, name: str, incarnation: int) -> bool:
+        """See `Acceptance`."""
+        if self._left or not self._membership.joined(name, incarnation, time.monotonic_ns()):
+            return False
+        asyncio.get_running_loop().call_soon(self._act)
+        return True
+
+    def accepted(self, link: InLink) -> None:
+        """See `Acceptance`."""
+        old = self._in_links.get(link.peer)
+        if old is not None:
+            old.close("it opened a new one")
+        self._in_links[link.peer] = link
+
+    def ended(self, link: ControlEnd, reason: str) -> None:
+        """See `Hub`."""
+        self.source.lost(link)
+        self._sent_bytes += link.sent_bytes
+        self._received_bytes += link.received_bytes
+        if isinstance(link, InLink):
+            self._served += link.count
+            if self._in_links.get(link.peer) is link:
+                del self._in_links[link.peer]
+            return
+        if self._links.get(link.peer) is not link:
+            return
+        del self._links[link.peer]
+        self._lost += link.lost_calls if isinstance(link, OutLink) else 0
+        self._round_trips.pop(link.peer, None)
+        self._placement.left(link.peer)
+        if not self._left:
+            self._membership.ended(link.peer, time.monotonic_ns())
+            self._act()
+
+    def left(self, peer: str) -> None:
+        """See `Host`."""
+        self._membership.left(peer)
+        asyncio.get_running_loop().call_soon(self._act)
+
+    # --- the catalogue ----------------------------------------------------------------------------
+
+    def _propose(self, command: Command) -> None:
+        if self._membership.has_majority:
+            self._log.propose(command)
+        else:
+            reason = "this node sees only a minority of the nodes"
+            self.catalog.failed(command.id, unacknowledged(reason))
+
+    def _send_ballot(self, name: str, content: bytes) -> None:
+        link: ControlEnd | None = self._links.get(name) or self._in_links.get(name)
+        if link is not None:
+            link.control.send(Ballot(content))
+
+    def ballot(self, peer: str, content: bytes) -> None:
+        """See `Hub`."""
+        self._log.received(peer, content, self._links.get(peer) or self._in_links.get(peer))
+
+    def registered(self) -> int:
+        """See `Host`."""
+        return len(self._log.replica.log)
+
+    def members(self) -> tuple[str, ...]:
+        """See `Host`."""
+        known = self._membership.members.values()
+        return (self.name, *[member.name for member in known if member.linked])
+
+    @property
+    def draining(self) -> bool:
+        """See `Host`."""
+        return self._draining

@@ -1,0 +1,125 @@
+"""Engines of other nodes, to the scheduler: one for each backend that any of them has.
+
+Such an engine has as many places as there are free engines on the other nodes, and no work of its
+own: it chooses the node (`placement`) and gives the call to the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dandelion.cluster.link import OutLink
+from dandelion.cluster.placement import NS_PER_BYTE, Placement
+from dandelion.cluster.wire_sets import SHARED_BYTES
+from dandelion.errors import EngineDied, NodeLost
+from dandelion.executors import Executor, StartedEngine, Surroundings
+from dandelion.scheduler import CallState, EngineState, Flow
+
+FIRST_ID = 1 << 40
+"""Ids of such engines; others count from 1."""
+OVERHEAD_NS = 500_000.0
+"""What a call on another node costs beside the round trip."""
+
+
+class RemoteExecutor(Executor):
+    """Sends calls to other nodes.
+
+    Args:
+        number: distinguishes such engines of a node.
+        backend: whose engines it stands for.
+        formats: of code objects that they run.
+        around: what all executors share.
+        placement: the other nodes.
+        links: to them, by name.
+        resized: tells the scheduler how many places there are.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        backend: str,
+        formats: frozenset[str],
+        around: Surroundings,
+        placement: Placement,
+        links: Mapping[str, OutLink],
+        resized: Callable[[EngineState, int], None],
+    ) -> None:
+        engine = EngineState(
+            FIRST_ID + number, formats, ("cluster", backend), places=-1, remote=True
+        )
+        engine.transfer_ns, engine.transfer_ns_per_byte = OVERHEAD_NS, NS_PER_BYTE
+        info = StartedEngine("", "cluster", backend, f"engines '{backend}' of other nodes")
+        super().__init__(engine, info, around)
+        self.backend = backend
+        self._placement = placement
+        self._links = links
+        self._resized = resized
+        self._up = False
+
+    @property
+    def _exists(self) -> bool:
+        return self.backend in self._placement.backends()
+
+    def start(self) -> None:
+        self.info.name = f"cluster:{self.backend}"
+        if self._exists:
+            self._up = True
+            self.engine.places = self._places()
+            self.events.up(self.engine, self.info)
+        else:
+            gone = NodeLost("cluster", f"no node with a backend '{self.backend}' is up")
+            self.events.start_failed(self.engine, gone)
+
+    def refresh(self) -> None:
+        """Nodes came, went, or said what they have."""
+        if self._exists:
+            if not self._up:
+                self.start()
+                return
+            places = self._places()
+            if places != self.engine.places:
+                self._resized(self.engine, places)
+        elif self._up:
+            self._up = False
+            gone = EngineDied(self.info.name, "no other node has such engines any more")
+            self.events.lost(self.engine, gone, {})
+
+    def _places(self) -> int:
+        return self._placement.under_way(self.backend) + self._placement.free(self.backend) or -1
+
+    def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
+        flow = call.flow
+        formats = call.run.application.formats
+        wanted = next(name for name in formats if name in self.engine.formats)
+        size, there = self._sizes(call)
+        name = self._placement.choose(self.backend, flow, size, there, wanted)
+        link = None if name is None else self._links.get(name)
+        if link is None:
+            self._resized(self.engine, -1)
+            self.events.failed(call, NodeLost("cluster", "no node took the call"), begun=False)
+            return
+        link.run(call, self.backend)
+
+    def _sizes(self, call: CallState) -> tuple[int, dict[str, int]]:
+        """Return the size of a call's inputs, and of those that lie on other nodes already."""
+        there: dict[str, int] = {}
+        size = 0
+        for one in call.run.inputs:
+            for item in () if one is None else one.items:
+                size += item.size_bytes
+                if item.size_bytes >= SHARED_BYTES:
+                    for name, link in self._links.items():
+                        if link.exchange.place_of(item.data) is not None:
+                            there[name] = there.get(name, 0) + item.size_bytes
+        return size, there
+
+    def stop(self, call: CallState) -> None:
+        for link in self._links.values():
+            link.stop(call)
+
+    def forget(self, flow: Flow) -> None:
+        for link in self._links.values():
+            link.forget(flow)
+
+    def close(self) -> None:
+        """There is nothing of it; its links are closed with the cluster."""

@@ -1,0 +1,403 @@
+"""The pair of connections between two nodes: one for control, one for data.
+
+A node opens a link to each other member and sends its calls there (`OutLink`); the other end serves
+them (`serving.InLink`). What both ends do alike is here: blobs. All of it is on the node's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from dandelion.cluster.exchange import Exchange, Fetched
+from dandelion.cluster.frames import Frames
+from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.messages import (
+    Ballot,
+    BlobAt,
+    Define,
+    Done,
+    Failed,
+    GetBlob,
+    Leave,
+    Message,
+    Ping,
+    Pong,
+    Refuse,
+    RegionSize,
+    Run,
+    StopRun,
+    Undefine,
+    Welcome,
+)
+from dandelion.cluster.wire_sets import pack, unpack, whole_regions
+from dandelion.data import Bytes
+from dandelion.driver import InstanceSets
+from dandelion.errors import Cancelled, DandelionError, NodeLost, from_record
+from dandelion.executors import Surroundings
+from dandelion.executors.contract import finish
+from dandelion.function import Digest, FusedFunction
+from dandelion.scheduler import CallState, Flow
+
+if TYPE_CHECKING:
+    from dandelion.cluster.catalog import ClusterCatalog
+
+BLOBS_LIMIT = 1024
+LEAST_DEADLINE_S = 0.001
+
+log = logging.getLogger("dandelion.cluster")
+
+
+class Hub(Protocol):
+    """What links need of the node."""
+
+    around: Surroundings
+    catalog: ClusterCatalog
+
+    def ended(self, link: ControlEnd, reason: str) -> None:
+        """A link has ended."""
+
+    def ballot(self, peer: str, content: bytes) -> None:
+        """A message of the catalogue's log came."""
+
+
+class ControlEnd:
+    """One end of a link.
+
+    Args:
+        peer: name of the other node.
+        control: its connection for control.
+        exchange: for the connection for data.
+        hub: the node.
+    """
+
+    def __init__(self, peer: str, control: Frames, exchange: Exchange, hub: Hub) -> None:
+        self.peer = peer
+        self.exchange = exchange
+        self.control = control
+        self._hub = hub
+        self._wanted: dict[int, Callable[[Bytes | None], None]] = {}
+        self._serving_blobs = 0
+        self._number = 0
+        self.closed = False
+
+    @property
+    def under_way(self) -> int:
+        """How many calls are on the side that runs them."""
+        return 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that were sent over both connections."""
+        return self.control.sent_bytes + self.exchange.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that were received over both connections."""
+        return self.control.received_bytes + self.exchange.received_bytes
+
+    def close(self, reason: str, politely: bool = False) -> None:
+        """End both connections; what was under way is answered as lost."""
+        if self.closed:
+            return
+        self.closed = True
+        self.control.close(reason, politely)
+        self.exchange.close(reason)
+        wanted, self._wanted = self._wanted, {}
+        for done in wanted.values():
+            done(None)
+        self._closed(reason)
+        self._hub.ended(self, reason)
+
+    def _closed(self, reason: str) -> None:
+        """Give up what was under way."""
+
+    def received(self, message: Message, data: memoryview | None) -> None:
+        """Take a message of the control connection."""
+        if isinstance(message, GetBlob):
+            self._serve_blob(message)
+        elif isinstance(message, BlobAt):
+            self._blob_at(message)
+        elif isinstance(message, Ballot):
+            self._hub.ballot(self.peer, message.content)
+        elif isinstance(message, Refuse):
+            raise BadPeer(f"{self.peer} refused: {message.reason[:500]}")
+        else:
+            raise BadPeer(f"{type(message).__name__} does not belong here")
+
+    # --- blobs --------------------------------------------------------------------------------
+
+    def get_blob(self, digest: Digest, done: Callable[[Bytes | None], None]) -> None:
+        """Fetch a blob; see `BlobPeer`."""
+        if self.closed:
+            done(None)
+            return
+        self._number += 1
+        self._wanted[self._number] = done
+        self.control.send(GetBlob(self._number, digest))
+
+    def _serve_blob(self, message: GetBlob) -> None:
+        if self._serving_blobs >= BLOBS_LIMIT:
+            raise BadPeer(f"it asks for more than {BLOBS_LIMIT} blobs at once")
+        self._serving_blobs += 1
+
+        def read() -> None:
+            data = self._hub.catalog.local_blob(message.digest)
+            self._hub.around.events.post(partial(self._hold_blob, message.number, data))
+
+        self._hub.around.pool.submit(read)
+
+    def _hold_blob(self, number: int, data: Bytes | None) -> None:
+        self._serving_blobs -= 1
+        if self.closed:
+            return
+        if data is None or not len(data):
+            self.control.send(BlobAt(number, None if data is None else 0))
+            return
+        region = self.exchange.regions.hold([data])
+        self.control.send(BlobAt(number, region.region, region.size))
+
+    def _blob_at(self, message: BlobAt) -> None:
+        done = self._wanted.pop(message.number, None)
+        if done is None:
+            raise BadPeer("it gave a blob that was not asked for")
+        if not message.region:
+            done(None if message.region is None else b"")
+            return
+        region = RegionSize(message.region, message.size)
+
+        def got(found: Fetched | DandelionError) -> None:
+            self.exchange.release([region.region])
+            done(None if isinstance(found, DandelionError) else found[region.region])
+
+        self.exchange.fetch([region], got)
+
+
+@dataclass(slots=True, eq=False)
+class SentRun:
+    """A call that the other node has.
+
+    Attributes:
+        backend: whose engines it was sent for.
+        held: regions of this node that it names.
+        answered: its outputs are being fetched.
+    """
+
+    call: CallState
+    backend: str
+    held: list[int]
+    answered: bool = False
+
+
+class OutLink(ControlEnd):
+    """The end that opened a link, and sends calls.
+
+    Attributes:
+        on_load: called with the backend of a call that ended, whether it was refused, and with what
+            the other node says of its load.
+        on_pong: called with each answer to a heartbeat, and the round trip in nanoseconds.
+        on_leave: called when the other node says that it leaves.
+        lost_calls: calls that were lost when it ended.
+    """
+
+    def __init__(self, peer: str, control: Frames, exchange: Exchange, hub: Hub) -> None:
+        super().__init__(peer, control, exchange, hub)
+        self.on_load: Callable[[str, bool, Done | Failed], None] = lambda b, r, m: None
+        self.on_pong: Callable[[Pong, int], None] = lambda pong, round_trip: None
+        self.on_leave: Callable[[], None] = lambda: None
+        self._sent: dict[int, SentRun] = {}
+        self._numbers: dict[CallState, int] = {}
+        self._functions: dict[Flow, int] = {}
+        self._calls = self._defined = self.lost_calls = 0
+        self._pings: dict[int, int] = {}
+        self._ping = 0
+
+    @property
+    def under_way(self) -> int:
+        """How many calls the other node has."""
+        return len(self._sent)
+
+    def ping(self) -> None:
+        """Send a heartbeat."""
+        self._ping += 1
+        self._pings[self._ping] = time.monotonic_ns()
+        self._pings.pop(self._ping - 64, None)
+        self.control.send(Ping(self._ping))
+        self.exchange.tidy()
+
+    def leave(self) -> None:
+        """Tell that this node shuts down."""
+        self.control.send(Leave())
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def run(self, call: CallState, backend: str) -> None:
+        """Send a call; it is answered with `Events` of the node."""
+        function = self._functions.get(call.flow)
+        if function is None:
+            function = self._define(call.flow)
+        run, invocation = call.run, call.invocation
+        packed = pack(run.inputs, self.exchange)
+        self._calls += 1
+        number = self._calls
+        held = [region.region for region in packed.regions]
+        self._sent[number] = SentRun(call, backend, held)
+        self._numbers[call] = number
+        left_s = (invocation.deadline_ns - time.monotonic_ns()) / 1e9
+        self.control.send(
+            Run(
+                number,
+                function,
+                packed.sets,
+                tuple(packed.regions),
+                min(max(left_s, LEAST_DEADLINE_S), 1e9 - 1),
+                invocation.priority,
+                run.origin,
+                invocation.id,
+                run.attempt,
+            ),
+            packed.data,
+        )
+
+    def _define(self, flow: Flow) -> int:
+        self._defined += 1
+        number = self._functions[flow] = self._defined
+        spec = flow.spec
+        fused = spec if isinstance(spec, FusedFunction) else None
+        own = {code.main for code in spec.code} if fused is not None else set()
+        blobs = {d: self._hub.catalog.blob_bytes(d) for d in spec.blobs() if d not in own}
+        plain = None if fused is not None else spec
+        self.control.send(Define(number, flow.tenant.name, plain, fused, blobs))
+        return number
+
+    def forget(self, flow: Flow) -> None:
+        """Keep a function no longer."""
+        number = self._functions.pop(flow, None)
+        if number is not None:
+            self.control.send(Undefine(number))
+
+    def stop(self, call: CallState) -> None:
+        """Have a call ended soon, if it is there; it is answered all the same."""
+        number = self._numbers.get(call)
+        if number is not None:
+            self.control.send(StopRun(number))
+
+    def received(self, message: Message, data: memoryview | None) -> None:
+        if isinstance(message, Done):
+            self._done(message, data)
+        elif isinstance(message, Failed):
+            self._failed(message)
+        elif isinstance(message, Pong):
+            sent_ns = self._pings.pop(message.number, None)
+            if sent_ns is None:
+                raise BadPeer("it answered a heartbeat that was not sent")
+            self.on_pong(message, time.monotonic_ns() - sent_ns)
+        elif isinstance(message, Leave):
+            self.on_leave()
+        elif isinstance(message, Welcome):
+            raise BadPeer("it welcomed this node twice")
+        else:
+            super().received(message, data)
+
+    def _ended(self, number: int) -> SentRun:
+        sent = self._sent.get(number)
+        if sent is None or sent.answered:
+            raise BadPeer(f"it answered call {number}, which it does not have")
+        return sent
+
+    def _off(self, number: int, sent: SentRun) -> None:
+        del self._sent[number], self._numbers[sent.call]
+        self.exchange.withdraw(sent.held)
+
+    def _done(self, message: Done, data: memoryview | None) -> None:
+        sent = self._ended(message.call)
+        call = sent.call
+        self._measure(call, message)
+        call.stages = {**message.stages, f"{message.engine}@{self.peer}": message.run_ns}
+        if not message.regions:
+            self._finish(message, sent, unpack(message.outputs, data, {}))
+            return
+        regions = [region.region for region in message.regions]
+        if call.cancelled:
+            self.exchange.release(regions)
+            self._off(message.call, sent)
+            self.on_load(sent.backend, False, message)
+            finish(self._hub.around.events, call, None, Cancelled("its result is not needed"))
+            return
+        sent.answered = True
+        remember = whole_regions(message.outputs, message.regions)
+        fetched = partial(self._fetched, message, sent, data, remember)
+        self.exchange.fetch(message.regions, fetched, remember)
+
+    def _fetched(
+        self,
+        message: Done,
+        sent: SentRun,
+        data: memoryview | None,
+        remember: set[int],
+        found: Fetched | DandelionError,
+    ) -> None:
+        """The outputs of a call are here, or cannot be had."""
+        if self.closed:
+            return
+        all_regions = {region.region for region in message.regions}
+        if isinstance(found, DandelionError):
+            self.exchange.release(sorted(all_regions))
+            self._off(message.call, sent)
+            self.on_load(sent.backend, False, message)
+            finish(self._hub.around.events, sent.call, None, found)
+            return
+        self.exchange.release(sorted(all_regions - remember))
+        self.exchange.release(sorted(remember), copied=True)
+        try:
+            outputs = unpack(message.outputs, data, found)
+        except BadPeer as error:
+            self.close(str(error))
+            return
+        self._finish(message, sent, outputs)
+
+    def _finish(self, message: Done, sent: SentRun, outputs: InstanceSets) -> None:
+        call = sent.call
+        names = [None if one is None else one.name for one in outputs]
+        wanted = call.run.function.output_names
+        if len(names) != len(wanted) or any(
+            name not in (None, want) for name, want in zip(names, wanted, strict=False)
+        ):
+            raise BadPeer(f"it gave the sets {names} for '{call.run.function.name}'")
+        self._off(message.call, sent)
+        self.on_load(sent.backend, False, message)
+        finish(self._hub.around.events, call, outputs, None)
+
+    def _failed(self, message: Failed) -> None:
+        sent = self._ended(message.call)
+        call = sent.call
+        self._measure(call, message)
+        self.exchange.forget(message.gone)
+        self._off(message.call, sent)
+        self.on_load(sent.backend, message.refused, message)
+        error = from_record(message.error)
+        events = self._hub.around.events
+        if message.refused:
+            events.failed(call, NodeLost(self.peer, f"it took no call: {error}"), begun=False)
+        else:
+            finish(events, call, None, error)
+
+    @staticmethod
+    def _measure(call: CallState, message: Done | Failed) -> None:
+        now_ns = time.monotonic_ns()
+        call.started_ns = max(call.sent_ns, now_ns - message.run_ns)
+        call.ended_ns = now_ns
+        call.printed = message.printed
+
+    def _closed(self, reason: str) -> None:
+        sent, self._sent = self._sent, {}
+        self.lost_calls = len(sent)
+        self._numbers.clear()
+        events = self._hub.around.events
+        for one in sent.values():
+            one.call.ended_ns = time.monotonic_ns()
+            events.failed(one.call, NodeLost(self.peer, reason))

@@ -1,0 +1,380 @@
+"""The log of the catalogue's changes, the same on all nodes: pure, events in, actions out.
+
+Registrations and removals are *commands*. Every node carries out the same commands in the same
+order, so all have the same records with the same versions. For each place of the log the voters
+agree on one command by Paxos; there is no leader, so any node may propose, and nothing has to be
+elected when a node is lost. A command is acknowledged when it is chosen: then a majority of the
+voters has it, and it cannot be lost with fewer.
+
+For one place, a proposer with a ballot higher than all that it knows::
+
+    Prepare ->  voters promise to accept nothing lower, and tell what they have accepted
+    Accept  ->  with a majority: the accepted command of the highest ballot, else its own
+    Chosen  ->  with a majority again: all learn it
+
+If another command was chosen, the proposer goes on with its own at the next place. Two that
+disturb each other wait for different times before they try again.
+
+What a voter has promised and accepted must survive: it is in `Changes.saved`, and messages may
+leave only after it is stored. A voter whose memory was lost, because it was never stored, must not
+vote where it may have voted before. It asks the others how many commands they have (`Recover`): a
+majority of voters that have not lost theirs, or all others. With n as the largest answer it may
+have voted about place n + 1 at most, since only then it had all commands before, and each of them
+was known to one of those that answered. So it votes from place n + 2 on, and proposes commands
+without effect until the log is as long. If no voter has voted about anything, as after the first
+start, the one that finds this out tells the others, and the log begins.
+
+Source: Lamport, "Paxos Made Simple", 2001.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dandelion.cluster.ballots import (
+    NO_BALLOT,
+    NOTHING,
+    Accept,
+    Accepted,
+    BallotMessage,
+    BallotNumber,
+    CatchUp,
+    Chosen,
+    Command,
+    Outbid,
+    Prepare,
+    Promise,
+    Recover,
+    Recovered,
+    Saved,
+    SavedCommand,
+    SavedVote,
+)
+
+MS = 1_000_000
+PATIENCE_NS = 400 * MS
+"""After so long without a majority a proposer tries again."""
+ASK_NS = 100 * MS
+"""How often a voter that lost its memory asks the others."""
+GIVE_UP_NS = 5000 * MS
+"""After so long a proposal is not acknowledged. It may still be chosen later."""
+CATCH_UP = 64
+"""So many commands are sent at once to a node that lacks them."""
+PROPOSALS_LIMIT = 256
+
+
+@dataclass(slots=True)
+class Changes:
+    """What follows from events: carry it out in this order.
+
+    Attributes:
+        saved: to be stored before anything else, where it is stored at all.
+        sent: receivers and messages.
+        chosen: commands to be carried out, in order.
+        settled: ids of own proposals that are chosen.
+        failed: ids of own proposals that are not acknowledged.
+    """
+
+    saved: list[Saved] = field(default_factory=list)
+    sent: list[tuple[str, BallotMessage]] = field(default_factory=list)
+    chosen: list[Command] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One attempt of a proposer at one place."""
+
+    place: int
+    ballot: BallotNumber
+    command: Command
+    promises: dict[str, Promise] = field(default_factory=dict)
+    accepted: set[str] = field(default_factory=set)
+    asked: Command | None = None
+    until_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Proposal:
+    command: Command
+    until_ns: int
+
+
+class Replica:
+    """One node's part of the log.
+
+    Args:
+        me: name of the node.
+        voters: names of all voters. A node that is none only learns and proposes.
+        life: another number after each start of the node.
+        saved: what was stored before. Without a `SavedVote` in it the memory of a voter is lost.
+
+    Attributes:
+        log: the commands that were chosen, all that this node knows.
+        lost: it has lost its memory, and does not vote yet.
+    """
+
+    def __init__(
+        self, me: str, voters: Iterable[str], life: int, saved: Iterable[Saved] = ()
+    ) -> None:
+        self.me = me
+        self.voters = tuple(sorted(voters))
+        self.log: list[Command] = []
+        self._ids: set[str] = set()
+        self._promised = self._accepted = NO_BALLOT
+        self._command: Command | None = None  # accepted for the next place
+        self._round: _Round | None = None
+        self._proposals: deque[_Proposal] = deque()
+        self._highest = 0
+        self._random = random.Random(f"{life} {me}")
+        self._changes = Changes()
+        self._floor: int | None = None
+        self._recovered: dict[str, Recovered] = {}
+        self._life = life
+        self._fresh = True
+        self._cleared: dict[str, int] = {}
+        self._retry_ns = 0
+        others = [name for name in self.voters if name != me]
+        self.lost = me in self.voters and bool(others)
+        for one in saved:
+            self._load(one)
+
+    def _load(self, one: Saved) -> None:
+        if isinstance(one, SavedCommand):
+            if one.place == len(self.log):
+                self._append(one.command)
+            return
+        self.lost = False
+        if one.promised != NO_BALLOT:
+            self._fresh = False
+        if one.place == len(self.log):
+            self._promised, self._accepted, self._command = one.promised, one.accepted, one.command
+            self._highest = max(self._highest, one.promised[0])
+
+    def take(self) -> Changes:
+        """Take what follows from the events since the last time."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    @property
+    def majority(self) -> int:
+        """How many voters choose."""
+        return len(self.voters) // 2 + 1
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def propose(self, command: Command, now_ns: int) -> bool:
+        """Have a command chosen; its id is in `settled` or `failed` later. False if it is full."""
+        if len(self._proposals) >= PROPOSALS_LIMIT:
+            return False
+        self._proposals.append(_Proposal(command, now_ns + GIVE_UP_NS))
+        if self._round is None:
+            self._begin(now_ns)
+        return True
+
+    def tick(self, now_ns: int) -> None:
+        """Time has passed; call it a few times a second."""
+        while self._proposals and self._proposals[0].until_ns <= now_ns:
+            self._changes.failed.append(self._proposals.popleft().command.id)
+            self._round = None
+        if self.lost and now_ns >= self._retry_ns:
+            self._retry_ns = now_ns + ASK_NS
+            if self._floor is not None and not self._proposals:
+                number = len(self.log)
+                self.propose(Command(f"{self.me} {self._life} {number}", NOTHING, b""), now_ns)
+            for name in self.voters:
+                if name != self.me:
+                    self._send(name, Recover(self._life))
+        if self._proposals and (self._round is None or self._round.until_ns <= now_ns):
+            self._begin(now_ns)
+
+    def heard_length(self, name: str, length: int) -> None:
+        """Another node has so many commands."""
+        if length > len(self.log):
+            self._send(name, CatchUp(len(self.log)))
+
+    def restarted(self, name: str) -> None:
+        """There is a new link to another node, which may have forgotten what it said."""
+        self._retry_ns = 0
+        if self._round is not None:
+            self._round.promises.pop(name, None)
+            self._round.accepted.discard(name)
+
+    def received(self, name: str, message: BallotMessage, now_ns: int) -> None:
+        """A message of another node, or of this one."""
+        if isinstance(message, Prepare):
+            self._prepare(name, message)
+        elif isinstance(message, Accept):
+            self._accept(name, message)
+        elif isinstance(message, Promise):
+            self._promise(name, message)
+        elif isinstance(message, Accepted):
+            self._counted(name, message)
+        elif isinstance(message, Outbid):
+            self._outbid(message, now_ns)
+        elif isinstance(message, Chosen):
+            self._learn(message, now_ns)
+        elif isinstance(message, CatchUp):
+            self._catch_up(name, message.place)
+        elif isinstance(message, Recover):
+            cleared = self._cleared.get(name) == message.number
+            lost, length, fresh = self.lost, len(self.log), self._fresh
+            self._send(name, Recovered(message.number, lost, length, fresh, self._life, cleared))
+        else:
+            self._recover(name, message)
+
+    # --- the voter --------------------------------------------------------------------------------
+
+    def _may_vote(self, name: str, place: int) -> bool:
+        """Whether this node votes about a place; else it tells what it has, or asks for it."""
+        if place < len(self.log):
+            self._catch_up(name, place)
+            return False
+        if place > len(self.log):
+            self._send(name, CatchUp(len(self.log)))
+            return False
+        return self.me in self.voters and not self.lost
+
+    def _prepare(self, name: str, message: Prepare) -> None:
+        if not self._may_vote(name, message.place):
+            return
+        if message.ballot < self._promised:
+            self._send(name, Outbid(message.place, self._promised))
+            return
+        self._promised, self._fresh = message.ballot, False
+        self._save()
+        self._send(name, Promise(message.place, message.ballot, self._accepted, self._command))
+
+    def _accept(self, name: str, message: Accept) -> None:
+        if not self._may_vote(name, message.place):
+            return
+        if message.ballot < self._promised:
+            self._send(name, Outbid(message.place, self._promised))
+            return
+        self._promised = self._accepted = message.ballot
+        self._command, self._fresh = message.command, False
+        self._save()
+        self._send(name, Accepted(message.place, message.ballot))
+
+    def _save(self) -> None:
+        self._highest = max(self._highest, self._promised[0])
+        vote = SavedVote(len(self.log), self._promised, self._accepted, self._command)
+        self._changes.saved.append(vote)
+
+    def _catch_up(self, name: str, place: int) -> None:
+        commands = tuple(self.log[place : place + CATCH_UP])
+        if commands and place >= 0:
+            self._send(name, Chosen(place, commands))
+
+    def _recover(self, name: str, message: Recovered) -> None:
+        if not self.lost or message.number != self._life or name not in self.voters:
+            return
+        self._recovered[name] = message
+        if message.cleared:
+            self._floor = 0
+            self._found()
+            return
+        if self._floor is not None:
+            return
+        answers = list(self._recovered.values())
+        complete = len(answers) == len(self.voters) - 1
+        if sum([not one.lost for one in answers]) < self.majority and not complete:
+            return
+        length = max([len(self.log), *(one.length for one in answers)])
+        anew = complete and self._fresh and all(one.fresh for one in answers)
+        self._floor = 0 if anew else length + 2
+        self._retry_ns = 0
+        if anew:
+            self._cleared = {name: one.life for name, one in self._recovered.items()}
+            for voter, life in self._cleared.items():
+                self._send(voter, Recovered(life, True, 0, True, self._life, cleared=True))
+        self._found()
+
+    def _found(self) -> None:
+        """End the loss of memory if the log is long enough."""
+        if self.lost and self._floor is not None and len(self.log) >= self._floor:
+            self.lost = False
+            self._save()
+            if self._round is not None:
+                self._round.until_ns = 0
+
+    # --- the proposer -----------------------------------------------------------------------------
+
+    def _begin(self, now_ns: int) -> None:
+        """Try to have the first own proposal chosen at the next place."""
+        if not self._proposals:
+            self._round = None
+            return
+        self._highest += 1
+        ballot = (self._highest, self.me)
+        wait_ns = PATIENCE_NS + self._random.randrange(PATIENCE_NS)
+        place = len(self.log)
+        command = self._proposals[0].command
+        self._round = _Round(place, ballot, command, until_ns=now_ns + wait_ns)
+        for name in self.voters:
+            self._send(name, Prepare(place, ballot))
+
+    def _promise(self, name: str, message: Promise) -> None:
+        attempt = self._round
+        if attempt is None or message.ballot != attempt.ballot or name not in self.voters:
+            return
+        attempt.promises[name] = message
+        if attempt.asked is None and len(attempt.promises) >= self.majority:
+            best = max(attempt.promises.values(), key=lambda one: one.accepted)
+            attempt.asked = best.command or attempt.command
+            for voter in self.voters:
+                self._send(voter, Accept(attempt.place, attempt.ballot, attempt.asked))
+
+    def _counted(self, name: str, message: Accepted) -> None:
+        attempt = self._round
+        if attempt is None or message.ballot != attempt.ballot or name not in self.voters:
+            return
+        attempt.accepted.add(name)
+        if len(attempt.accepted) == self.majority and attempt.asked is not None:
+            for voter in self.voters:
+                if voter != self.me:
+                    self._send(voter, Chosen(attempt.place, (attempt.asked,)))
+            self._send(self.me, Chosen(attempt.place, (attempt.asked,)))
+
+    def _outbid(self, message: Outbid, now_ns: int) -> None:
+        self._highest = max(self._highest, message.ballot[0])
+        attempt = self._round
+        if attempt is not None and message.place == attempt.place and attempt.asked is None:
+            pause_ns = self._random.randrange(PATIENCE_NS // 4)
+            attempt.until_ns = min(attempt.until_ns, now_ns + pause_ns)
+
+    def _learn(self, message: Chosen, now_ns: int) -> None:
+        if message.place > len(self.log):
+            return
+        new = message.commands[len(self.log) - message.place :]
+        for command in new:
+            self._changes.saved.append(SavedCommand(len(self.log), command))
+            known = command.id in self._ids
+            self._append(command)
+            if not known and command.kind != NOTHING:
+                self._changes.chosen.append(command)
+            self._settle(command.id)
+        self._found()
+        if new and (self._round is None or self._round.place < len(self.log)):
+            self._begin(now_ns)
+
+    def _append(self, command: Command) -> None:
+        self._fresh = False
+        self.log.append(command)
+        self._ids.add(command.id)
+        self._promised = self._accepted = NO_BALLOT
+        self._command = None
+
+    def _settle(self, id_: str) -> None:
+        for proposal in self._proposals:
+            if proposal.command.id == id_:
+                self._proposals.remove(proposal)
+                self._changes.settled.append(id_)
+                return
+
+    def _send(self, name: str, message: BallotMessage) -> None:
+        self._changes.sent.append((name, message))

@@ -1,0 +1,99 @@
+"""Nodes of a cluster in processes of their own: ``python -m tests.cluster.member FOLDER``.
+
+For each line ``NAME ADDRESS PEER,...`` it forks a process with a node, which takes less time than
+to start one, and prints the id of the process. A node has one engine ``work`` that takes 5 ms for a
+call, and the pipes ``FOLDER/NAME.in`` and ``FOLDER/NAME.out``: there it writes a line when it is
+ready, and carries out commands, one a line: ``register``, ``invoke NUMBER SIZE``, ``alive``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from dandelion.cluster import Cluster, ClusterSettings
+from dandelion.data import Item, ItemSet
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.errors import DandelionError
+from dandelion.node import Node
+from dandelion.testing import wait_until
+from tests.cluster.clusters import SECRET, alive, function, scripted, settings
+
+FAN = "function work(x) => (y);\ncomposition fan(x) => (y) { work(x = each x) => (y = y); }\n"
+
+
+def work(engine: Engine, call: Call) -> InstanceSets:
+    """Give the text in capital letters, after 5 ms."""
+    threading.Event().wait(0.005)
+    given = call.inputs[0]
+    assert given is not None
+    items = tuple(Item(i.name, i.key, bytes(i.data).upper()) for i in given)
+    return (ItemSet("y", items),)
+
+
+def invoke(node: Node, number: int, size: int) -> dict[str, object]:
+    """Invoke once; tell whether the answer is right."""
+    items = tuple(Item(f"i{k}", k, b"text %d %d" % (number, k)) for k in range(size))
+    began_s = time.monotonic()
+    try:
+        found = node.invoke("fan", x=ItemSet("x", items), deadline_s=20)["y"]
+    except DandelionError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    got = {(i.name, i.key, bytes(i.data)) for i in found or ()}
+    right = got == {(i.name, i.key, bytes(i.data).upper()) for i in items}
+    return {"right": right, "s": time.monotonic() - began_s}
+
+
+def main() -> None:
+    """Fork a process for each line."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
+    folder = Path(sys.argv[1])
+    for line in sys.stdin:
+        name, address, peers = line.split()
+        process = os.fork()
+        if not process:
+            code = 1
+            try:
+                with (
+                    (folder / f"{name}.in").open() as given,
+                    (folder / f"{name}.out").open("w") as out,
+                ):
+                    serve(address, tuple(peers.split(",")), given, out)
+                code = 0
+            finally:
+                os._exit(code)
+        print(process, flush=True)
+
+
+def serve(address: str, peers: tuple[str, ...], given: TextIO, out: TextIO) -> None:
+    """Run a node until the end of the input."""
+    cluster = Cluster(ClusterSettings(address, SECRET, peers=peers))
+    with Node(settings(), [scripted(work)], cluster) as node:
+        wait_until(lambda: alive(node) == len(peers) - 1, 30)
+        node.wait_ready(10)
+        print(json.dumps({"ready": True}), file=out, flush=True)
+        for line in given:
+            word, *rest = line.split()
+            if word == "register":
+                try:
+                    node.register(FAN, function("work"))
+                    answer: dict[str, object] = {"registered": True}
+                except DandelionError as error:
+                    answer = {"error": f"{type(error).__name__}: {error}"}
+            elif word == "invoke":
+                answer = invoke(node, int(rest[0]), int(rest[1]))
+            elif word == "alive":
+                answer = {"alive": alive(node), "records": len(node.records())}
+            else:
+                return
+            print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

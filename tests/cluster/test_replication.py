@@ -1,0 +1,229 @@
+"""The log of the catalogue: all nodes agree, and what was acknowledged is not lost.
+
+Nodes with a virtual clock exchange messages that are delayed, lost, doubled and reordered, while
+nodes are cut off, stopped and started again, with and without their stored votes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from dandelion.cluster.ballots import (
+    NOTHING,
+    BallotMessage,
+    Command,
+    Saved,
+    SavedVote,
+    decode_ballot,
+    decode_saved,
+    encode_ballot,
+)
+from dandelion.cluster.replication import MS, Replica
+
+
+@dataclass
+class Network:
+    """Nodes and messages; everything random comes from the seed."""
+
+    seed: int
+    size: int = 3
+    durable: bool = True
+    loss: float = 0.1
+    now_ns: int = 0
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    stored: dict[str, list[bytes]] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.names = [f"n{i}" for i in range(self.size)]
+        self.flying: list[tuple[int, int, str, str, int, BallotMessage]] = []
+        self.lives = dict.fromkeys(self.names, 0)
+        self.count = 0
+        for name in self.names:
+            self.stored[name] = []
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        self.lives[name] += 1
+        if not self.durable:
+            self.stored[name] = []
+        saved: list[Saved] = [decode_saved(data) for data in self.stored[name]]
+        self.replicas[name] = Replica(name, self.names, self.lives[name] * 1000, saved)
+
+    def stop(self, name: str) -> None:
+        del self.replicas[name]
+
+    def carry_out(self, name: str) -> None:
+        replica = self.replicas[name]
+        while True:
+            changes = replica.take()
+            self.stored[name] += [encode_ballot(one) for one in changes.saved]
+            self.settled.update(i for i in changes.settled if " " not in i)
+            self.failed.update(i for i in changes.failed if " " not in i)
+            own = False
+            for receiver, message in changes.sent:
+                message = decode_ballot(encode_ballot(message))
+                if receiver == name:
+                    replica.received(name, message, self.now_ns)
+                    own = True
+                else:
+                    self.fly(name, receiver, message)
+            if not own:
+                return
+
+    def fly(self, sender: str, receiver: str, message: BallotMessage) -> None:
+        copies = 0 if self.random.random() < self.loss else 1 + (self.random.random() < self.loss)
+        for _ in range(copies):
+            self.count += 1
+            at_ns = self.now_ns + self.random.randrange(1, 60) * MS
+            life = self.lives[receiver]
+            self.flying.append((at_ns, self.count, sender, receiver, life, message))
+
+    def propose(self, name: str, id_: str) -> None:
+        if name in self.replicas:
+            self.replicas[name].propose(Command(id_, "register", id_.encode()), self.now_ns)
+            self.carry_out(name)
+
+    def step(self) -> None:
+        """Let 20 ms pass."""
+        self.now_ns += 20 * MS
+        due = sorted(f for f in self.flying if f[0] <= self.now_ns)
+        self.flying = [f for f in self.flying if f[0] > self.now_ns]
+        for _, _, sender, receiver, life, message in due:
+            alive = receiver in self.replicas and self.lives[receiver] == life
+            if alive and not {sender, receiver} & self.cut:
+                self.replicas[receiver].received(sender, message, self.now_ns)
+                self.carry_out(receiver)
+        for name, replica in list(self.replicas.items()):
+            replica.tick(self.now_ns)
+            self.carry_out(name)
+            other = self.random.choice(self.names)
+            if other in self.replicas and not {name, other} & self.cut:
+                replica.heard_length(other, len(self.replicas[other].log))
+                self.carry_out(name)
+        self.check()
+
+    def check(self) -> None:
+        logs = [[c.id for c in r.log] for r in self.replicas.values()]
+        longest = max(logs, key=len, default=[])
+        for log in logs:
+            assert log == longest[: len(log)], "two nodes have different logs"
+
+    def settle(self, limit: int = 2000) -> list[str]:
+        """Let all come back and agree; return the ids of the log."""
+        self.cut.clear()
+        self.loss = 0.0
+        for name in self.names:
+            if name not in self.replicas:
+                self.start(name)
+        for _ in range(limit):
+            self.step()
+            logs = {len(r.log) for r in self.replicas.values()}
+            busy = any(r._proposals or r.lost for r in self.replicas.values())
+            if len(logs) == 1 and not busy and not self.flying:
+                break
+        else:
+            raise AssertionError("they do not agree in the end")
+        return [c.id for c in self.replicas["n0"].log if c.kind != NOTHING]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("size", "durable"), [(3, True), (5, True), (3, False), (5, False)])
+def test_all_agree_whatever_happens(seed: int, size: int, durable: bool) -> None:
+    network = Network(seed, size, durable)
+    dice = network.random
+    down_until: dict[str, int] = {}
+    for step in range(400):
+        if dice.random() < 0.2:
+            network.propose(dice.choice(network.names), f"c{step}")
+        if dice.random() < 0.02:
+            network.cut = set(dice.sample(network.names, dice.randrange(size)))
+        lost = sum(r.lost for r in network.replicas.values()) + len(down_until)
+        if dice.random() < 0.03 and lost < (size - 1) // 2 and step > 40:
+            name = dice.choice([n for n, r in network.replicas.items() if not r.lost] or ["n0"])
+            if name in network.replicas:
+                network.stop(name)
+                down_until[name] = step + dice.randrange(1, 40)
+        for name, until in list(down_until.items()):
+            if step >= until:
+                network.start(name)
+                del down_until[name]
+        network.step()
+    log = network.settle()
+    assert network.settled <= set(log)
+    assert len(set(log)) > 3
+    assert len(network.settled) > 2
+
+
+def test_a_minority_acknowledges_nothing() -> None:
+    network = Network(1, 3)
+    for _ in range(30):
+        network.step()
+    network.cut = {"n0"}
+    network.propose("n0", "alone")
+    for _ in range(300):
+        network.step()
+    assert network.settled == set()
+    assert network.failed == {"alone"}
+    network.propose("n1", "together")
+    for _ in range(50):
+        network.step()
+    assert network.settled == {"together"}
+    assert network.replicas["n0"].log == []
+    assert network.settle()[0] == "together"
+
+
+def test_one_node_needs_no_others() -> None:
+    network = Network(1, 1)
+    network.propose("n0", "a")
+    network.propose("n0", "b")
+    assert network.settled == {"a", "b"}
+
+
+def test_a_voter_that_lost_its_memory_votes_only_about_new_places() -> None:
+    network = Network(1, 3, durable=False, loss=0.0)
+    for _ in range(30):
+        network.step()
+    network.propose("n0", "a")
+    for _ in range(30):
+        network.step()
+    network.stop("n1")
+    network.start("n1")
+    assert network.replicas["n1"].lost
+    for _ in range(100):
+        network.step()
+    replica = network.replicas["n1"]
+    assert not replica.lost
+    assert replica.log[0].id == "a"
+    assert len(replica.log) >= 3
+
+
+def test_of_a_node_that_is_no_voter_the_commands_count_and_not_the_votes() -> None:
+    voters = ["n0", "n1"]
+    network = Network(1, 2, loss=0.0)
+    guest = Replica("guest", voters, 1)
+    assert not guest.lost
+    guest.propose(Command("g", "register", b""), 0)
+    sent = guest.take().sent
+    assert {name for name, _ in sent} == set(voters)
+    network.check()
+
+
+def test_stored_votes_come_back() -> None:
+    network = Network(1, 3)
+    for _ in range(30):
+        network.step()
+    network.propose("n0", "a")
+    for _ in range(20):
+        network.step()
+    assert any(isinstance(decode_saved(d), SavedVote) for d in network.stored["n1"])
+    network.stop("n1")
+    network.start("n1")
+    assert not network.replicas["n1"].lost
+    assert [c.id for c in network.replicas["n1"].log] == ["a"]
