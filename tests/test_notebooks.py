@@ -178,12 +178,24 @@ def test_blueprints_and_plans() -> None:
     with made.repeat(3):
         made.launch("k", [made.A, made.T, dd.sizeof(made.A)], grid=(4, 2), block=32)
         made.launch("l", [made.T, made.C], grid=(4, 1, 5), block=32)
+    made.gemm(made.A, made.A, made.C, m=32, n=16, k=16)
     words = shown(made).words
-    for text in ("sizeof(A) * 2", "3 times", "4 × 2", "u64 sizeof(A)", "temporary", "4 × 1 × 5"):
+    for text in (
+        "Gemm",
+        "C = A, A; 32 × 16 × 16, f32",
+        "sizeof(A) * 2",
+        "3 times",
+        "4 × 2",
+        "u64 sizeof(A)",
+        "temporary",
+        "4 × 1 × 5",
+    ):
         assert text in words, text
     planned = shown(plan(made.build(), {"A": 4096}, lambda *given: 0))
-    assert "6 launches" in planned.words
+    assert "7 launches" in planned.words
     assert "k" in planned.words
+    assert "gemm" in planned.words
+    assert "\0" not in planned.words
     assert planned.tags.count("svg") == 3
 
 

@@ -132,9 +132,13 @@ class Plan:
 
 def _row(step: Step) -> StepRow:
     if isinstance(step, Launch):
-        return step.kernel, step.grid, step.block, step.shared_bytes
+        name = step.kernel.removeprefix(PREFIX)
+        return name, step.grid, step.block, step.shared_bytes
     if isinstance(step, Zero):
         return "zero", (), (), step.size_bytes
+    if isinstance(step, LibraryCall):
+        name = type(step.call).__name__.removesuffix("Call").lower()
+        return name, (), (), 0 if step.workspace is None else step.workspace.size_bytes
     return "copy", (), (), step.target.size_bytes
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dandelion.blueprint.operation_parts import Operation, operands
+from dandelion.blueprint.operation_records import Conv2d, Gemm
 from dandelion.blueprint.records import (
     Absolute,
     Action,
@@ -64,9 +66,20 @@ def _steps(actions: Sequence[Action], indent: str) -> Iterator[tuple[Element, st
                 yield code(f"{indent}copy"), "", "", code(f"{target} = {source}")
             case ZeroBuffer(buffer=buffer):
                 yield code(f"{indent}zero"), "", "", code(buffer)
+            case Gemm() | Conv2d():
+                yield code(f"{indent}{type(action).__name__}"), "", "", code(_operation(action))
             case Repeat(times=times, actions=inner):
                 yield code(f"{indent}{size_expression(times)} times"), "", "", code("")
                 yield from _steps(inner, indent + _INDENT)
+
+
+def _operation(action: Operation) -> str:
+    """Write the result, the operands and the type of a library operation."""
+    *given, (_, out) = operands(action)
+    extents = (action.m, action.n, action.k) if isinstance(action, Gemm) else action.kernel
+    shown = " × ".join(map(size_expression, extents))
+    names = ", ".join(operand.buffer for _, operand in given)
+    return clipped(f"{out.buffer} = {names}; {shown}, {action.dtype.value}")
 
 
 def _three(sizes: Sequence[Size]) -> str:
