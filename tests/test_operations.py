@@ -407,6 +407,22 @@ def test_an_engine_gives_an_operation_to_the_library(
     assert case.error(called(case, device)) < 1e-12
 
 
+def test_what_a_result_leaves_of_its_buffer_is_zero() -> None:
+    """Also where the memory was used before: only whole results may reuse it as it is."""
+    made = bp.Blueprint(inputs=["a"], outputs=["y"])
+    first, second = made.buffer("t", 256, temporary=True), made.buffer("u", 256, temporary=True)
+    y = made.buffer("y", 256)
+    shape = {"n": 8, "k": 8}
+    made.gemm(made.a, made.a, first, m=8, **shape)
+    made.gemm(first, made.a, second, m=8, **shape)
+    made.gemm(second, made.a, y, m=4, **shape)
+    a = np.eye(8, dtype=np.float32)
+    device = HostDevice({}, POOL_BYTES, graphs=True, library=ReferenceLibrary())
+    found = called(Case(made.build(), {"a": a.tobytes()}, F32), device)
+    a[4:] = 0
+    assert (np.frombuffer(found, np.float32).reshape(8, 8) == a).all()
+
+
 def test_access_of_a_template_is_what_it_does() -> None:
     """A sum in place reads and writes its buffer."""
     made = bp.Blueprint(inputs=["y", "b"], outputs=["y"])

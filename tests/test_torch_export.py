@@ -68,6 +68,18 @@ class Typed(nn.Module):
         return self.body(x.to(self.dtype)).softmax(-1)
 
 
+@pytest.mark.parametrize("value", [1.0, -0.3, 1e38, float("-inf"), float("nan")])
+def test_constants_of_bfloat16(node: Node, value: float) -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Any) -> Any:
+            given = torch.scalar_tensor(value, dtype=torch.bfloat16)
+            return torch.where(x > 0, given, torch.zeros((), dtype=torch.bfloat16)).float()
+
+    _, _, found = compared(node, Chosen().eval(), (X,))
+    wanted = float(torch.tensor(value, dtype=torch.bfloat16))
+    assert np.array_equal(found["output"], np.where(X.numpy() > 0, wanted, 0), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "error", "outside"),
     [

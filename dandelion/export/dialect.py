@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dandelion.blueprint import Access
 
 _TYPES = {
@@ -123,6 +125,7 @@ def _words(ops: Any, dtypes: Any) -> Any:
             (pattern.cvar("c").cast(dtypes.int64), _i64),
             (pattern.cvar("c").cast(dtypes.uint64), _u64),
             (pattern.cvar("c").cast(half), _f16),
+            (pattern.cvar("c").cast(dtypes.bfloat16), _bf16),
             (pattern(kinds.CAST, dtypes.float32, (pattern.var("v", half),)), _from_f16),
             (pattern(kinds.CAST, half, (pattern.var("v", dtypes.float32),)), _to_f16),
             (pattern(kinds.CAST, dtypes.bool, (value,)), _truth),
@@ -145,6 +148,14 @@ def _u64(ctx: Any, c: Any) -> str:
 
 def _f16(ctx: Any, c: Any) -> str:
     return f"F32_TO_F16({_number(c.val)})"
+
+
+def _bf16(ctx: Any, c: Any) -> str:
+    """The bits of a number, rounded to the nearest even."""
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(c.val).view(np.uint32))
+    rounded = 0x7FC0 if c.val != c.val else (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return f"((u16){rounded & 0xFFFF}u)"
 
 
 def _from_f16(ctx: Any, v: Any) -> str:

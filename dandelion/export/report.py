@@ -16,7 +16,8 @@ class ExportReport(msgspec.Struct, frozen=True):
     Attributes:
         operators: how often each operator of ATen occurs.
         kernels: number of different kernels.
-        launches: number of launches of a call.
+        launches: number of launches of a call, library operations included.
+        library_operations: how many of them are library operations.
         weight_bytes: bytes of the model's parameters and buffers that are used.
         static_bytes: bytes of the static sets that have them.
         buffer_bytes: bytes of inputs, outputs and temporary buffers if none shared memory.
@@ -35,6 +36,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     source_bytes: int
     export_s: float
     errors: dict[str, float] = {}
+    library_operations: int = 0
 
     @property
     def size_ratio(self) -> float:
@@ -52,9 +54,10 @@ class ExportReport(msgspec.Struct, frozen=True):
         """The report as text."""
         counted = sorted(self.operators.items(), key=lambda pair: (-pair[1], pair[0]))
         names = ", ".join(f"{name} {count}" for name, count in counted)
+        launched = f"{self.launches} launches, {self.library_operations} of them library operations"
         text = [
             f"{sum(self.operators.values())} operators: {names}",
-            f"{self.launches} launches of {self.kernels} kernels, made in {self.export_s:.1f} s",
+            f"{launched}; {self.kernels} kernels; made in {self.export_s:.1f} s",
             f"{self.weight_bytes} bytes of weights, {self.buffer_bytes} of buffers",
             f"{self.source_bytes} bytes of code; {self.size_ratio:.3f} of the weights in all",
         ]

@@ -173,6 +173,7 @@ def _report(
         operators={n.removeprefix("aten."): count for n, count in operators.items()},
         kernels=len(kernels.sources),
         launches=len(kernels.launches),
+        library_operations=sum(isinstance(one, OperationLaunch) for one in kernels.launches),
         weight_bytes=sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
         static_bytes=weights.size_bytes,
         buffer_bytes=sum(kernels.buffers.values()) + inputs_bytes,

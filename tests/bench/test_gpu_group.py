@@ -16,6 +16,7 @@ from dandelion.bench.experiments import (
     gpu_chain,
     gpu_engines,
     gpu_fault,
+    gpu_gemm,
     gpu_memory,
     gpu_sharing,
 )
@@ -48,6 +49,15 @@ def test_engines_are_timed_in_this_process(run: object) -> None:
     assert names.SEQUENTIAL in {row.system for row in panel.rows}
     assert all(row.values["p50"] > 0 and row.count for row in panel.rows)
     assert not found.budgets, "processors keep no budget of a GPU"
+
+
+def test_products_are_timed_in_each_precision() -> None:
+    found = gpu_gemm.gemm(QUICK)
+    assert [panel.key for panel in found.panels] == list(gpu_gemm.PRECISIONS)
+    for panel in found.panels:
+        assert {row.system for row in panel.rows} == {names.SEQUENTIAL}
+    assert len(found.skips) == len(gpu_gemm.PRECISIONS), "torch has no CUDA here"
+    assert not found.budgets
 
 
 def test_a_chain_of_functions_is_timed_beside_one_function() -> None:

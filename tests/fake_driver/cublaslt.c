@@ -48,12 +48,14 @@ static long made[4]; /* handles, products, layouts, preferences that are alive *
 static long calls, fail_at = -1;
 static size_t needed = 4096; /* bytes of workspace that each product wants */
 static int last_compute;
+static long launched;
 
 long fake_lt_live(int kind) { return made[kind]; }
 long fake_lt_calls(void) { return calls; }
 void fake_lt_reset(void) { calls = 0, fail_at = -1, needed = 4096; }
 void fake_lt_fail(long after) { fail_at = after < 0 ? -1 : calls + after; }
 void fake_lt_need(size_t bytes) { needed = bytes; }
+long fake_lt_launched(void) { return launched; }
 int fake_lt_compute(void) { return last_compute; }
 
 #define ENTER                                                                                      \
@@ -288,5 +290,6 @@ int cublasLtMatmul(void *handle, const struct product *product, const void *alph
         wide ? *(const double *)beta : *(const float *)beta, workspace, workspace_bytes,
     };
     last_compute = product->compute;
+    launched++;
     return fake_launch(stream, &kernel, one, one, 0, (void *[]){&call}) ? FAILED : SUCCESS;
 }

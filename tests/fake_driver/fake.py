@@ -57,7 +57,8 @@ class Fake:
         self.kind = kind
         self.operations: Any = operations
         if operations is not None:
-            operations.fake_lt_live.restype = operations.fake_lt_calls.restype = ctypes.c_long
+            for name in ("fake_lt_live", "fake_lt_calls", "fake_lt_launched"):
+                getattr(operations, name).restype = ctypes.c_long
             operations.fake_lt_fail.argtypes = [ctypes.c_long]
             operations.fake_lt_need.argtypes = [ctypes.c_size_t]
         self.library = library

@@ -116,6 +116,15 @@ def _is_in_library(runner: Runner) -> bool:
     return library is not None and library.is_present
 
 
+def _check_in_library(fake: Fake, case: Case, runner: Runner) -> None:
+    """Check a case that the library must carry out."""
+    before = fake.operations.fake_lt_launched() if fake.operations else 0
+    case.check(runner)
+    assert _is_in_library(runner)
+    if fake.operations:
+        assert fake.operations.fake_lt_launched() > before, "a template did it"
+
+
 def _compute(fake: Fake) -> int:
     return int(fake.operations.fake_lt_compute()) if fake.operations else 0
 
@@ -126,8 +135,7 @@ def _compute(fake: Fake) -> int:
 def products_are_right_in_each_type(fake: Fake) -> None:
     runner = _runner(fake)
     for dtype in STORED:
-        _plain(dtype=dtype).check(runner)
-    assert _is_in_library(runner)
+        _check_in_library(fake, _plain(dtype=dtype), runner)
     runner.close()
     fake.nothing_left()
 
@@ -135,7 +143,7 @@ def products_are_right_in_each_type(fake: Fake) -> None:
 def products_are_computed_as_they_say(fake: Fake) -> None:
     runner = _runner(fake)
     for name, number in {"f32": 68, "tf32": 77, "bf16": 75, "f16": 74}.items():
-        _plain(compute=name).check(runner)
+        _check_in_library(fake, _plain(compute=name), runner)
         assert _compute(fake) in (0, number), name
     _plain(dtype="f64").check(runner)
     assert _compute(fake) in (0, 70)
@@ -159,7 +167,8 @@ def layouts_are_right(fake: Fake) -> None:
             def out(made: bp.Blueprint) -> bp.Matrix:
                 return bp.matrix(made["y"], offset=8, ld=6, batch_stride=60)
 
-            Case({"a": 400, "b": 120}, 200, a=a, b=b, out=out, m=7, n=5, k=9, batch=3).check(runner)
+            case = Case({"a": 400, "b": 120}, 200, a=a, b=b, out=out, m=7, n=5, k=9, batch=3)
+            _check_in_library(fake, case, runner)
     runner.close()
     fake.nothing_left()
 
@@ -167,22 +176,23 @@ def layouts_are_right(fake: Fake) -> None:
 def epilogues_are_right(fake: Fake) -> None:
     runner = _runner(fake)
     for activation in ("none", "relu", "gelu_tanh"):
-        Case(
+        case = Case(
             {"a": 12 * 8, "b": 8 * 6, "c": 12 * 6, "v": 12}, 12 * 6, a="a", b="b", c="c",
             bias=lambda made: bp.part(made["v"], 8), m=12, n=6, k=8, alpha=0.5, beta=-2.0,
             activation=activation,
-        ).check(runner)  # fmt: skip
+        )  # fmt: skip
+        _check_in_library(fake, case, runner)
     runner.close()
 
 
 def what_the_library_lacks_is_done_after_it(fake: Fake) -> None:
     """A bias of each row."""
     runner = _runner(fake)
-    Case(
+    case = Case(
         {"a": 12 * 8, "b": 8 * 6, "v": 12}, 12 * 6, a="a", b="b", bias="v", bias_axis="rows", m=12,
         n=6, k=8, activation="relu",
-    ).check(runner)  # fmt: skip
-    assert _is_in_library(runner)
+    )  # fmt: skip
+    _check_in_library(fake, case, runner)
     runner.close()
     fake.nothing_left()
 
@@ -190,8 +200,7 @@ def what_the_library_lacks_is_done_after_it(fake: Fake) -> None:
 def convolutions_are_right(fake: Fake) -> None:
     runner = _runner(fake)
     for layout in ("nchw", "nhwc"):
-        _convolution(layout=layout, activation="relu").check(runner)
-    assert _is_in_library(runner)
+        _check_in_library(fake, _convolution(layout=layout, activation="relu"), runner)
     runner.close()
     fake.nothing_left()
 
