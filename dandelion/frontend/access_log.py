@@ -13,7 +13,6 @@ processes are not mixed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -22,8 +21,6 @@ import threading
 import time
 from collections import deque
 from typing import NamedTuple
-
-import msgspec
 
 from dandelion.errors import InvalidInput
 
@@ -36,6 +33,8 @@ AGENT_LIMIT = 256
 CLIENT_LEFT = 499
 """The status in the log if the client disconnected before its response."""
 STANDARD_ERROR = "-"
+_TEXTS = 1024
+"""So many combinations of request, caller and agent are kept as text."""
 _CLIPPED = "..."
 
 log = logging.getLogger("dandelion.frontend")
@@ -72,25 +71,24 @@ class RequestRecord(NamedTuple):
     agent: bytes
     grpc_status: str = ""
 
+    @property
+    def common(self) -> tuple[object, ...]:
+        """What other requests of the client have, too."""
+        return self.method, self.path, self.tenant, self.token, self.client, self.agent
 
-class _Line(msgspec.Struct, omit_defaults=True):
-    """The fields of a line; those that are empty are left out."""
 
-    time: str
-    method: str
-    path: str
-    status: int
-    bytes_in: int
-    bytes_out: int
-    duration_s: float
-    logger: str = ""
-    tenant: str = ""
-    token: str = ""
-    peer: str = ""
-    invocation: str = ""
-    trace_id: str = ""
-    user_agent: str = ""
-    grpc_status: str = ""
+class _Texts(NamedTuple):
+    """The parts of lines that many requests have in common, as JSON.
+
+    Attributes:
+        request: fields with method and path.
+        caller: fields with logger, tenant, token and peer.
+        agent: the field with the User-Agent.
+    """
+
+    request: str
+    caller: str
+    agent: str
 
 
 class AccessLog:
@@ -120,6 +118,7 @@ class AccessLog:
         self._failing = False
         self._torn = False  # the file ends within a line
         self._second = (0, "")
+        self._texts: dict[tuple[object, ...], _Texts] = {}
         self._thread: threading.Thread | None = None
 
     @property
@@ -215,39 +214,57 @@ class AccessLog:
         second, rest = divmod(ended_ns, 1_000_000_000)
         if self._second[0] != second:
             self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        client = access.client
-        line = _Line(
-            f"{self._second[1]}.{rest // 1_000_000:03d}Z",
-            access.method,
-            _clipped(access.path, PATH_LIMIT),
-            access.status,
-            access.received_bytes,
-            access.sent_bytes,
-            round(access.duration_ns / 1e9, 6),
-            "dandelion.access" if self._path == STANDARD_ERROR else "",
-            access.tenant,
-            access.token,
-            f"{client[0]}:{client[1]}" if client else "",
-            access.invocation,
-            access.traceparent[3:35],
-            _clipped(access.agent.decode("latin-1"), AGENT_LIMIT),
-            access.grpc_status,
+        trace_id = access.traceparent[3:35]
+        texts = self._texts.get(access.common) or self._made_texts(access)
+        line = (
+            f'{{"time":"{self._second[1]}.{rest // 1_000_000:03d}Z"{texts.request}'
+            f',"status":{access.status},"bytes_in":{access.received_bytes}'
+            f',"bytes_out":{access.sent_bytes},"duration_s":{_seconds(access.duration_ns)}'
+            f"{texts.caller}{_field('invocation', access.invocation)}{_field('trace_id', trace_id)}"
+            f"{texts.agent}{_field('grpc_status', access.grpc_status)}}}\n"
         )
-        return _escaped(line)
+        return line.encode()
+
+    def _made_texts(self, access: RequestRecord) -> _Texts:
+        """Make the parts that later lines may have, too, and keep them for a while."""
+        client = access.client
+        logger = "dandelion.access" if self._path == STANDARD_ERROR else ""
+        peer = f"{client[0]}:{client[1]}" if client else ""
+        agent = access.agent.decode("latin-1")
+        path = _quoted(_clipped(access.path, PATH_LIMIT))
+        made = _Texts(
+            f',"method":{_quoted(access.method)},"path":{path}',
+            _field("logger", logger)
+            + _field("tenant", access.tenant)
+            + _field("token", access.token)
+            + _field("peer", peer),
+            _field("user_agent", _clipped(agent, AGENT_LIMIT)),
+        )
+        if len(self._texts) >= _TEXTS:
+            self._texts.clear()
+        self._texts[access.common] = made
+        return made
 
 
 def _clipped(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + _CLIPPED
 
 
-def _escaped(line: _Line) -> bytes:
-    """Write a line in printable ASCII."""
-    with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair
-        plain = msgspec.json.encode(line)
-        if plain.isascii() and b"\x7f" not in plain:
-            return plain + b"\n"
-    text = json.dumps(msgspec.to_builtins(line))
-    return text.replace("\x7f", "\\u007f").encode() + b"\n"
+def _field(name: str, text: str) -> str:
+    """Write a field; an empty one is left out."""
+    return f',"{name}":{_quoted(text)}' if text else ""
+
+
+def _quoted(text: str) -> str:
+    """Write a text as JSON in printable ASCII."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _seconds(duration_ns: int) -> str:
+    """Write a duration in seconds, with six digits behind the point at most."""
+    return repr(round(duration_ns / 1e9, 6))
 
 
 def _opened(path: str) -> int:
