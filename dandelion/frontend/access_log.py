@@ -71,11 +71,6 @@ class RequestRecord(NamedTuple):
     agent: bytes
     grpc_status: str = ""
 
-    @property
-    def common(self) -> tuple[object, ...]:
-        """What other requests of the client have, too."""
-        return self.method, self.path, self.tenant, self.token, self.client, self.agent
-
 
 class _Texts(NamedTuple):
     """The parts of lines that many requests have in common, as JSON.
@@ -210,22 +205,26 @@ class AccessLog:
         self._failing = False
 
     def _line(self, access: RequestRecord, shift_ns: int) -> bytes:
-        ended_ns = access.ended_ns + shift_ns
-        second, rest = divmod(ended_ns, 1_000_000_000)
+        (ended_ns, duration_ns, method, path, status, received_bytes, sent_bytes, tenant, token,
+         client, invocation, traceparent, agent, grpc_status) = access  # fmt: skip
+        second, rest = divmod(ended_ns + shift_ns, 1_000_000_000)
         if self._second[0] != second:
             self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        trace_id = access.traceparent[3:35]
-        texts = self._texts.get(access.common) or self._made_texts(access)
+        common = (method, path, tenant, token, client, agent)
+        texts = self._texts.get(common) or self._made_texts(access, common)
+        # Ids are made by the node, so they are written as they are.
+        id_ = f',"invocation":"{invocation}"' if invocation else ""
+        trace_id = f',"trace_id":"{traceparent[3:35]}"' if traceparent else ""
+        code = _field("grpc_status", grpc_status) if grpc_status else ""
         line = (
             f'{{"time":"{self._second[1]}.{rest // 1_000_000:03d}Z"{texts.request}'
-            f',"status":{access.status},"bytes_in":{access.received_bytes}'
-            f',"bytes_out":{access.sent_bytes},"duration_s":{_seconds(access.duration_ns)}'
-            f"{texts.caller}{_field('invocation', access.invocation)}{_field('trace_id', trace_id)}"
-            f"{texts.agent}{_field('grpc_status', access.grpc_status)}}}\n"
+            f',"status":{status},"bytes_in":{received_bytes},"bytes_out":{sent_bytes}'
+            f',"duration_s":{duration_ns / 1e9:.6f}{texts.caller}{id_}{trace_id}'
+            f"{texts.agent}{code}}}\n"
         )
         return line.encode()
 
-    def _made_texts(self, access: RequestRecord) -> _Texts:
+    def _made_texts(self, access: RequestRecord, common: tuple[object, ...]) -> _Texts:
         """Make the parts that later lines may have, too, and keep them for a while."""
         client = access.client
         logger = "dandelion.access" if self._path == STANDARD_ERROR else ""
@@ -242,7 +241,7 @@ class AccessLog:
         )
         if len(self._texts) >= _TEXTS:
             self._texts.clear()
-        self._texts[access.common] = made
+        self._texts[common] = made
         return made
 
 
@@ -260,11 +259,6 @@ def _quoted(text: str) -> str:
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return json.dumps(text).replace("\x7f", "\\u007f")
-
-
-def _seconds(duration_ns: int) -> str:
-    """Write a duration in seconds, with six digits behind the point at most."""
-    return repr(round(duration_ns / 1e9, 6))
 
 
 def _opened(path: str) -> int:
