@@ -113,7 +113,9 @@ class Tracing:
         self._exports = exports
         self._bound = round(ratio * (1 << 64))
         self._always = ratio >= 1
-        self._ids: Iterator[str] = iter(())  # for the next spans: the system is asked for many
+        # For the next traces that begin here: the system is asked for many ids at once.
+        self._ids: Iterator[str] = iter(())
+        self._recorded: Iterator[InvocationSpan] = iter(())
 
     def begin(self, parent: TraceContext | None) -> InvocationSpan | None:
         """Begin the span of an invocation; None if none is recorded."""
@@ -121,27 +123,36 @@ class Tracing:
             return None if parent is None else InvocationSpan(parent)
         if parent is not None:
             return InvocationSpan(parent.below(new_span_id()), parent.span_id, parent.sampled)
+        if self._always:
+            return next(self._recorded, None) or self._more_recorded()
         if not self._bound:
             return None
         ids = next(self._ids, None) or self._more_ids()
         # As OpenTelemetry's sampler decides, so that services with equal ratios agree.
-        if self._always or int(ids[16:32], 16) < self._bound:
+        if int(ids[16:32], 16) < self._bound:
             return InvocationSpan(TraceContext(f"00-{ids}-03"), "", True)
         return InvocationSpan(TraceContext(f"00-{ids}-02"))
 
+    def _more_recorded(self) -> InvocationSpan:
+        made = [InvocationSpan(TraceContext(f"00-{ids}-03"), "", True) for ids in _new_ids()]
+        self._recorded = iter(made)
+        return next(self._recorded)
+
     def _more_ids(self) -> str:
-        digits = os.urandom(_IDS * 24).hex()
-        pairs = [
-            (digits[at : at + 32], digits[at + 32 : at + 48]) for at in range(0, _IDS * 48, 48)
-        ]
-        self._ids = iter(
-            [f"{trace}-{span}" for trace, span in pairs if trace != _NO_TRACE and span != _NO_SPAN]
-        )
+        self._ids = iter(_new_ids())
         return next(self._ids)
 
 
 NO_TRACING = Tracing(exports=False)
 """Records nothing, and forwards what callers give."""
+
+
+def _new_ids() -> list[str]:
+    """Make ids of traces and their first spans, as in the header."""
+    while _NO_SPAN in (digits := os.urandom(_IDS * 24).hex()):
+        pass  # an id that is zero is not valid
+    starts = range(0, _IDS * 48, 48)
+    return [f"{digits[at : at + 32]}-{digits[at + 32 : at + 48]}" for at in starts]
 
 
 def new_span_id() -> str:

@@ -13,7 +13,6 @@ processes are not mixed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -22,8 +21,6 @@ import threading
 import time
 from collections import deque
 from typing import NamedTuple
-
-import msgspec
 
 from dandelion.errors import InvalidInput
 
@@ -36,6 +33,8 @@ AGENT_LIMIT = 256
 CLIENT_LEFT = 499
 """The status in the log if the client disconnected before its response."""
 STANDARD_ERROR = "-"
+_TEXTS = 1024
+"""So many combinations of request, caller and agent are kept as text."""
 _CLIPPED = "..."
 
 log = logging.getLogger("dandelion.frontend")
@@ -73,24 +72,18 @@ class RequestRecord(NamedTuple):
     grpc_status: str = ""
 
 
-class _Line(msgspec.Struct, omit_defaults=True):
-    """The fields of a line; those that are empty are left out."""
+class _Texts(NamedTuple):
+    """The parts of lines that many requests have in common, as JSON.
 
-    time: str
-    method: str
-    path: str
-    status: int
-    bytes_in: int
-    bytes_out: int
-    duration_s: float
-    logger: str = ""
-    tenant: str = ""
-    token: str = ""
-    peer: str = ""
-    invocation: str = ""
-    trace_id: str = ""
-    user_agent: str = ""
-    grpc_status: str = ""
+    Attributes:
+        request: fields with method and path.
+        caller: fields with logger, tenant, token and peer.
+        agent: the field with the User-Agent.
+    """
+
+    request: str
+    caller: str
+    agent: str
 
 
 class AccessLog:
@@ -120,6 +113,7 @@ class AccessLog:
         self._failing = False
         self._torn = False  # the file ends within a line
         self._second = (0, "")
+        self._texts: dict[tuple[object, ...], _Texts] = {}
         self._thread: threading.Thread | None = None
 
     @property
@@ -211,43 +205,60 @@ class AccessLog:
         self._failing = False
 
     def _line(self, access: RequestRecord, shift_ns: int) -> bytes:
-        ended_ns = access.ended_ns + shift_ns
-        second, rest = divmod(ended_ns, 1_000_000_000)
+        (ended_ns, duration_ns, method, path, status, received_bytes, sent_bytes, tenant, token,
+         client, invocation, traceparent, agent, grpc_status) = access  # fmt: skip
+        second, rest = divmod(ended_ns + shift_ns, 1_000_000_000)
         if self._second[0] != second:
             self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        client = access.client
-        line = _Line(
-            f"{self._second[1]}.{rest // 1_000_000:03d}Z",
-            access.method,
-            _clipped(access.path, PATH_LIMIT),
-            access.status,
-            access.received_bytes,
-            access.sent_bytes,
-            round(access.duration_ns / 1e9, 6),
-            "dandelion.access" if self._path == STANDARD_ERROR else "",
-            access.tenant,
-            access.token,
-            f"{client[0]}:{client[1]}" if client else "",
-            access.invocation,
-            access.traceparent[3:35],
-            _clipped(access.agent.decode("latin-1"), AGENT_LIMIT),
-            access.grpc_status,
+        common = (method, path, tenant, token, client, agent)
+        texts = self._texts.get(common) or self._made_texts(access, common)
+        # Ids are made by the node, so they are written as they are.
+        id_ = f',"invocation":"{invocation}"' if invocation else ""
+        trace_id = f',"trace_id":"{traceparent[3:35]}"' if traceparent else ""
+        code = _field("grpc_status", grpc_status) if grpc_status else ""
+        line = (
+            f'{{"time":"{self._second[1]}.{rest // 1_000_000:03d}Z"{texts.request}'
+            f',"status":{status},"bytes_in":{received_bytes},"bytes_out":{sent_bytes}'
+            f',"duration_s":{duration_ns / 1e9:.6f}{texts.caller}{id_}{trace_id}'
+            f"{texts.agent}{code}}}\n"
         )
-        return _escaped(line)
+        return line.encode()
+
+    def _made_texts(self, access: RequestRecord, common: tuple[object, ...]) -> _Texts:
+        """Make the parts that later lines may have, too, and keep them for a while."""
+        client = access.client
+        logger = "dandelion.access" if self._path == STANDARD_ERROR else ""
+        peer = f"{client[0]}:{client[1]}" if client else ""
+        agent = access.agent.decode("latin-1")
+        path = _quoted(_clipped(access.path, PATH_LIMIT))
+        made = _Texts(
+            f',"method":{_quoted(access.method)},"path":{path}',
+            _field("logger", logger)
+            + _field("tenant", access.tenant)
+            + _field("token", access.token)
+            + _field("peer", peer),
+            _field("user_agent", _clipped(agent, AGENT_LIMIT)),
+        )
+        if len(self._texts) >= _TEXTS:
+            self._texts.clear()
+        self._texts[common] = made
+        return made
 
 
 def _clipped(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + _CLIPPED
 
 
-def _escaped(line: _Line) -> bytes:
-    """Write a line in printable ASCII."""
-    with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair
-        plain = msgspec.json.encode(line)
-        if plain.isascii() and b"\x7f" not in plain:
-            return plain + b"\n"
-    text = json.dumps(msgspec.to_builtins(line))
-    return text.replace("\x7f", "\\u007f").encode() + b"\n"
+def _field(name: str, text: str) -> str:
+    """Write a field; an empty one is left out."""
+    return f',"{name}":{_quoted(text)}' if text else ""
+
+
+def _quoted(text: str) -> str:
+    """Write a text as JSON in printable ASCII."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def _opened(path: str) -> int:

@@ -58,14 +58,12 @@ def kept_result_operation() -> Json:
 def kept_events_operation() -> Json:
     """Describe ``GET /v1/invocations/{id}/events``."""
     text = {"type": "string"}
-    content = {
-        "text/event-stream": {"schema": {**text, "description": "data: EventDocument"}},
-        **json_content(reference("EventsDocument")),
-    }
+    content: Json = {"text/event-stream": {}, **json_content(reference("EventsDocument"))}
     parameters = [
         _ID,
         parameter("header", "Last-Event-ID", text, "only what happened after this event"),
         parameter("query", "after", text, "the same"),
         _WAIT,
     ]
-    return operation_of("What happens in it, until its end", content, parameters)
+    title = "What happens in it, until its end; each server-sent event has an EventDocument"
+    return operation_of(title, content, parameters)
