@@ -264,6 +264,7 @@ class Node:
                 return
             was, self._state = self._state, NodeState.CLOSED
             self._invoker.running = False
+            self._packages.stop()
             atexit.unregister(self.close)
             if was is NodeState.RUNNING:
                 _closed(self._close_kept)

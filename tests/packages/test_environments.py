@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dandelion.errors import BackendUnavailable, DandelionError, EnvironmentsFull, InvalidFunction
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    DandelionError,
+    EnvironmentsFull,
+    InvalidFunction,
+)
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments
 from dandelion.packages.records import PrepareLimits
@@ -174,6 +181,25 @@ def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
     assert refused(store, "many") == "too-much-disk"
     assert refused(store, "slow") == "too-much-time"
     assert prepared(store, "a").wheels
+
+
+def test_closing_ends_a_preparation(make: Make, wheels: Path) -> None:
+    os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
+    store = make([])
+    errors: list[BaseException] = []
+
+    def prepare() -> None:
+        try:
+            prepared(store, "slow")
+        except Cancelled as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    with (wheels / "slow-1.0-py3-none-any.whl").open("wb"):  # opens when the process reads
+        store.stop()
+        thread.join(10)
+    assert errors
 
 
 def test_the_process_reads_no_files_but_wheels(make: Make, wheels: Path, tmp_path: Path) -> None:
