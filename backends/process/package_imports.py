@@ -54,8 +54,7 @@ SANDBOX_KEEPS = """
     renameat2 link linkat chmod fchmod fchmodat utimensat ftruncate
     memfd_create pipe pipe2 fcntl ioctl brk mmap mprotect munmap mremap madvise mlock munlock
     futex membarrier rseq set_robust_list set_tid_address arch_prctl prctl seccomp capset capget
-    unshare close_range landlock_create_ruleset landlock_add_rule
-    landlock_restrict_self
+    close_range landlock_create_ruleset landlock_add_rule landlock_restrict_self
     rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall
     clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getrusage
     getitimer setitimer sched_yield sched_getaffinity sched_setaffinity sched_setscheduler

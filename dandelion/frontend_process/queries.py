@@ -70,7 +70,7 @@ class Queries:
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetCluster: lambda _: node.cluster(),
             GetActivity: lambda query: node.activity(query.tenant, query.query),
-            GetTrace: lambda query: node.trace(query.invocation, query.tenant),
+            GetTrace: self._trace,
             GetLogs: lambda query: node.logs(
                 query.function, query.invocation, query.after, query.limit, query.tenant
             ),
@@ -80,6 +80,10 @@ class Queries:
             UnregisterRegion: lambda query: node.unregister_region(query.name, query.tenant),
             GetRegions: lambda query: node.regions(query.tenant),
         }
+
+    def _trace(self, query: GetTrace) -> bytes | None:
+        found = self._node.trace(query.invocation, query.tenant)
+        return None if found is None else bytes(found)  # a subclass is not encoded
 
     def bound(self, query: Query, view: View) -> Callable[[], tuple[Blob, Context | None]]:
         """Give what answers a query, to be called in a thread: the answer, or where it lies.

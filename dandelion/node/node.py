@@ -299,6 +299,7 @@ class Node:
                 return
             was, self._state = self._state, NodeState.CLOSED
             self._invoker.running = False
+            self._packages.stop()
             atexit.unregister(self.close)
             if was is not NodeState.RUNNING and self._cluster is not None:
                 _closed(self._cluster.close)

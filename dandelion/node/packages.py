@@ -13,7 +13,7 @@ import msgspec
 
 from dandelion.catalog import Catalog
 from dandelion.documents import CodeDocument, RegistrationDocument
-from dandelion.errors import DandelionError, InvalidFunction, InvalidInput, Problem
+from dandelion.errors import Cancelled, DandelionError, InvalidFunction, InvalidInput, Problem
 from dandelion.function import CodeObject, Digest, Environment, FunctionSpec
 from dandelion.packages import Environments, PackageSource
 from dandelion.packages.records import PrepareLimits
@@ -87,12 +87,18 @@ class NodePackages:
             tried.add(place)
             try:
                 self._environments.site(code)
+            except Cancelled:
+                return
             except DandelionError as error:
                 _logger.warning("packages %s: %s", ", ".join(code.packages), error)
 
     def release_unused(self) -> None:
         """Take note that functions were removed."""
         self._environments.release_unused()
+
+    def stop(self) -> None:
+        """End all preparations, since the node closes."""
+        self._environments.stop()
 
     def close(self) -> None:
         """Let other nodes remove what this one used. May be called twice."""

@@ -85,6 +85,7 @@ class Environments:
         self._limits = limits
         self._used = used
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._held: dict[str, int] = {}  # keys, and the descriptors of their locks
         self._pinned: dict[str, int] = {}  # keys of registrations under way, counted
 
@@ -101,7 +102,7 @@ class Environments:
         """
         requirements = self._checked(packages, wheels, where)
         with _placed(where):
-            return requirements, run_job(self._job(requirements, wheels)).wheels
+            return requirements, run_job(self._job(requirements, wheels), self._stopped).wheels
 
     @contextlib.contextmanager
     def prepare(
@@ -161,6 +162,10 @@ class Environments:
             for key in self._held.keys() - self._keys_in_use() if self._held else ():
                 os.close(self._held.pop(key))
 
+    def stop(self) -> None:
+        """End all preparations; they raise `Cancelled`, now and later."""
+        self._stopped.set()
+
     def close(self) -> None:
         """Let other nodes remove everything. May be called twice."""
         with self._lock:
@@ -218,7 +223,9 @@ class Environments:
         with self._preparing() as folder:
             site = folder / _SITE
             site.mkdir()
-            chosen = run_job(self._job(requirements, wheels, str(site), known)).wheels
+            chosen = run_job(
+                self._job(requirements, wheels, str(site), known), self._stopped
+            ).wheels
             key = environment_key(chosen)
             is_new = bool(chosen) and key not in known
             if is_new:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import msgspec
 
 from dandelion.errors import (
     BackendUnavailable,
+    Cancelled,
     DandelionError,
     InternalError,
     InvalidFunction,
@@ -22,19 +24,25 @@ from dandelion.packages.records import PrepareAnswer, PrepareJob
 from dandelion.search_path import small_environment
 
 _ANSWER_BYTES = 4 << 20
+_LOOK_S = 0.2
 _PROCESSES = threading.BoundedSemaphore(2)
 
 
-def run_job(job: PrepareJob) -> PrepareAnswer:
+def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
     """Have a process do a job.
 
+    Args:
+        job: what to do.
+        stopped: set when the node closes; the process is killed then.
+
     Raises:
+        Cancelled: it was stopped.
         InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
         BackendUnavailable: the index cannot be reached.
         InternalError: the process failed.
     """
     with _PROCESSES, open(os.memfd_create("packages"), "w+b") as output:
-        code = _ran(job, output.fileno())
+        code = _ran(job, output.fileno(), stopped)
         if code:
             raise _death(job, code)
         output.seek(0)
@@ -49,7 +57,7 @@ def run_job(job: PrepareJob) -> PrepareAnswer:
     return answer
 
 
-def _ran(job: PrepareJob, output: int) -> int:
+def _ran(job: PrepareJob, output: int, stopped: threading.Event) -> int:
     """Run the process to its end; return its exit code."""
     with open(os.memfd_create("job"), "w+b") as order:
         order.write(msgspec.msgpack.encode(job))
@@ -64,7 +72,7 @@ def _ran(job: PrepareJob, output: int) -> int:
         )
     late = True
     try:
-        late = not _ended(child.pid, job.limits.wall_s)
+        late = not _ended(child.pid, job.limits.wall_s, stopped)
     finally:
         if late:
             child.kill()
@@ -72,13 +80,23 @@ def _ran(job: PrepareJob, output: int) -> int:
     return -signal.SIGXCPU if late else child.returncode
 
 
-def _ended(process: int, limit_s: float) -> bool:
-    """Wait for the end of a child, without reaping it. False if it takes longer."""
+def _ended(process: int, limit_s: float, stopped: threading.Event) -> bool:
+    """Wait for the end of a child, without reaping it. False if it takes longer.
+
+    Raises:
+        Cancelled: it was stopped.
+    """
+    end = time.monotonic() + limit_s
     descriptor = os.pidfd_open(process)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(limit_s * 1e3))
+        while (left_s := end - time.monotonic()) > 0:
+            if poll.poll(min(left_s, _LOOK_S) * 1e3):
+                return True
+            if stopped.is_set():
+                raise Cancelled("the node is closed")
+        return False
     finally:
         os.close(descriptor)
 

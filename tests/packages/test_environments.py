@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dandelion.errors import BackendUnavailable, DandelionError, EnvironmentsFull, InvalidFunction
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    DandelionError,
+    EnvironmentsFull,
+    InvalidFunction,
+)
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments
 from dandelion.packages.records import PrepareLimits
@@ -168,12 +175,30 @@ def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
     wheel(wheels, "large", "1.0", {"large.bin": bytes(2 << 20)})
     wheel(wheels, "many", "1.0", {f"m{n}.txt": "" for n in range(50)})
     os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
-    limits = msgspec.structs.replace(LIMITS, files=20, wall_s=1.5)
-    store = make([], limits)
+    store = make([], msgspec.structs.replace(LIMITS, files=20))
     assert refused(store, "large") == "too-much-disk"
     assert refused(store, "many") == "too-much-disk"
-    assert refused(store, "slow") == "too-much-time"
+    assert refused(make([], msgspec.structs.replace(LIMITS, wall_s=1)), "slow") == "too-much-time"
     assert prepared(store, "a").wheels
+
+
+def test_closing_ends_a_preparation(make: Make, wheels: Path) -> None:
+    os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
+    store = make([])
+    errors: list[BaseException] = []
+
+    def prepare() -> None:
+        try:
+            prepared(store, "slow")
+        except Cancelled as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    with (wheels / "slow-1.0-py3-none-any.whl").open("wb"):  # opens when the process reads
+        store.stop()
+        thread.join(10)
+    assert errors
 
 
 def test_the_process_reads_no_files_but_wheels(make: Make, wheels: Path, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class Index:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[Index]:
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    monkeypatch.chdir(tmp_path)  # downloads go to the current folder
     made = Index(tmp_path / "files")
     made.folder.mkdir()
     thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -164,12 +165,9 @@ def test_pages_that_are_none(index: Index) -> None:
             chosen(index, "a")
 
 
-def test_downloads_are_counted(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_are_counted(index: Index) -> None:
     path = wheel(index.folder, "a", "1.0")
     index.list_as_json("a", path)
-    monkeypatch.chdir(tmp_path)
 
     def full(size_bytes: int) -> None:
         raise TooMuchDisk
