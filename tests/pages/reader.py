@@ -57,9 +57,10 @@ class Reader:
         page: its name, for messages.
         folder: an empty folder.
         url: of the shared node.
+        programs: a folder with the command `dandelion`; by default the installed one.
     """
 
-    def __init__(self, page: str, folder: Path, url: str) -> None:
+    def __init__(self, page: str, folder: Path, url: str, programs: Path | None = None) -> None:
         self._page = page
         self._folder = folder / "work"
         self._folder.mkdir()
@@ -72,6 +73,7 @@ class Reader:
         self._printed: str | None = None
         self._failed: PageError | None = None
         self._environment = _environment(folder, url)
+        self._programs = f"{programs}{os.pathsep}" if programs else ""
 
     def read(self, snippet: Snippet) -> None:
         """Do what a snippet says.
@@ -166,7 +168,7 @@ class Reader:
         script += f"{{ export -p; echo \"cd '$PWD'\"; }} > '{self._state}'; exit $code"
         done = subprocess.run(
             ["bash", "-c", script],
-            env=self._environment,
+            env=self._environment | {"PATH": self._programs + self._environment["PATH"]},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -188,7 +190,8 @@ class Reader:
             return
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        script = f". '{self._state}'\n{command} --port {port}"
+        path = shlex.quote(self._environment["PATH"])  # a process of its own, which can be ended
+        script = f". '{self._state}'\nPATH={path}\n{command} --port {port}"
         self._second = subprocess.Popen(
             ["bash", "-c", script],
             env=self._environment,
