@@ -166,20 +166,25 @@ class Reader:
         text = _SERVES.sub(_checked, text)
         script = f". '{self._state}'\n{text}\ncode=$?\n"
         script += f"{{ export -p; echo \"cd '$PWD'\"; }} > '{self._state}'; exit $code"
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["bash", "-c", script],
             env=self._environment | {"PATH": self._programs + self._environment["PATH"]},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_COMMAND_S,
-            check=False,
+            start_new_session=True,
         )
-        if done.returncode:
-            message = f"exit code {done.returncode}\n{done.stdout}"
+        with process:
+            try:
+                printed, _ = process.communicate(timeout=_COMMAND_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # it is still there if it hangs
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            message = f"exit code {process.returncode}\n{printed}"
             self._failed = PageError(self._page, snippet, message)
-        return done.stdout
+        return printed
 
     def _begin(self, snippet: Snippet) -> None:
         """Run a node in the second terminal; `dandelion serve` is the shared one."""
