@@ -49,7 +49,6 @@ def test_no_socket_listens_after_a_refusal() -> None:
     bind("0.0.0.0", 0, Settings(allow_anonymous=True)).close()
 
 
-@pytest.mark.parametrize("frontends", ["1", "2"])
 def test_a_port_in_use_says_what_to_do() -> None:
     with bind("127.0.0.1", 0, Settings()) as taken:
         port = taken.getsockname()[1]
