@@ -277,5 +277,6 @@ def _checked(found: re.Match[str]) -> str:
 def _environment(folder: Path, url: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DANDELION_", "XDG_"))}
     kept |= {"HOME": str(folder), "DANDELION_URL": url, "COLUMNS": "120"}
+    kept["DANDELION_BACKENDS"] = "null,process"  # of `run` and `dev`, which start quicker so
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     return kept
