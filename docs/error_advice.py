@@ -61,7 +61,7 @@ ADVICE = {
     "Unknown": Advice(
         "The name is misspelt, was never registered, or belongs to another tenant. With a "
         "catalogue in memory, registrations are lost when the node ends.",
-        "`dandelion ls` lists what is registered. [registry.md](registry.md) says where it is kept.",
+        "`dandelion ls` shows what is registered; [registry.md](registry.md) says where.",
     ),
     "Conflict": Advice(
         "A name is used by another kind of record; a record is used by a composition; or another "

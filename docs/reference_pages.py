@@ -140,10 +140,11 @@ def _error(cls: type[DandelionError]) -> str:
 
 _SETTINGS_HEAD = """# Settings
 
-Settings of `dandelion serve` come from a TOML file, the environment and flags; [cli.md](cli.md#serve) has the rules. The
-setting `max_waiting` is `max_waiting = 100` in the file, `DANDELION_MAX_WAITING=100` in the environment, and
-`--max-waiting 100` as a flag. A program gives `dd.Node(dd.Settings(max_waiting=100))`. Sizes are in bytes and take units:
-`512MiB`. Times are in seconds.
+Settings of `dandelion serve` come from a TOML file, the environment and flags;
+[cli.md](cli.md#serve) has the rules. The setting `max_waiting` is `max_waiting = 100` in the file,
+`DANDELION_MAX_WAITING=100` in the environment, and `--max-waiting 100` as a flag. A program gives
+`dd.Node(dd.Settings(max_waiting=100))`. Sizes are in bytes and take units: `512MiB`. Times are in
+seconds.
 """
 _SECTIONS = {
     "Address and callers": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 
@@ -24,7 +25,7 @@ def bind(host: str, port: int, settings: Settings) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise refused(host, port, error) from None
     return bound
 
 
@@ -37,6 +38,17 @@ def reserve(host: str, port: int, settings: Settings) -> socket.socket:
     bound = _bound(host, port, settings)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return bound
+
+
+def refused(host: str, port: int, error: OSError) -> InvalidInput:
+    """Make the error for an address on which this process cannot listen."""
+    hint = {
+        errno.EADDRINUSE: "another program listens there; end it, or give --port, 0 for a free one",
+        errno.EACCES: "give a --port from 1024 on",
+        errno.EADDRNOTAVAIL: "give an address of this machine with --host",
+    }
+    message = f"cannot listen on {host}:{port}: {error.strerror}"
+    return InvalidInput("host", message, hint.get(error.errno or 0, ""))
 
 
 def _bound(host: str, port: int, settings: Settings) -> socket.socket:
@@ -56,7 +68,7 @@ def _bound(host: str, port: int, settings: Settings) -> socket.socket:
         raise
     except OSError as error:
         bound.close()
-        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise refused(host, port, error) from None
     return bound
 
 

@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import socket
 
-from dandelion.errors import InvalidInput
-from dandelion.frontend.listener import BACKLOG, bind
+from dandelion.frontend.listener import BACKLOG, bind, refused
 from dandelion.settings import Settings
 
 
@@ -52,5 +51,5 @@ def bind_several(host: str, port: int, count: int, settings: Settings) -> list[s
     except OSError as error:
         for one in opened:
             one.close()
-        raise InvalidInput("host", f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise refused(host, port, error) from None
     return opened

@@ -49,6 +49,14 @@ def test_no_socket_listens_after_a_refusal() -> None:
     bind("0.0.0.0", 0, Settings(allow_anonymous=True)).close()
 
 
+def test_a_port_in_use_says_what_to_do() -> None:
+    with bind("127.0.0.1", 0, Settings()) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}") as caught:
+            bind("127.0.0.1", port, Settings())
+    assert "--port" in caught.value.hint
+
+
 @pytest.mark.parametrize("frontends", ["1", "2"])
 def test_serve_refuses_and_says_what_to_do(frontends: str) -> None:
     command = [

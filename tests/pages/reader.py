@@ -57,9 +57,10 @@ class Reader:
         page: its name, for messages.
         folder: an empty folder.
         url: of the shared node.
+        programs: a folder with the command `dandelion`; by default the installed one.
     """
 
-    def __init__(self, page: str, folder: Path, url: str) -> None:
+    def __init__(self, page: str, folder: Path, url: str, programs: Path | None = None) -> None:
         self._page = page
         self._folder = folder / "work"
         self._folder.mkdir()
@@ -72,6 +73,7 @@ class Reader:
         self._printed: str | None = None
         self._failed: PageError | None = None
         self._environment = _environment(folder, url)
+        self._programs = f"{programs}{os.pathsep}" if programs else ""
 
     def read(self, snippet: Snippet) -> None:
         """Do what a snippet says.
@@ -164,20 +166,25 @@ class Reader:
         text = _SERVES.sub(_checked, text)
         script = f". '{self._state}'\n{text}\ncode=$?\n"
         script += f"{{ export -p; echo \"cd '$PWD'\"; }} > '{self._state}'; exit $code"
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["bash", "-c", script],
-            env=self._environment,
+            env=self._environment | {"PATH": self._programs + self._environment["PATH"]},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_COMMAND_S,
-            check=False,
+            start_new_session=True,
         )
-        if done.returncode:
-            message = f"exit code {done.returncode}\n{done.stdout}"
+        with process:
+            try:
+                printed, _ = process.communicate(timeout=_COMMAND_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # it is still there if it hangs
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            message = f"exit code {process.returncode}\n{printed}"
             self._failed = PageError(self._page, snippet, message)
-        return done.stdout
+        return printed
 
     def _begin(self, snippet: Snippet) -> None:
         """Run a node in the second terminal; `dandelion serve` is the shared one."""
@@ -188,7 +195,8 @@ class Reader:
             return
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        script = f". '{self._state}'\n{command} --port {port}"
+        path = shlex.quote(self._environment["PATH"])  # a process of its own, which can be ended
+        script = f". '{self._state}'\nPATH={path}\n{command} --port {port}"
         self._second = subprocess.Popen(
             ["bash", "-c", script],
             env=self._environment,
@@ -269,5 +277,6 @@ def _checked(found: re.Match[str]) -> str:
 def _environment(folder: Path, url: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DANDELION_", "XDG_"))}
     kept |= {"HOME": str(folder), "DANDELION_URL": url, "COLUMNS": "120"}
+    kept["DANDELION_BACKENDS"] = "null,process"  # of `run` and `dev`, which start quicker so
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     return kept

@@ -13,6 +13,7 @@ from dandelion.errors import Conflict
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
+from .command_server import command_server
 from .reader import PageError, Reader
 from .snippets import Snippet, agrees, commands, snippets
 
@@ -29,7 +30,7 @@ OWN_TESTS = {
     "docs/torch.md": "tests/test_torch_docs.py",
     "docs/triton.md": "tests/test_triton_docs.py",
 }
-"""Pages whose examples need more than a reader has: other services, libraries, a second protocol."""
+"""Pages whose examples need more than a reader has: other services, libraries, protocols."""
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("compositions/*.md")]
@@ -71,9 +72,17 @@ def url(page: str, request: pytest.FixtureRequest) -> Iterator[str]:
                 node.remove(type(record), record.name)
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a quick command `dandelion`."""
+    with command_server(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
+
+
+@pytest.mark.timeout(300)  # a page has many commands, and the machine may be busy
 @pytest.mark.parametrize("page", PAGES)
-def test_the_snippets_of(page: str, url: str, tmp_path: Path) -> None:
-    reader = Reader(page, tmp_path, url)
+def test_the_snippets_of(page: str, url: str, programs: Path, tmp_path: Path) -> None:
+    reader = Reader(page, tmp_path, url, programs)
     try:
         for snippet in snippets((ROOT / page).read_text()):
             reader.read(snippet)
