@@ -245,9 +245,7 @@ class Model:
             scheduler.fleet.added(engine)
             scheduler.fleet.up(engine, str(engine.id), Capacity(), 0)
         scheduler.take()
-        return ModelNode(
-            name, self, scheduler, Placement(name), here, remote, Tenant("default")
-        )
+        return ModelNode(name, self, scheduler, Placement(name), here, remote, Tenant("default"))
 
     def _arrivals(self, names: list[str]) -> None:
         """A tenth of the nodes get half of the invocations."""

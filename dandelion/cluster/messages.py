@@ -90,6 +90,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
         expected: the node that it means to talk to.
         link: number of the pair of connections.
         data: it is the connection for data.
+        voters: names of the nodes that keep the catalogue; all nodes must mean the same.
     """
 
     version: Count
@@ -98,6 +99,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     expected: Name
     link: Count
     data: bool
+    voters: tuple[Name, ...]
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
