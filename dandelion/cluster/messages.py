@@ -41,7 +41,7 @@ CONTROL_LIMIT_BYTES = 16 << 20
 """Of the message of a frame."""
 DATA_LIMIT_BYTES = 1 << 20
 """Of the bytes of a frame."""
-PIECE_BYTES = 512 * 1024
+PIECE_BYTES = 1024 * 1024
 INLINE_BYTES = 64 * 1024
 """Inputs or outputs of so many bytes together come with their message."""
 
