@@ -44,6 +44,7 @@ GROUPS = {
     "kaas_load": "the figures of KaaS with many tenants at once",
     "knix": "the experiments of KNIX on a shared GPU",
     "sharing": "how do tenants share a device?",
+    "cluster": "what does a call on another node cost, and what do more nodes bring?",
     "gpu": "what do the GPU engines cost over bare loops?",
 }
 """Groups of experiments, and what each asks."""

@@ -147,8 +147,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ``10.0.0.0/8``.
         callback_secrets: file in TOML with a table ``secrets``: by tenant, what its callbacks are
             signed with.
-        peers: addresses of the other nodes of a cluster, ``HOST:PORT``, the same list on all nodes;
-            the node's own may be among them. See ``docs/cluster.md``.
+        peers: addresses ``HOST:PORT`` of the nodes of a cluster that keep its catalogue, the same
+            list on all nodes, this one included if it is one of them. See ``docs/cluster.md``.
         cluster: a Ray cluster by which the nodes find each other: ``auto`` for the one that this
             machine belongs to, ``local`` for a new one, or ``HOST:PORT``; needs the extra
             ``cluster``.

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from dandelion.cluster.joining import cluster_of
 from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import BackendUnavailable, DandelionError
@@ -160,7 +161,7 @@ async def main() -> None:
     """Serve until a signal comes."""
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=NodeOrder)
     settings = msgspec.convert(order.settings, Settings)
-    async with Node(settings) as node:
+    async with Node(settings, cluster=cluster_of(settings)) as node:
         for document in order.documents:
             await asyncio.to_thread(node.register, document)
         await asyncio.to_thread(wait_engines, node, order.engines)

@@ -41,7 +41,7 @@ from dandelion.cluster.placement import Placement
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
-from dandelion.errors import CatalogUnavailable
+from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
 
@@ -78,9 +78,10 @@ class Cluster(NodeSide):
     Attributes:
         name: of the node: its address for others.
         incarnation: another number after each start.
+        voters: names of the nodes that keep the catalogue.
 
     Raises:
-        InvalidInput: the address cannot be listened on, or TLS cannot be used.
+        InvalidInput: the address cannot be listened on, TLS cannot be used, or there are no voters.
     """
 
     def __init__(self, settings: ClusterSettings, discovery: Discovery | None = None) -> None:
@@ -93,8 +94,12 @@ class Cluster(NodeSide):
             self.name = f"{self.name.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
         others = [peer for peer in settings.peers if peer != self.name]
         self.incarnation = time.time_ns()
-        self._voters = tuple(sorted({self.name, *others}))
-        self._membership = Membership(self.name, others, self._voters)
+        self.voters = tuple(sorted(set(settings.peers))) or (self.name,)
+        if discovery is not None and not settings.peers:
+            self._socket.close()
+            hint = "give the same addresses to all nodes with --peers: they vote on its changes"
+            raise InvalidInput("peers", "no node keeps the catalogue", hint)
+        self._membership = Membership(self.name, others, self.voters)
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
@@ -134,7 +139,7 @@ class Cluster(NodeSide):
         self.catalog.refuse_on_loop = self._refuse_on_loop
         self.catalog.propose = lambda command: self._post(partial(self._propose, command))
         assert self._file is not None, "the node has wrapped its catalogue"
-        replica = Replica(self.name, self._voters, self.incarnation, self._file.saved)
+        replica = Replica(self.name, self.voters, self.incarnation, self._file.saved)
         self._log = LogDriver(
             replica, self._file, self.catalog, self.source, self._post, self._send_ballot
         )
@@ -240,7 +245,7 @@ class Cluster(NodeSide):
         return MemberInfo(
             name,
             state,
-            name in self._voters,
+            name in self.voters,
             {group.backend: group.engines for group in load.groups},
             {group.backend: group.free for group in load.groups},
             0 if link is None else link.under_way,

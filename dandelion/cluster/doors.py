@@ -56,6 +56,7 @@ class Acceptance(Protocol):
 
     name: str
     incarnation: int
+    voters: tuple[str, ...]
 
     def admits(self, name: str, incarnation: int) -> bool:
         """Whether a link of a node is accepted."""
@@ -158,6 +159,8 @@ class Door:
             return f"this node speaks version {VERSION} of the protocol, not {message.version}"
         if message.expected != self._side.name:
             return f"this node is {self._side.name}, not {message.expected}"
+        if message.voters != self._side.voters:
+            return f"this node has the peers {', '.join(self._side.voters)}; all need the same list"
         if message.node == self._side.name:
             return "it has the name of this node"
         key = (message.node, message.link)
@@ -219,7 +222,8 @@ class Door:
 
         def proved() -> None:
             side = self._side
-            frames.send(Join(VERSION, side.name, side.incarnation, name, link, data))
+            mine = (side.name, side.incarnation)
+            frames.send(Join(VERSION, *mine, name, link, data, side.voters))
 
         def received(message: Message, more: memoryview | None) -> None:
             if welcomed.done():

@@ -37,7 +37,7 @@ from dandelion.executors import to_dandelion_error
 from dandelion.memory import Context, SharedDomain
 from dandelion.memory.context import address_of, leased_view
 
-WINDOW = 8
+WINDOW = 4
 """How many pieces are asked for at a time."""
 INLINE_ACQUIRE_BYTES = 512 * 1024
 """A larger context is acquired in a thread, since memory may have to be zeroed for it."""

@@ -10,6 +10,11 @@ from dandelion.errors import BackendUnavailable, InternalError
 from dandelion.settings import Settings
 
 
+def cluster_of(settings: Settings) -> Cluster | None:
+    """Make it if the settings name a cluster; raises as `joined`."""
+    return None if cluster_settings(settings) is None else joined(settings)
+
+
 def joined(settings: Settings) -> Cluster:
     """Make it; it joins when the node is started.
 

@@ -41,7 +41,7 @@ CONTROL_LIMIT_BYTES = 16 << 20
 """Of the message of a frame."""
 DATA_LIMIT_BYTES = 1 << 20
 """Of the bytes of a frame."""
-PIECE_BYTES = 512 * 1024
+PIECE_BYTES = 1024 * 1024
 INLINE_BYTES = 64 * 1024
 """Inputs or outputs of so many bytes together come with their message."""
 
@@ -90,6 +90,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
         expected: the node that it means to talk to.
         link: number of the pair of connections.
         data: it is the connection for data.
+        voters: names of the nodes that keep the catalogue; all nodes must mean the same.
     """
 
     version: Count
@@ -98,6 +99,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     expected: Name
     link: Count
     data: bool
+    voters: tuple[Name, ...]
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):

@@ -22,8 +22,9 @@ class ClusterSettings:
         listen: the address for other nodes, ``HOST:PORT``; port 0 chooses a free one.
         secret: what all nodes of the cluster know, 16 bytes or more.
         address: how others reach it; by default `listen`. It is the node's name.
-        peers: addresses of the other nodes; this one's may be among them. With the same list on all
-            nodes, these are the voters of the catalogue. Further nodes may join, and are no voters.
+        peers: addresses of nodes, the same list on all nodes. They are the voters of the catalogue;
+            a node whose address is not among them joins as one that does not vote. Without any,
+            this node is the only voter.
         tls_cert, tls_key, tls_ca: files in PEM: the node's certificate chain, its key, and who
             signs those of all nodes. Without them the traffic is not encrypted.
     """

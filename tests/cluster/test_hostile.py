@@ -89,6 +89,7 @@ class Peer:
             "expected": self.name,
             "link": time.monotonic_ns(),
             "data": False,
+            "voters": (self.name,),
         }
         self.send(Join(**{**fields, **given}))  # type: ignore[arg-type]
         return self.read()
@@ -155,8 +156,8 @@ def test_many_that_say_nothing_do_not_keep_others_out(
 
 @pytest.mark.parametrize(
     "given",
-    [{"version": 99}, {"expected": "other:1"}, {"data": True}, {"name": ""}],
-    ids=["version", "expected", "data without control", "name"],
+    [{"version": 99}, {"expected": "other:1"}, {"data": True}, {"name": ""}, {"voters": ("a:1",)}],
+    ids=["version", "expected", "data without control", "name", "voters"],
 )
 def test_joins_that_do_not_fit_are_refused(node: Node, given: dict[str, object]) -> None:
     with Peer(node) as peer:

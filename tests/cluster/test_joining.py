@@ -1,0 +1,123 @@
+"""Nodes that join, drain and leave while others work, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dandelion.cluster import Cluster, ClusterSettings, cluster_settings
+from dandelion.cluster.joining import joined
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.errors import InvalidInput
+from dandelion.frontend.client import Client
+from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node
+from dandelion.testing import wait_until
+from tests.cluster.clusters import (
+    SECRET,
+    alive,
+    free_addresses,
+    function,
+    nodes,
+    scripted,
+    settings,
+    text_of,
+)
+
+
+def slow(engine: Engine, call: Call) -> InstanceSets:
+    threading.Event().wait(0.03)  # engines in threads take shorter calls ahead, so none waits
+    return (call.inputs[0],)
+
+
+def sent_calls(node: Node) -> int:
+    info = node.cluster()
+    assert info is not None
+    return info.sent_calls
+
+
+def test_guests_join_and_leave_under_load() -> None:
+    with nodes([[scripted(slow)]]) as made:
+        owner = made[0]
+        owner.register(function("work"))
+        cluster = owner._cluster
+        assert isinstance(cluster, Cluster)
+        stop = threading.Event()
+
+        def load() -> int:
+            count = 0
+            while not stop.is_set():
+                assert text_of(owner.invoke("work", x=b"a")["y"]) == "a"
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(4) as pool, contextlib.ExitStack() as end:
+            end.callback(stop.set)
+            callers = [pool.submit(load) for _ in range(4)]
+            for _ in range(2):
+                given = ClusterSettings("127.0.0.1:0", SECRET, peers=(cluster.name,))
+                with Node(settings(), [scripted(slow)], Cluster(given)) as guest:
+                    wait_until(lambda: alive(owner) == 1)
+                    enough = sent_calls(owner) + 5
+                    wait_until(lambda enough=enough: sent_calls(owner) > enough)  # type: ignore[misc]
+                    wait_until(lambda guest=guest: guest.records() == owner.records())  # type: ignore[misc]
+                    assert text_of(guest.invoke("work", x=b"b")["y"]) == "b"
+                    guest.register(function("guests", code="null"))  # the owner votes for it
+                wait_until(lambda: alive(owner) == 0)
+            stop.set()
+            assert sum(caller.result(20) for caller in callers) > 10
+        info = owner.cluster()
+        assert info is not None
+        assert info.lost_calls == 0
+        assert [member.state for member in info.members] == ["self"]
+
+
+def test_status_over_http_and_in_metrics() -> None:
+    with nodes([[], [scripted(slow)]]) as made, BackgroundServer(made[0]) as server:
+        with Client(server.url) as client:
+            info = client.cluster()
+            assert info is not None
+            assert info.majority
+            assert [member.voter for member in info.members] == [True, True]
+            other = next(member for member in info.members if member.state == "alive")
+            assert other.engines["work"] == 1
+            metrics = client.metrics()
+        assert 'dandelion_cluster_members{state="alive"} 1.0' in metrics
+        assert "dandelion_cluster_majority 1.0" in metrics
+    with Node(settings()) as alone:
+        assert alone.cluster() is None
+        assert b"cluster" not in alone.metrics()
+
+
+def test_settings(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET + b"\n")
+    assert cluster_settings(settings()) is None
+    for given, where in (
+        ({"peers": ("127.0.0.1:1",)}, "cluster_secret"),
+        ({"peers": ("127.0.0.1:1",), "cluster_secret": str(tmp_path / "none")}, "cluster_secret"),
+        ({"peers": ("nowhere",), "cluster_secret": str(secret)}, "peers"),
+        ({"cluster_listen": "8.8.8.8:1", "cluster_secret": str(secret)}, "cluster_listen"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            joined(settings(**given))
+        assert caught.value.where == where
+    address = free_addresses(1)[0]
+    made = joined(settings(cluster_listen=address, peers=(address,), cluster_secret=str(secret)))
+    with Node(settings(), cluster=made) as node:
+        assert made.name == address
+        wait_until(lambda: node.cluster().majority)  # type: ignore[union-attr]
+
+
+def test_nodes_with_other_voters_do_not_mix() -> None:
+    first, second = free_addresses(2)
+    one = Cluster(ClusterSettings(first, SECRET, peers=(first,)))
+    other = Cluster(ClusterSettings(second, SECRET, peers=(first, second)))
+    with Node(settings(), cluster=one) as a, Node(settings(), cluster=other) as b:
+        refused = b._loop.call(lambda: other._membership.members[first])
+        wait_until(lambda: refused.failures)
+        assert alive(a) == alive(b) == 0
