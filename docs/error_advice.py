@@ -166,6 +166,10 @@ ADVICE = {
         "The disk or a quota is full. Earlier registrations are not affected.",
         "Free some space and register again; see [registry.md](registry.md#errors).",
     ),
+    "EnvironmentsFull": Advice(
+        "The packages of registered functions take `packages_bytes` together.",
+        "Remove functions that nobody calls, or raise the [setting](settings.md).",
+    ),
     "DeviceFull": Advice(
         "Buffers of one call are larger than the memory that the node took on the device.",
         "Use smaller inputs, or give the backend more memory; see [gpu.md](gpu.md).",
@@ -197,6 +201,10 @@ ADVICE = {
     "EngineDied": Advice(
         "A process of an engine crashed or was killed, for example because memory ran out.",
         "Try again. If it repeats, look at the logs of the node and of the kernel (`dmesg`).",
+    ),
+    "NodeLost": Advice(
+        "A node of the cluster was killed, stopped or cut off, and no other one took the call.",
+        "Try again. `dandelion cluster status` shows which nodes are up.",
     ),
     "SandboxLost": Advice(
         "A sandbox was killed from outside, or the machine has no memory or processes left.",

@@ -155,6 +155,8 @@ _SECTIONS = {
     "Requests": r"body_limit_bytes|items_limit|default_deadline_s|max_waiting",
     "What the node has": r"catalog|backends|options|engines|arena_bytes|functions_bytes|cache_bytes"
     r"|.*spin_us",
+    "Packages of functions": r"packages_.*",
+    "Cluster": r"peers|cluster.*",
     "Running": r"partitioning|policy|fuse|tenants",
     "Largest limits of functions": r"max_.*",
     "Observation": r"keep_.*|log_bytes|otlp_.*|access_log",
