@@ -15,6 +15,9 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.errors import BackendUnavailable, InvalidFunction
 from dandelion.frontend.server import BackgroundServer
 from dandelion.packages import environments
+from dandelion.recording.compare import differences
+from dandelion.recording.records import decode_recording
+from dandelion.replay.run import replay
 from tests.packages.wheels import wheel
 from tests.processes import children
 
@@ -98,6 +101,10 @@ def test_over_http(node: dd.Node) -> None:
         record = client.describe("remote").record
         assert record["code"][0]["packages"] == ["a"]
         assert list(record["code"][0]["wheels"]) == ["a-2.0-py3-none-any.whl"]
+        recording = decode_recording(node.record("remote", {}))
+        again = replay(recording, backends=("process",), packages=node.settings)
+        assert differences(recording, again) == []
+        assert again.document.functions[0].code[0].wheels == record["code"][0]["wheels"]
         with pytest.raises(InvalidFunction, match="nothing"):
             client.register(RegistrationDocument((function("bad", VERSION, "nothing"),)))
 
