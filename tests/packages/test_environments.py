@@ -18,9 +18,10 @@ from dandelion.errors import (
     DandelionError,
     EnvironmentsFull,
     InvalidFunction,
+    Overloaded,
 )
 from dandelion.function import CodeObject
-from dandelion.packages import Environments, PackageSource, environments
+from dandelion.packages import Environments, PackageSource, environments, preparing
 from dandelion.packages.records import PrepareLimits
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
@@ -196,6 +197,11 @@ def test_closing_ends_a_preparation(make: Make, wheels: Path) -> None:
     thread = threading.Thread(target=prepare)
     thread.start()
     with (wheels / "slow-1.0-py3-none-any.whl").open("wb"):  # opens when the process reads
+        with ExitStack() as others:
+            while preparing._places.acquire(blocking=False):
+                others.callback(preparing._places.release)
+            with pytest.raises(Overloaded):
+                prepared(store, "a")
         store.stop()
         thread.join(10)
     assert errors
