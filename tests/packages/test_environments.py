@@ -22,6 +22,7 @@ from dandelion.errors import (
 )
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments, preparing
+from dandelion.packages.environment_folder import remove
 from dandelion.packages.records import PrepareLimits
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
@@ -87,7 +88,7 @@ def test_an_environment_is_complete_read_only_and_named_by_its_wheels(
 
 def test_equal_sets_are_unpacked_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     code = prepared(make([]), "a")
-    monkeypatch.setattr(environments, "_sealed", None)  # called for what was unpacked
+    monkeypatch.setattr(environments, "sealed", None)  # called for what was unpacked
     other = make([])
     assert prepared(other, "a") == code
     assert other.site(code)
@@ -129,7 +130,7 @@ def test_a_damaged_environment_is_made_again(make: Make) -> None:
 def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, wheels: Path) -> None:
     code = prepared(make([]), "a")
     wheel(wheels, "a", "2.0")
-    environments._remove(Path(make([]).place(code)).parent)
+    remove(Path(make([]).place(code)).parent)
     store = make([code])
     assert (Path(store.site(code)) / "a.py").read_text() == "VERSION = '1.0'\n"
     assert prepared(store, "a").wheels.keys() == {"a-2.0-py3-none-any.whl"}
@@ -138,7 +139,7 @@ def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, whe
 def test_a_wheel_that_was_replaced_is_not_taken(make: Make, wheels: Path) -> None:
     code = prepared(make([]), "a")
     wheel(wheels, "a", "1.0", {"a.py": "other"})
-    environments._remove(Path(make([]).place(code)).parent)
+    remove(Path(make([]).place(code)).parent)
     with pytest.raises(InvalidFunction, match="digest"):
         make([code]).site(code)
     renewed = prepared(make([]), "a")

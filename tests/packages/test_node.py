@@ -14,7 +14,7 @@ import dandelion as dd
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.errors import BackendUnavailable, InvalidFunction
 from dandelion.frontend.server import BackgroundServer
-from dandelion.packages import environments
+from dandelion.packages.environment_folder import remove
 from dandelion.recording.compare import differences
 from dandelion.recording.records import decode_recording
 from dandelion.replay.run import replay
@@ -184,7 +184,7 @@ def test_the_same_versions_come_back_after_a_restart(tmp_path: Path) -> None:
         site = Path(node._packages._environments.place(node.describe("f").code[0]))
     assert site.is_relative_to(tmp_path / "data")
     wheel(folder, "a", "2.0")
-    environments._remove(site.parent)
+    remove(site.parent)
     with dd.Node(settings) as node:
         assert called(node, "f") == "1.0"  # made again
         assert node.register(function("f", VERSION, "a", imports="a"))[0].version == 2
