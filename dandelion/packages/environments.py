@@ -257,11 +257,15 @@ class Environments:
         """Make a folder that other nodes leave alone; it is removed unless it was renamed."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         check_owner(self._folder)
-        self._sweep()
-        folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        all_locked = self._locked("", fcntl.LOCK_EX)  # or others may sweep it before it is locked
         try:
+            self._sweep()
+            folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.close(all_locked)
+        try:
             folder.chmod(0o755)
             yield folder
         except OSError as error:
