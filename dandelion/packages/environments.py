@@ -207,7 +207,10 @@ class Environments:
         self, requirements: tuple[str, ...], wheels: Mapping[str, Digest]
     ) -> tuple[dict[str, Digest], str]:
         """Prepare an environment, and pin it."""
-        self._job(requirements, wheels)  # before anything is written
+        job = self._job(requirements, wheels)  # refuses before anything is written
+        if are_provided(requirements) and not run_job(job, self._stopped).wheels:
+            with self._lock:
+                return {}, self._pin({})
         for known in (self._known(), ()):  # one that is known may be damaged, or just removed
             chosen = self._prepared(requirements, wheels, known)
             if chosen is not None:
@@ -237,8 +240,14 @@ class Environments:
                     key in self._held or self._hold(key) or (is_new and self._install(folder, key))
                 ):
                     return None
-                self._pinned[key] = self._pinned.get(key, 0) + 1
+                self._pin(chosen)
         return chosen
+
+    def _pin(self, wheels: Mapping[str, Digest]) -> str:
+        """Keep an environment until `_unpin`; return its key."""
+        key = environment_key(wheels)
+        self._pinned[key] = self._pinned.get(key, 0) + 1
+        return key
 
     def _install(self, folder: Path, key: str) -> bool:
         """Give a prepared folder its name, under the lock; return whether it is held."""

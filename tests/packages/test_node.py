@@ -152,11 +152,12 @@ def test_the_import_of_a_package_may_write_temporary_files(node: dd.Node, wheels
     assert called(node, "temporary") == "yes"
 
 
-def test_without_a_source(node: dd.Node) -> None:
-    with dd.Node(dd.Settings(backends=("process",), engines={"process": 1})) as other:
+def test_without_a_source(tmp_path: Path) -> None:
+    with dd.Node(msgspec.structs.replace(SETTINGS, packages_cache=f"{tmp_path}/no")) as other:
         with pytest.raises(BackendUnavailable, match="--wheels DIR"):
             other.register(function("f", VERSION, "a"))
         assert other.register(function("array", "return ''", "numpy"))
+        assert not (tmp_path / "no").exists()
         assert "f" not in [record.name for record in other.records()]
 
 
