@@ -31,8 +31,8 @@ from dandelion import arrays
 from dandelion.arrays import Shape
 from dandelion.errors import InvalidInput, nearest
 from dandelion.json_values import json_bytes, text_key
-from dandelion.markup import ROWS_LIMIT, Element, element, heading, page, size_text, table
-from dandelion.previews import preview
+from dandelion.markup import Element, heading, page
+from dandelion.previews import preview, set_preview
 
 Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
@@ -252,15 +252,7 @@ class ItemSet(msgspec.Struct, frozen=True):
 
     def element(self) -> Element:
         """Show the set for notebooks."""
-        rows = [
-            (item.name, item.key, size_text(item.size_bytes),
-             preview(item.data, item.dtype, item.shape, self.form))
-            for item in self.items[:ROWS_LIMIT]
-        ]  # fmt: skip
-        counted = f"{len(self.items)} item{'s'[len(self.items) == 1 :]}"
-        counted += f", {size_text(self.size_bytes)}"
-        shown = table(("item", "key", "size", "data"), rows, len(self.items))
-        return element("div", heading("set", self.name, counted), shown)
+        return set_preview(self.name, self.items, self.form)
 
     def only(self) -> Item:
         """Return the only item of the set.

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from dandelion.arrays import Shape
-from dandelion.markup import Element, clipped, code, dim, element, size_text
+from dandelion.markup import (
+    ROWS_LIMIT,
+    Element,
+    clipped,
+    code,
+    dim,
+    element,
+    heading,
+    size_text,
+    table,
+)
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
 TEXT_BYTES = 2000
 PICTURE_BYTES = 1 << 20
@@ -22,9 +36,37 @@ _PICTURES = (
 """Formats without scripts, by their first bytes."""
 
 
-def preview(
-    data: memoryview | bytes, dtype: str | None, shape: Shape | None, form: str = ""
-) -> Element:
+class ShownItem(Protocol):
+    """What of an item is shown; see `dandelion.data.Item`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def key(self) -> int: ...
+    @property
+    def data(self) -> Bytes: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def shape(self) -> Shape | None: ...
+
+
+def set_preview(name: str, items: Sequence[ShownItem], form: str) -> Element:
+    """Show a set as a table of its items."""
+    rows = [
+        (item.name, item.key, size_text(item.size_bytes),
+         preview(item.data, item.dtype, item.shape, form))
+        for item in items[:ROWS_LIMIT]
+    ]  # fmt: skip
+    counted = "1 item" if len(items) == 1 else f"{len(items)} items"
+    size_bytes = sum(item.size_bytes for item in items)
+    shown = table(("item", "key", "size", "data"), rows, len(items))
+    return element("div", heading("set", name, counted, size_text(size_bytes)), shown)
+
+
+def preview(data: Bytes, dtype: str | None, shape: Shape | None, form: str = "") -> Element:
     """Show an item's data.
 
     Args:
@@ -32,6 +74,7 @@ def preview(
         dtype, shape: of an array.
         form: what its set's declaration says, see `dandelion.data.SetSpec`.
     """
+    data = memoryview(data).cast("B")
     size_bytes = len(data)
     if dtype is not None:
         return _array(data, dtype, shape)
@@ -66,7 +109,7 @@ def _picture(data: bytes, kind: str) -> Element:
     return element("img", src=source, alt=f"{kind}, {size_text(len(data))}", style=style)
 
 
-def _array(data: memoryview | bytes, dtype: str, shape: Shape | None) -> Element:
+def _array(data: Bytes, dtype: str, shape: Shape | None) -> Element:
     try:
         flat = np.frombuffer(data, dtype=dtype)
         array = flat if shape is None else flat.reshape(shape)

@@ -23,8 +23,6 @@ import importlib
 import os
 import site
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,8 +90,9 @@ def restrict(environment: str) -> Restricted:
     """
     for name in _OWN:
         importlib.import_module(name)
+    tempfile = importlib.import_module("tempfile")  # not in sandboxes without packages
     tasks, files, maps, statm = map(_opened, ("task", "fd", "maps", "statm"))
-    tempfile.tempdir = _TEMPORARY  # else it is looked for by writing files
+    vars(tempfile)["tempdir"] = _TEMPORARY  # else it is looked for by writing files
     writable = [_TEMPORARY] if _mounted() else []
     namespaces = lockdown.leave_namespaces()
     abi = lockdown.restrict_files([*_readable(), environment, *_SYSTEM], writable)
@@ -155,8 +154,14 @@ def _opened(name: str) -> int:
     return high
 
 
+def _paths() -> dict[str, str]:
+    found: dict[str, str] = importlib.import_module("sysconfig").get_paths()
+    return found
+
+
 def _standard_library() -> set[str]:
-    folders = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    paths = _paths()
+    folders = {paths["stdlib"], paths["platstdlib"]}
     found = {os.path.abspath(f) for f in folders} | {os.path.realpath(f) for f in folders}
     inner = {os.path.join(folder, "lib-dynload") for folder in found}
     return found | inner | {path for path in sys.path if path.endswith(".zip")}
@@ -166,7 +171,8 @@ def _readable() -> set[str]:
     """Return the folders of the interpreter, of installed packages and of the engine."""
     import dandelion
 
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = _paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), *(p for p in sys.path if p.endswith("-packages"))}
     found |= {os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     found |= {os.path.dirname(module.__file__ or "") for module in (dandelion, *_loaded())}

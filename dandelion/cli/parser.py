@@ -11,7 +11,7 @@ import msgspec
 from dandelion import __version__
 from dandelion.asynchronous.records import KeptState
 from dandelion.cli.grammar import MainParser, VerbParser
-from dandelion.cli.project_verbs import add_outgoing, add_projects
+from dandelion.cli.project_verbs import add_outgoing, add_projects, add_wheels
 from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
 
@@ -295,6 +295,7 @@ def _replay(parser: VerbParser) -> None:
     parser.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
     )
+    add_wheels(parser)
 
 
 def _export(parser: VerbParser) -> None:

@@ -28,11 +28,11 @@ def add_projects(
     )
     once.add_argument("--deadline", type=float, metavar="SECONDS", help="deadline of it")
     add_outgoing(once)
-    _wheels(once)
+    add_wheels(once)
     dev = verbs.add_parser("dev", parents=[local], help="a node that reloads a file as it changes")
     dev.add_argument("source", metavar="FILE", help="a Python file")
     dev.add_argument("--port", type=int, default=8080, metavar="NUMBER", help="default 8080")
-    _wheels(dev)
+    add_wheels(dev)
     wheels = verbs.add_parser(
         "wheels", parents=[local], help="download the packages that a file's functions name"
     )
@@ -57,7 +57,8 @@ def add_projects(
     verbs.add_parser("top", parents=[remote], help="functions and invocations, as they change")
 
 
-def _wheels(parser: VerbParser) -> None:
+def add_wheels(parser: VerbParser) -> None:
+    """Add where packages of functions come from."""
     parser.add_argument(
         "--wheels",
         type=Path,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
+from dandelion.cli.settings import load_settings
 from dandelion.cli.sources import read_sources
+from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.recording.compare import Change, Difference, differences
 from dandelion.recording.records import Recording, decode_recording
 from dandelion.replay.debug import debug, find_call
@@ -26,7 +30,8 @@ def run(arguments: Arguments, out: Output) -> int:
         return 0 if same else 1
     changes = [read_sources(arguments.changes)] if arguments.changes else []
     backends = [*BACKENDS[:-1], arguments.backend or _GPU]
-    again = replay(recording, changes, backends, arguments.deadline)
+    packages = load_settings(None, os.environ, wheel_flags(path, arguments.wheels))
+    again = replay(recording, changes, backends, arguments.deadline, packages)
     found = differences(recording, again)
     _show(found, recording, again, out)
     return 1 if any(one.change is not Change.CODE for one in found) else 0

@@ -34,6 +34,7 @@ from dandelion.documents import (
     PlannedChange,
     Registered,
     Registrable,
+    RegistrationDocument,
     collect,
 )
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
@@ -69,6 +70,9 @@ CONNECTIONS = 100
 _JOIN_BYTES = 64 * 1024
 """Bodies up to this size are joined."""
 _PIECE_BYTES = 1024 * 1024
+_PREPARE_S = 330.0
+"""The node's limit for packages, and some seconds."""
+
 _LARGE_BYTES = 8 * 1024 * 1024
 """Smaller registrations are sent at once, so they need no progress."""
 
@@ -342,7 +346,8 @@ def register(
     show_progress: bool,
 ) -> Steps[list[Registered]]:
     """Register everything together."""
-    body = msgspec.msgpack.encode(collect(things, functions, libraries))
+    document = collect(things, functions, libraries)
+    body = msgspec.msgpack.encode(document)
     wanted = show_progress and len(body) > _LARGE_BYTES
     with progress("registering", in_bytes=True, wanted=wanted) as show:
 
@@ -350,15 +355,25 @@ def register(
             words = "the node checks it" if done_bytes == len(body) else ""
             show(done_bytes, len(body), words)
 
-        response = yield ClientRequest("POST", "/v1/register", _MSGPACK, [body], sent=sent)
+        limit_s = _limit_of(document)
+        request = ClientRequest("POST", "/v1/register", _MSGPACK, [body], limit_s, sent)
+        response = yield request
     return list(_decoded(response, RegisterResponse).registered)
 
 
 def compare(things: Iterable[Registrable]) -> Steps[Changes]:
     """Compare everything with what is registered."""
-    body = msgspec.msgpack.encode(collect(things))
-    response = yield ClientRequest("POST", "/v1/compare", _MSGPACK, [body])
+    document = collect(things)
+    body = msgspec.msgpack.encode(document)
+    limit_s = _limit_of(document)
+    response = yield ClientRequest("POST", "/v1/compare", _MSGPACK, [body], limit_s)
     return list(_decoded(response, ComparisonResponse).changes)
+
+
+def _limit_of(document: RegistrationDocument) -> float | None:
+    """Return how long the node may take with a document; None as for all requests."""
+    with_packages = any(code.packages for f in document.functions for code in f.code)
+    return _PREPARE_S if with_packages else None
 
 
 def list_all() -> Steps[Entries]:

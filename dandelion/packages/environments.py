@@ -23,7 +23,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +40,17 @@ from dandelion.errors import (
     InvalidInput,
 )
 from dandelion.function import CodeObject, Digest
+from dandelion.packages.environment_folder import (
+    RECORD,
+    SITE,
+    EnvironmentRecord,
+    age,
+    check_owner,
+    is_whole,
+    read_record,
+    remove,
+    sealed,
+)
 from dandelion.packages.preparing import run_job
 from dandelion.packages.records import PackageSource, PrepareJob, PrepareLimits
 from dandelion.packages.requirements import (
@@ -50,17 +60,7 @@ from dandelion.packages.requirements import (
     read_requirements,
 )
 
-_RECORD = "environment.json"
-_SITE = "site"
 _PREPARING = ".preparing-"
-
-
-class EnvironmentRecord(msgspec.Struct, frozen=True):
-    """What belongs into an environment."""
-
-    wheels: dict[str, Digest]
-    files: int
-    size_bytes: int
 
 
 class Environments:
@@ -154,7 +154,7 @@ class Environments:
         """Return the folder that `site` returns, whether it is there or not."""
         if not code.wheels:
             return ""
-        return str(self._folder / environment_key(code.wheels) / _SITE)
+        return str(self._folder / environment_key(code.wheels) / SITE)
 
     def release_unused(self) -> None:
         """Let other nodes remove what no function of this node uses any more."""
@@ -207,7 +207,10 @@ class Environments:
         self, requirements: tuple[str, ...], wheels: Mapping[str, Digest]
     ) -> tuple[dict[str, Digest], str]:
         """Prepare an environment, and pin it."""
-        self._job(requirements, wheels)  # before anything is written
+        job = self._job(requirements, wheels)  # refuses before anything is written
+        if are_provided(requirements) and not run_job(job, self._stopped).wheels:
+            with self._lock:
+                return {}, self._pin({})
         for known in (self._known(), ()):  # one that is known may be damaged, or just removed
             chosen = self._prepared(requirements, wheels, known)
             if chosen is not None:
@@ -221,7 +224,7 @@ class Environments:
         known: tuple[str, ...],
     ) -> dict[str, Digest] | None:
         with self._preparing() as folder:
-            site = folder / _SITE
+            site = folder / SITE
             site.mkdir()
             chosen = run_job(
                 self._job(requirements, wheels, str(site), known), self._stopped
@@ -229,24 +232,30 @@ class Environments:
             key = environment_key(chosen)
             is_new = bool(chosen) and key not in known
             if is_new:
-                record = _sealed(site, chosen)
+                record = sealed(site, chosen)
                 self._make_room(record)
-                (folder / _RECORD).write_bytes(msgspec.json.encode(record))
+                (folder / RECORD).write_bytes(msgspec.json.encode(record))
             with self._lock:
                 if chosen and not (
                     key in self._held or self._hold(key) or (is_new and self._install(folder, key))
                 ):
                     return None
-                self._pinned[key] = self._pinned.get(key, 0) + 1
+                self._pin(chosen)
         return chosen
+
+    def _pin(self, wheels: Mapping[str, Digest]) -> str:
+        """Keep an environment until `_unpin`; return its key."""
+        key = environment_key(wheels)
+        self._pinned[key] = self._pinned.get(key, 0) + 1
+        return key
 
     def _install(self, folder: Path, key: str) -> bool:
         """Give a prepared folder its name, under the lock; return whether it is held."""
         target = self._folder / key
         lock = self._locked("", fcntl.LOCK_EX)
         try:
-            if not _is_whole(target):  # else another node was faster
-                _remove(target)
+            if not is_whole(target):  # else another node was faster
+                remove(target)
                 folder.rename(target)
             return self._hold(key)
         finally:
@@ -256,24 +265,28 @@ class Environments:
     def _preparing(self) -> Iterator[Path]:
         """Make a folder that other nodes leave alone; it is removed unless it was renamed."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        _check_owner(self._folder)
-        self._sweep()
-        folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        check_owner(self._folder)
+        all_locked = self._locked("", fcntl.LOCK_EX)  # or others may sweep it before it is locked
         try:
+            self._sweep()
+            folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.close(all_locked)
+        try:
             folder.chmod(0o755)
             yield folder
         except OSError as error:
             raise _no_disk(self._folder, error) from None
         finally:
-            _remove(folder)
+            remove(folder)
             os.close(lock)
 
     # --- what is there ------------------------------------------------------------------------
 
     def _known(self) -> tuple[str, ...]:
-        return tuple(path.parent.name for path in self._folder.glob(f"*/{_RECORD}"))
+        return tuple(path.parent.name for path in self._folder.glob(f"*/{RECORD}"))
 
     def _hold(self, key: str) -> bool:
         """Lock an environment for use, if it is there and whole. Under the lock."""
@@ -281,7 +294,7 @@ class Environments:
         if not folder.is_dir():
             return False
         lock = self._locked(key, fcntl.LOCK_SH)
-        if not _is_whole(folder):
+        if not is_whole(folder):
             os.close(lock)
             return False
         with contextlib.suppress(OSError):
@@ -318,10 +331,10 @@ class Environments:
             EnvironmentsFull: it does not fit beside those that are in use.
         """
         self.release_unused()
-        sizes = {key: _read_record(self._folder / key) for key in self._known()}
+        sizes = {key: read_record(self._folder / key) for key in self._known()}
         used_bytes = sum(one.size_bytes for one in sizes.values() if one is not None)
         limit_bytes = self._limits.disk_bytes
-        for key in sorted(sizes, key=lambda key: _age(self._folder / key)):
+        for key in sorted(sizes, key=lambda key: age(self._folder / key)):
             if used_bytes + record.size_bytes <= limit_bytes:
                 return
             removed = sizes[key]
@@ -338,7 +351,7 @@ class Environments:
                 locks.callback(os.close, self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BlockingIOError:
                 return False
-            _remove(self._folder / key)
+            remove(self._folder / key)
         return True
 
     def _sweep(self) -> None:
@@ -348,7 +361,7 @@ class Environments:
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(folder)
+                    remove(folder)
                 finally:
                     os.close(lock)
 
@@ -362,78 +375,6 @@ def _placed(where: str) -> Iterator[None]:
         raise InvalidFunction(
             tuple(msgspec.structs.replace(p, where=p.where or where) for p in error.problems)
         ) from None
-
-
-def _sealed(site: Path, wheels: dict[str, Digest]) -> EnvironmentRecord:
-    """Check what was unpacked, make it this user's and read-only, and count it.
-
-    Raises:
-        InternalError: there are other things than files and folders.
-    """
-    user, group = os.geteuid(), os.getegid()
-    files = size_bytes = 0
-    for folder, _, names in os.walk(site, topdown=False):
-        for name in names:
-            path = os.path.join(folder, name)
-            found = os.lstat(path)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise InternalError("preparing packages made something that is not a file")
-            os.chown(path, user, group, follow_symlinks=False)
-            os.chmod(path, 0o444)
-            files, size_bytes = files + 1, size_bytes + found.st_size
-        if os.path.islink(folder):
-            raise InternalError("preparing packages made a link")
-        os.chown(folder, user, group, follow_symlinks=False)
-        os.chmod(folder, 0o555)
-    return EnvironmentRecord(wheels, files, size_bytes)
-
-
-def _is_whole(folder: Path) -> bool:
-    record = _read_record(folder)
-    if record is None:
-        return False
-    files = size_bytes = 0
-    for path, _, names in os.walk(folder / _SITE):
-        for name in names:
-            files += 1
-            size_bytes += os.lstat(os.path.join(path, name)).st_size
-    return (files, size_bytes) == (record.files, record.size_bytes)
-
-
-def _read_record(folder: Path) -> EnvironmentRecord | None:
-    try:
-        return msgspec.json.decode((folder / _RECORD).read_bytes(), type=EnvironmentRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _age(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder with read-only folders in it; its record goes first."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder / _RECORD).unlink()
-    for path, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_owner(folder: Path) -> None:
-    """Refuse a folder in which another user could put modules.
-
-    Raises:
-        InvalidInput: its owner is another user, or others may write to it.
-    """
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        message = f"other users may write to {folder}"
-        raise InvalidInput("packages_cache", message, "name a folder of the node's user")
 
 
 def _no_disk(folder: Path, error: OSError) -> DandelionError:

@@ -121,7 +121,7 @@ def _confine(job: PrepareJob) -> None:
             with suppress(OSError):
                 os.chown(".", lockdown.NOBODY, lockdown.NOBODY)
     readable = [sysconfig.get_path("stdlib"), "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
-    readable += [path for path in sys.path if path.endswith("site-packages")]
+    readable += [path for path in sys.path if path.endswith("-packages")]
     readable += [job.source.folder] if job.source.folder else []
     readable += _OF_THE_NETWORK if network else ()
     # First, since the user nobody may not pass through the folders above these, and then keeps the

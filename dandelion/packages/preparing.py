@@ -18,6 +18,7 @@ from dandelion.errors import (
     DandelionError,
     InternalError,
     InvalidFunction,
+    Overloaded,
     Problem,
 )
 from dandelion.packages.records import PrepareAnswer, PrepareJob
@@ -26,6 +27,10 @@ from dandelion.search_path import small_environment
 _ANSWER_BYTES = 4 << 20
 _LOOK_S = 0.2
 _PROCESSES = threading.BoundedSemaphore(2)
+JOBS_LIMIT = 4
+"""Jobs that run or wait for a process; more are refused, since each holds a thread of the node."""
+
+_places = threading.BoundedSemaphore(JOBS_LIMIT)
 
 
 def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
@@ -37,24 +42,34 @@ def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
 
     Raises:
         Cancelled: it was stopped.
+        Overloaded: too many jobs run or wait.
         InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
         BackendUnavailable: the index cannot be reached.
         InternalError: the process failed.
     """
+    if not _places.acquire(blocking=False):
+        raise Overloaded(JOBS_LIMIT, JOBS_LIMIT, "preparations of packages")
+    try:
+        answer = _answer(job, stopped)
+    finally:
+        _places.release()
+    if answer.problems:
+        raise InvalidFunction(answer.problems)
+    if answer.unavailable:
+        raise BackendUnavailable("packages", answer.unavailable, "try again, or ask the operator")
+    return answer
+
+
+def _answer(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
     with _PROCESSES, open(os.memfd_create("packages"), "w+b") as output:
         code = _ran(job, output.fileno(), stopped)
         if code:
             raise _death(job, code)
         output.seek(0)
         try:
-            answer = msgspec.msgpack.decode(output.read(_ANSWER_BYTES), type=PrepareAnswer)
+            return msgspec.msgpack.decode(output.read(_ANSWER_BYTES), type=PrepareAnswer)
         except msgspec.DecodeError as error:
             raise InternalError(f"preparing packages gave no answer: {error}") from None
-    if answer.problems:
-        raise InvalidFunction(answer.problems)
-    if answer.unavailable:
-        raise BackendUnavailable("packages", answer.unavailable, "try again, or ask the operator")
-    return answer
 
 
 def _ran(job: PrepareJob, output: int, stopped: threading.Event) -> int:

@@ -20,6 +20,7 @@ def replay(
     changes: Sequence[RegistrationDocument] = (),
     backends: Sequence[str] = BACKENDS,
     deadline_s: float | None = None,
+    packages: Settings | None = None,
 ) -> Recording:
     """Run a recording again, without any I/O.
 
@@ -28,6 +29,7 @@ def replay(
         changes: other code: its functions and compositions replace those of the same name.
         backends: where compute functions run.
         deadline_s: of the invocation.
+        packages: settings with the source of Python packages; the recorded wheels are taken.
 
     Returns:
         The recording of the new run; see `dandelion.recording.compare`.
@@ -35,7 +37,14 @@ def replay(
     Raises:
         DandelionError: the code cannot be registered here, or no backend runs it.
     """
-    settings = Settings(backends=tuple(backends), keep_traces=0)
+    given = packages or Settings()
+    settings = Settings(
+        backends=tuple(backends),
+        keep_traces=0,
+        packages_folder=given.packages_folder,
+        packages_index=given.packages_index,
+        packages_cache=given.packages_cache,
+    )
     with Node(settings, [RecordedDriver(recording)]) as node:
         node.wait_ready(_READY_S)
         node.register(recording.document)

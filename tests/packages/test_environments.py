@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
-import threading
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,9 +21,11 @@ from dandelion.errors import (
     DandelionError,
     EnvironmentsFull,
     InvalidFunction,
+    Overloaded,
 )
 from dandelion.function import CodeObject
-from dandelion.packages import Environments, PackageSource, environments
+from dandelion.packages import Environments, PackageSource, environments, preparing
+from dandelion.packages.environment_folder import remove
 from dandelion.packages.records import PrepareLimits
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
@@ -86,7 +91,7 @@ def test_an_environment_is_complete_read_only_and_named_by_its_wheels(
 
 def test_equal_sets_are_unpacked_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     code = prepared(make([]), "a")
-    monkeypatch.setattr(environments, "_sealed", None)  # called for what was unpacked
+    monkeypatch.setattr(environments, "sealed", None)  # called for what was unpacked
     other = make([])
     assert prepared(other, "a") == code
     assert other.site(code)
@@ -112,6 +117,41 @@ def test_what_a_killed_node_left_is_not_taken_for_whole(make: Make, tmp_path: Pa
     assert not left.exists()
 
 
+KILLED = """
+import sys
+from pathlib import Path
+from dandelion.packages import Environments, PackageSource
+from dandelion.packages.records import PrepareLimits
+store = Environments(Path(sys.argv[2]), PackageSource(index=sys.argv[1]), PrepareLimits(), list)
+with store.prepare(["a"], {}, "here"):
+    pass
+"""
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Listen as an index that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        yield server
+
+
+def test_a_node_that_is_killed_while_it_prepares(
+    make: Make, silent: socket.socket, tmp_path: Path
+) -> None:
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+    command = [sys.executable, "-c", KILLED, url, str(tmp_path / "cache")]
+    with subprocess.Popen(command) as node, silent.accept()[0] as connection:
+        assert list((tmp_path / "cache").glob(".preparing-*"))
+        node.kill()
+        connection.settimeout(10)  # less than that of its request
+        while connection.recv(4096):  # its request, then the end of its process
+            pass
+    code = prepared(make([]), "a")
+    found = {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
+    assert found == {Path(make([]).place(code)).parent.name}
+
+
 def test_a_damaged_environment_is_made_again(make: Make) -> None:
     code = prepared(make([]), "a")
     site = Path(make([]).place(code))
@@ -128,7 +168,7 @@ def test_a_damaged_environment_is_made_again(make: Make) -> None:
 def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, wheels: Path) -> None:
     code = prepared(make([]), "a")
     wheel(wheels, "a", "2.0")
-    environments._remove(Path(make([]).place(code)).parent)
+    remove(Path(make([]).place(code)).parent)
     store = make([code])
     assert (Path(store.site(code)) / "a.py").read_text() == "VERSION = '1.0'\n"
     assert prepared(store, "a").wheels.keys() == {"a-2.0-py3-none-any.whl"}
@@ -137,7 +177,7 @@ def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, whe
 def test_a_wheel_that_was_replaced_is_not_taken(make: Make, wheels: Path) -> None:
     code = prepared(make([]), "a")
     wheel(wheels, "a", "1.0", {"a.py": "other"})
-    environments._remove(Path(make([]).place(code)).parent)
+    remove(Path(make([]).place(code)).parent)
     with pytest.raises(InvalidFunction, match="digest"):
         make([code]).site(code)
     renewed = prepared(make([]), "a")
@@ -182,23 +222,22 @@ def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
     assert prepared(store, "a").wheels
 
 
-def test_closing_ends_a_preparation(make: Make, wheels: Path) -> None:
-    os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
-    store = make([])
-    errors: list[BaseException] = []
-
-    def prepare() -> None:
-        try:
-            prepared(store, "slow")
-        except Cancelled as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=prepare)
-    thread.start()
-    with (wheels / "slow-1.0-py3-none-any.whl").open("wb"):  # opens when the process reads
-        store.stop()
-        thread.join(10)
-    assert errors
+def test_closing_ends_a_preparation(tmp_path: Path, silent: socket.socket) -> None:
+    source = PackageSource(index=f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+    store = Environments(tmp_path / "cache", source, LIMITS, list)
+    with ThreadPoolExecutor(1) as pool:
+        preparation = pool.submit(prepared, store, "a")
+        connection, _ = silent.accept()
+        with connection, ExitStack() as others:
+            while preparing._places.acquire(blocking=False):
+                others.callback(preparing._places.release)
+            with pytest.raises(Overloaded):
+                prepared(store, "b")
+            store.stop()
+            with pytest.raises(Cancelled):
+                preparation.result(20)
+    assert not children()
+    assert not list((tmp_path / "cache").glob(".preparing*"))
 
 
 def test_the_process_reads_no_files_but_wheels(make: Make, wheels: Path, tmp_path: Path) -> None:

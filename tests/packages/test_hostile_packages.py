@@ -98,7 +98,7 @@ def test_memory_that_calls_would_share_is_refused(node: dd.Node, wheels: Path) -
 
 def test_a_package_cannot_replace_what_the_engine_loads(node: dd.Node, wheels: Path) -> None:
     evil = "raise SystemExit('taken over')"
-    names = ("json", "dandelion", "msgspec", "os", "encodings")
+    names = ("json", "dandelion", "msgspec", "os", "colorsys", "statistics")
     files: dict[str, str | bytes] = {f"{name}.py": evil for name in names}
     wheel(wheels, "shadow", "1.0", {**files, "shadow.py": "import json, msgspec"})
     node.register(function("shadow", "import shadow, json; return json.dumps(1)"))

@@ -14,7 +14,10 @@ import dandelion as dd
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.errors import BackendUnavailable, InvalidFunction
 from dandelion.frontend.server import BackgroundServer
-from dandelion.packages import environments
+from dandelion.packages.environment_folder import remove
+from dandelion.recording.compare import differences
+from dandelion.recording.records import decode_recording
+from dandelion.replay.run import replay
 from tests.packages.wheels import wheel
 from tests.processes import children
 
@@ -98,6 +101,10 @@ def test_over_http(node: dd.Node) -> None:
         record = client.describe("remote").record
         assert record["code"][0]["packages"] == ["a"]
         assert list(record["code"][0]["wheels"]) == ["a-2.0-py3-none-any.whl"]
+        recording = decode_recording(node.record("remote", {}))
+        again = replay(recording, backends=("process",), packages=node.settings)
+        assert differences(recording, again) == []
+        assert again.document.functions[0].code[0].wheels == record["code"][0]["wheels"]
         with pytest.raises(InvalidFunction, match="nothing"):
             client.register(RegistrationDocument((function("bad", VERSION, "nothing"),)))
 
@@ -145,11 +152,12 @@ def test_the_import_of_a_package_may_write_temporary_files(node: dd.Node, wheels
     assert called(node, "temporary") == "yes"
 
 
-def test_without_a_source(node: dd.Node) -> None:
-    with dd.Node(dd.Settings(backends=("process",), engines={"process": 1})) as other:
+def test_without_a_source(tmp_path: Path) -> None:
+    with dd.Node(msgspec.structs.replace(SETTINGS, packages_cache=f"{tmp_path}/no")) as other:
         with pytest.raises(BackendUnavailable, match="--wheels DIR"):
             other.register(function("f", VERSION, "a"))
         assert other.register(function("array", "return ''", "numpy"))
+        assert not (tmp_path / "no").exists()
         assert "f" not in [record.name for record in other.records()]
 
 
@@ -177,7 +185,7 @@ def test_the_same_versions_come_back_after_a_restart(tmp_path: Path) -> None:
         site = Path(node._packages._environments.place(node.describe("f").code[0]))
     assert site.is_relative_to(tmp_path / "data")
     wheel(folder, "a", "2.0")
-    environments._remove(site.parent)
+    remove(site.parent)
     with dd.Node(settings) as node:
         assert called(node, "f") == "1.0"  # made again
         assert node.register(function("f", VERSION, "a", imports="a"))[0].version == 2
