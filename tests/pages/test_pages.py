@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,9 +83,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.timeout(300)  # a page has many commands, and the machine may be busy
 @pytest.mark.parametrize("page", PAGES)
 def test_the_snippets_of(page: str, url: str, programs: Path, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text()
+    if re.search(r"^(\$ )?curl ", text, re.MULTILINE) and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
     reader = Reader(page, tmp_path, url, programs)
     try:
-        for snippet in snippets((ROOT / page).read_text()):
+        for snippet in snippets(text):
             reader.read(snippet)
         reader.finish()
     finally:
