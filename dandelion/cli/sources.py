@@ -11,10 +11,11 @@ folder              with a ``bundle.py``: its ``document()``; else all texts and
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -80,10 +81,22 @@ def _read(path: Path) -> list[RegistrationDocument]:
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error.where}", error.message, error.hint) from None
     if path.suffix == ".py":
-        return [_document_of(load_module(path.stem, path), path)]
+        with _importable(path.resolve().parent):
+            return [_document_of(load_module(path.stem, path), path)]
     raise InvalidInput(
         str(path), "it cannot be registered", "give *.dandelion, *.json, *.msgpack, *.py"
     )
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let a file import the files beside it, as ``python FILE`` does."""
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _text(path: Path) -> str:

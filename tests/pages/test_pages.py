@@ -20,14 +20,10 @@ from .snippets import Snippet, agrees, commands, snippets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OWN_TESTS = {
-    "docs/asynchronous.md": "tests/asynchronous/test_docs.py",
-    "docs/blueprint.md": "tests/test_blueprint.py",
     "docs/bson.md": "tests/node/test_bson.py",
-    "docs/dsl.md": "tests/test_dsl.py",
     "docs/io-functions.md": "tests/node/test_stores.py",
     "docs/kserve.md": "tests/node/test_kserve_documents.py",
     "docs/language.md": "tests/test_specification.py",
-    "docs/protocols.md": "tests/node/test_protocols.py",
     "docs/torch.md": "tests/test_torch_docs.py",
     "docs/triton.md": "tests/test_triton_docs.py",
 }
