@@ -1,4 +1,4 @@
-"""The settings that the page on asynchronous invocations shows are accepted, and are the defaults."""
+"""The settings on the page of asynchronous invocations are accepted, and are the defaults."""
 
 from __future__ import annotations
 
