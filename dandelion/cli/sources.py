@@ -48,7 +48,8 @@ class ProgramFailed(DandelionError):
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"{self.path} cannot be loaded: {self.message}"
+        separator = "\n" if self.message.startswith(" ") else " "
+        return f"{self.path} cannot be loaded:{separator}{self.message}"
 
 
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
@@ -152,6 +153,7 @@ def load_module(name: str, path: Path) -> ModuleType:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Write the traceback of an exception without the lines of this project and of imports."""
+    """Write where the user's program raised: without lines of this project and of imports."""
     lines = traceback.format_exception(error)
-    return "".join(line for line in lines if _OWN not in line and "importlib" not in line).strip()
+    outside = (line for line in lines if _OWN not in line and "importlib" not in line)
+    return "".join(line for line in outside if not line.startswith("Traceback ")).rstrip()
