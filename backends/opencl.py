@@ -83,7 +83,8 @@ def _devices(cl: Any) -> dict[str, Any]:
     except cl.Error as error:
         raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", pocl.REMEDY) from None
     if not found:
-        raise BackendUnavailable("opencl", "no OpenCL device", pocl.REMEDY)
+        remedy = f"{pocl.REMEDY}, and a cache folder that this user can write (XDG_CACHE_HOME)"
+        raise BackendUnavailable("opencl", "no OpenCL device", remedy)
     kinds = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
     named: dict[str, Any] = {}
     for wanted in ("gpu", "cpu", "other"):

@@ -106,6 +106,15 @@ def test_register_shows_only_lines_of_the_user(command: Command, app: Path) -> N
     assert "AttributeError" in error
 
 
+def test_register_finds_files_beside_the_program(app: Path) -> None:
+    name = f"beside_{app.parent.name.replace('-', '_')}"
+    (app.parent / f"{name}.py").write_text("LIMIT = 3\n")
+    app.write_text(f"from {name} import LIMIT\n{app.read_text()}")
+    before = list(sys.path)
+    assert {f.name for f in read_sources([app]).functions} == {"count", "total"}
+    assert sys.path == before
+
+
 def test_a_program_may_print_and_import_its_neighbours(app: Path) -> None:
     (app.parent / "words.py").write_text("LIMIT = 3\n")
     text = app.read_text().replace("import re\n", "import re\n\nfrom words import LIMIT\n")

@@ -1,8 +1,6 @@
 """The Python DSL: results of descriptions, and messages for wrong ones."""
 
-import ast
 import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -726,27 +724,6 @@ def test_bad_signatures_point_at_the_program(signature: str) -> None:
 
 
 # --- the tutorial -----------------------------------------------------------------------------
-
-
-def snippets(path: Path) -> list[tuple[str, str]]:
-    """Python blocks of a page, each with the ``text`` block that follows it, or nothing."""
-    blocks = re.findall(r"```(python|text)\n(.*?)```", path.read_text(), re.DOTALL)
-    pairs = zip(blocks, [*blocks[1:], ("", "")], strict=True)
-    return [(code, after if kind == "text" else "") for (lang, code), (kind, after) in pairs
-            if lang == "python"]  # fmt: skip
-
-
-def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    names: dict[str, Any] = {"__name__": "tutorial"}
-    found = snippets(DOCS / "dsl.md")
-    assert len(found) >= 5
-    for number, (code, expected) in enumerate(found):
-        ast.parse(code)
-        file = tmp_path / f"snippet{number}.py"
-        file.write_text(code)
-        exec(compile(code, str(file), "exec"), names)
-        printed = capsys.readouterr().out
-        assert printed.replace(f"{tmp_path}/", "").strip() == expected.strip(), code
 
 
 def test_the_tutorial_names_everything_public() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from dandelion.backends import opencl
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
@@ -209,3 +211,13 @@ def test_a_killed_host_is_replaced_without_an_error() -> None:
         who.attack([("getpid",)], wanted=wanted)
         assert who.engine.hosts()[wanted.identity] != before
         assert not Path(host.folder).exists()
+
+
+def test_no_device_says_what_pocl_needs() -> None:
+    """PoCL has no device if its user has no cache folder, as a service without a home."""
+    bare = SimpleNamespace(get_platforms=list, Error=RuntimeError)
+    with pytest.raises(BackendUnavailable) as caught:
+        opencl._devices(bare)
+    command, _, rest = caught.value.remedy.partition(", and ")
+    assert command.startswith("pip install")
+    assert "XDG_CACHE_HOME" in rest

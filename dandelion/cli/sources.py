@@ -11,10 +11,11 @@ folder              with a ``bundle.py``: its ``document()``; else all texts and
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +48,8 @@ class ProgramFailed(DandelionError):
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"{self.path} cannot be loaded: {self.message}"
+        separator = "\n" if self.message.startswith(" ") else " "
+        return f"{self.path} cannot be loaded:{separator}{self.message}"
 
 
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
@@ -80,10 +82,22 @@ def _read(path: Path) -> list[RegistrationDocument]:
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error.where}", error.message, error.hint) from None
     if path.suffix == ".py":
-        return [_document_of(load_module(path.stem, path), path)]
+        with _importable(path.resolve().parent):
+            return [_document_of(load_module(path.stem, path), path)]
     raise InvalidInput(
         str(path), "it cannot be registered", "give *.dandelion, *.json, *.msgpack, *.py"
     )
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let a file import the files beside it, as ``python FILE`` does."""
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _text(path: Path) -> str:
@@ -139,6 +153,7 @@ def load_module(name: str, path: Path) -> ModuleType:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Write the traceback of an exception without the lines of this project and of imports."""
+    """Write where the user's program raised: without lines of this project and of imports."""
     lines = traceback.format_exception(error)
-    return "".join(line for line in lines if _OWN not in line and "importlib" not in line).strip()
+    outside = (line for line in lines if _OWN not in line and "importlib" not in line)
+    return "".join(line for line in outside if not line.startswith("Traceback ")).rstrip()

@@ -150,7 +150,10 @@ class Reader:
         self._check(snippet)
 
     def _python(self, text: str, line: int) -> str:
-        path = self._folder / f"line_{line}.py"  # functions are captured from their file
+        path = (
+            self._folder / f"line-{line}" / "program.py"
+        )  # functions are captured from their file
+        path.parent.mkdir()
         path.write_text(text)
         code = compile(text, str(path), "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT)
         printed = io.StringIO()
@@ -160,7 +163,7 @@ class Reader:
                 asyncio.run(function())
             else:
                 exec(code, self._names)
-        return printed.getvalue()
+        return printed.getvalue().replace(f"{path.parent}/", "")
 
     def _shell(self, text: str, snippet: Snippet) -> str:
         text = _SERVES.sub(_checked, text)
@@ -242,7 +245,9 @@ class Reader:
             case "json":
                 json.loads(text)
             case "toml":
-                self._check_settings(tomllib.loads(text), text)
+                table = tomllib.loads(text)
+                if not snippet.skipped:
+                    self._check_settings(table, text)
             case "dandelion":
                 parse(text)
             case "sh" | "console":
@@ -261,7 +266,7 @@ class Reader:
     def _check_settings(self, table: dict[str, object], text: str) -> None:
         """Check the settings of a node, if that is what a table has."""
         known = {field.name for field in msgspec.structs.fields(Settings)}
-        if table.keys() <= known and not isinstance(table.get("tokens"), list):
+        if table.keys() <= known:
             file = self._folder.parent / "settings.toml"
             file.write_text(text)
             load_settings(file, {}, {})
