@@ -13,12 +13,62 @@ from dandelion.cluster.placement import NS_PER_BYTE, Placement
 from dandelion.cluster.wire_sets import SHARED_BYTES
 from dandelion.errors import EngineDied, NodeLost
 from dandelion.executors import Executor, StartedEngine, Surroundings
+from dandelion.node.runtime import Runtime
 from dandelion.scheduler import CallState, EngineState, Flow
 
 FIRST_ID = 1 << 40
 """Ids of such engines; others count from 1."""
 OVERHEAD_NS = 500_000.0
 """What a call on another node costs beside the round trip."""
+
+
+class RemoteEngines:
+    """All such engines of a node.
+
+    Args:
+        runtime: of the node.
+        around: what all executors share.
+        placement: the other nodes.
+        links: to them, by name.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        around: Surroundings,
+        placement: Placement,
+        links: Mapping[str, OutLink],
+    ) -> None:
+        self._runtime = runtime
+        self._around = around
+        self._placement = placement
+        self._links = links
+        self._executors: dict[str, RemoteExecutor] = {}
+
+    def refresh(self, round_trip_ns: int) -> None:
+        """Have the scheduler know the engines of all other nodes."""
+        for backend, formats in self._placement.backends().items():
+            if backend not in self._executors:
+                number = len(self._executors) + 1
+                made = self._executors[backend] = RemoteExecutor(
+                    number,
+                    backend,
+                    formats,
+                    self._around,
+                    self._placement,
+                    self._links,
+                    self._runtime.resized,
+                )
+                self._runtime.add(made)
+        for executor in self._executors.values():
+            executor.engine.transfer_ns = OVERHEAD_NS + round_trip_ns
+            executor.refresh()
+
+    def answered(self, backend: str) -> None:
+        """A call ended there."""
+        executor = self._executors.get(backend)
+        if executor is not None:
+            executor.refresh()
 
 
 class RemoteExecutor(Executor):

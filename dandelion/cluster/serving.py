@@ -15,10 +15,10 @@ from typing import Protocol
 
 import msgspec
 
+from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.link import ControlEnd, Hub
 from dandelion.cluster.messages import (
     Define,
     Done,
