@@ -74,9 +74,11 @@ class NodeLoop:
         self._timer = loop.call_later(CLEAN_S, self._clean)
 
     def _clean(self) -> None:
+        if self._loop is None:  # it is being stopped
+            return
         if self._arena.dirty and (self._zeroing is None or self._zeroing.done()):
             self._zeroing = self._pool.submit(self._arena.recycle)
-        self._timer = self.loop.call_later(CLEAN_S, self._clean)
+        self._timer = self._loop.call_later(CLEAN_S, self._clean)
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on the loop and give its result; from any thread."""
