@@ -74,7 +74,7 @@ def test_a_partition_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
         # the majority acknowledges, the rest does not, and still answers
         a.register(function("new", code="null"))
         wait_until(lambda: alive(c) == 0, 3)
-        with pytest.raises(CatalogUnavailable):
+        with pytest.raises(CatalogUnavailable, match="minority"):
             c.register(function("other", code="null"))
         assert text_of(c.invoke("work", x=b"alone")["y"]) == "alone"
         assert len(c.records()) == 1
