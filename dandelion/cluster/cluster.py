@@ -35,7 +35,7 @@ from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
-from dandelion.cluster.membership import Beat, Connect, Lost, Membership, Renew
+from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
 from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
@@ -48,6 +48,8 @@ from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
 
 TICK_S = 0.05
+SILENT_NS = 2 * DEAD_NS
+"""After so long without a message of a node, its calls here are ended."""
 DRAIN_S = 5.0
 """How long calls of other nodes may take when this one leaves."""
 
@@ -190,10 +192,16 @@ class Cluster(NodeSide):
         self._door.close()
         for task in list(self._tasks):
             task.cancel()
+        self._ending = asyncio.get_running_loop().create_task(self._end(ended))
+
+    async def _end(self, ended: Future[None]) -> None:
+        """End all connections."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in list(self._links.values()):
             link.leave()
         for end in [*self._links.values(), *self._in_links.values()]:
             end.close("this node shuts down", politely=True)
+        await self._door.wait_closed()
         ended.set_result(None)
 
     def check_acknowledges(self) -> None:
@@ -228,8 +236,12 @@ class Cluster(NodeSide):
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._membership.tick(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self._membership.tick(now_ns)
         self._act()
+        for link in list(self._in_links.values()):
+            if now_ns - link.heard_ns > SILENT_NS:
+                link.close("it sent no heartbeat")
         self._log.tick()
 
     def _act(self) -> None:

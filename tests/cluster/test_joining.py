@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,16 @@ def test_status_over_http_and_in_metrics() -> None:
     with Node(settings()) as alone:
         assert alone.cluster() is None
         assert b"cluster" not in alone.metrics()
+
+
+def test_nothing_is_loaded_without_a_cluster() -> None:
+    root = Path(__file__).resolve().parents[2] / "dandelion"
+    for path in root.rglob("*.py"):
+        if path.parent.name != "cluster":
+            imports = re.findall(
+                r"^\s*(?:from|import) (dandelion\.cluster\S*)", path.read_text(), re.M
+            )
+            assert not imports, path
 
 
 def test_settings(tmp_path: Path) -> None:
