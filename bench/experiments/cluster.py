@@ -126,9 +126,9 @@ def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 
 def _sink(port: int) -> None:
     """Receive as much as `LARGE_BYTES` again and again, and answer each time."""
+    buffer = memoryview(bytearray(LARGE_BYTES))  # used again, as the arena is
     with socket.create_connection(("127.0.0.1", port)) as peer:
         while True:
-            buffer = memoryview(bytearray(LARGE_BYTES))
             filled = 0
             while filled < LARGE_BYTES:
                 count = peer.recv_into(buffer[filled:])

@@ -10,12 +10,12 @@ file              what it has
 `messages`        what nodes say to each other; `handshake`, `frames`: how
 `regions`         memory that is held for another node; `exchange`: pulling it
 `wire_sets`       sets to messages and back
-`link`            calls to another node; `serving`: calls of another node
+`link`            calls to another node; `serving`: calls of another node; `control_end`: both
 `executor`        engines of other nodes, to the scheduler
 `catalog`         the catalogue; `blob_source`, `log_driver`, `log_file`: what it is made of
 `doors`           opening and accepting connections
-`cluster`         all of it together; `node_side`: what it needs of the node
-`joining`         from settings; `ray_control`: finding other nodes by Ray
+`cluster`         all of it together; `node_side`: what it needs of the node; `status`: shown
+`joining`         from settings; `discovery`, `ray_control`: finding other nodes by Ray
 ================  ============================================================================
 """
 

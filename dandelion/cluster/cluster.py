@@ -15,57 +15,45 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from dandelion.capacity import ClusterInfo, MemberInfo
+from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
+from dandelion.cluster.control_end import ControlEnd
+from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.doors import Door, bound_socket
 from dandelion.cluster.exchange import Exchange
-from dandelion.cluster.executor import OVERHEAD_NS, RemoteExecutor
+from dandelion.cluster.executor import RemoteEngines
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.link import ControlEnd, OutLink
+from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
-from dandelion.cluster.membership import Beat, Connect, Lost, Membership, Renew
-from dandelion.cluster.messages import Ballot, Done, Failed, Load, Pong
+from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
+from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
+from dandelion.cluster.status import members_of
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
 
 TICK_S = 0.05
+SILENT_NS = 2 * DEAD_NS
+"""After so long without a message of a node, its calls here are ended."""
 DRAIN_S = 5.0
 """How long calls of other nodes may take when this one leaves."""
 
 log = logging.getLogger("dandelion.cluster")
-
-
-class Discovery(Protocol):
-    """Finds the other nodes, where they are not listed."""
-
-    def start(self, name: str, resources: Mapping[str, int], found: Callable[[str], None]) -> None:
-        """Tell the others of this node, and report others; returns at once.
-
-        Args:
-            name: of this node, its address.
-            resources: how many calls it runs at once, by backend.
-            found: called with the name of each other node, from any thread, perhaps repeatedly.
-        """
-
-    def close(self) -> None:
-        """This node leaves. May take a while."""
 
 
 class Cluster(NodeSide):
@@ -103,7 +91,6 @@ class Cluster(NodeSide):
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
-        self._executors: dict[str, RemoteExecutor] = {}
         self._round_trips: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
@@ -143,6 +130,7 @@ class Cluster(NodeSide):
         self._log = LogDriver(
             replica, self._file, self.catalog, self.source, self._post, self._send_ballot
         )
+        self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
         if self._discovery is not None:
@@ -204,10 +192,16 @@ class Cluster(NodeSide):
         self._door.close()
         for task in list(self._tasks):
             task.cancel()
+        self._ending = asyncio.get_running_loop().create_task(self._end(ended))
+
+    async def _end(self, ended: Future[None]) -> None:
+        """End all connections."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in list(self._links.values()):
             link.leave()
         for end in [*self._links.values(), *self._in_links.values()]:
             end.close("this node shuts down", politely=True)
+        await self._door.wait_closed()
         ended.set_result(None)
 
     def check_acknowledges(self) -> None:
@@ -221,16 +215,14 @@ class Cluster(NodeSide):
 
     def info(self) -> ClusterInfo:
         """See `ClusterPart.info`."""
-        me = self._member_info(self.name, "self", self.load(0))
-        members = [me]
-        for member in self._membership.members.values():
-            view = self._placement.views.get(member.name)
-            load = Load() if view is None else Load(tuple(view.groups.values()))
-            members.append(self._member_info(member.name, member.state.value, load))
+        links = (self._links, self._in_links, self._round_trips)
+        members = members_of(
+            self.name, self.voters, self.load(0), self._membership, self._placement, *links
+        )
         ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
         return ClusterInfo(
             self.name,
-            tuple(sorted(members, key=lambda one: one.name)),
+            members,
             self._membership.has_majority,
             len(self._log.replica.log),
             self._sent,
@@ -240,25 +232,16 @@ class Cluster(NodeSide):
             self._received_bytes + sum([end.received_bytes for end in ends]),
         )
 
-    def _member_info(self, name: str, state: str, load: Load) -> MemberInfo:
-        link, in_link = self._links.get(name), self._in_links.get(name)
-        return MemberInfo(
-            name,
-            state,
-            name in self.voters,
-            {group.backend: group.engines for group in load.groups},
-            {group.backend: group.free for group in load.groups},
-            0 if link is None else link.under_way,
-            0 if in_link is None else in_link.under_way,
-            self._round_trips.get(name, 0) / 1e9,
-        )
-
     # --- time and members -------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._membership.tick(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self._membership.tick(now_ns)
         self._act()
+        for link in list(self._in_links.values()):
+            if now_ns - link.heard_ns > SILENT_NS:
+                link.close("it sent no heartbeat")
         self._log.tick()
 
     def _act(self) -> None:
@@ -287,7 +270,7 @@ class Cluster(NodeSide):
             if view.open != is_open:
                 view.open = is_open
                 self._placement.changed()
-        self._refresh()
+        self._engines.refresh(min(self._round_trips.values(), default=0))
 
     def _renew(self) -> None:
         """This node was stopped for so long that others gave it up: begin anew."""
@@ -344,33 +327,7 @@ class Cluster(NodeSide):
         self._placement.loaded(name, message.load)
         self._placement.ended(name, backend, refused)
         self._sent += 1
-        executor = self._executors.get(backend)
-        if executor is not None:
-            executor.refresh()
-
-    def _refresh(self) -> None:
-        """Have the scheduler know the engines of all members."""
-        for backend, formats in self._placement.backends().items():
-            if backend not in self._executors:
-                self._add_executor(backend, formats)
-        least_ns = min(self._round_trips.values(), default=0)
-        for executor in self._executors.values():
-            executor.engine.transfer_ns = OVERHEAD_NS + least_ns
-            executor.refresh()
-
-    def _add_executor(self, backend: str, formats: frozenset[str]) -> None:
-        runtime = self.parts.runtime
-        executor = RemoteExecutor(
-            len(self._executors) + 1,
-            backend,
-            formats,
-            self.around,
-            self._placement,
-            self._links,
-            runtime.resized,
-        )
-        self._executors[backend] = executor
-        runtime.add(executor)
+        self._engines.answered(backend)
 
     # --- links ------------------------------------------------------------------------------------
 

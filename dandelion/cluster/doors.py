@@ -26,6 +26,8 @@ from dandelion.errors import InvalidInput
 
 JOIN_S = 2.0
 """How long a connection may take to be accepted."""
+CLOSE_S = 0.25
+"""How long a connection may take to send its rest at the end."""
 PENDING_LIMIT = 256
 
 log = logging.getLogger("dandelion.cluster")
@@ -91,6 +93,7 @@ class Door:
         self._pending: dict[Frames, asyncio.TimerHandle] = {}
         self._links: dict[tuple[str, int], InLink] = {}
         self._count = 0
+        self._open: set[Frames] = set()
 
     # --- accepting --------------------------------------------------------------------------------
 
@@ -108,8 +111,19 @@ class Door:
         for frames in list(self._pending):
             frames.close("the node shuts down")
 
+    async def wait_closed(self) -> None:
+        """Wait until all connections have ended; after `CLOSE_S` they are ended."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + CLOSE_S
+        while self._open:
+            if loop.time() > end_s:
+                for frames in list(self._open):
+                    frames.close("the node shuts down")
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+
     def _accept(self) -> Frames:
-        frames = Frames(self._secret, opener=False)
+        frames = Frames(self._secret, False, self._open)
         if len(self._pending) >= PENDING_LIMIT:
             oldest = next(iter(self._pending))
             oldest.close("too many connections wait")
@@ -218,7 +232,7 @@ class Door:
         loop = asyncio.get_running_loop()
         host, port = parsed_address("peers", name)
         welcomed: asyncio.Future[Welcome] = loop.create_future()
-        frames = Frames(self._secret, opener=True)
+        frames = Frames(self._secret, True, self._open)
 
         def proved() -> None:
             side = self._side

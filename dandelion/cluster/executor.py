@@ -13,12 +13,63 @@ from dandelion.cluster.placement import NS_PER_BYTE, Placement
 from dandelion.cluster.wire_sets import SHARED_BYTES
 from dandelion.errors import EngineDied, NodeLost
 from dandelion.executors import Executor, StartedEngine, Surroundings
+from dandelion.node.runtime import Runtime
 from dandelion.scheduler import CallState, EngineState, Flow
 
 FIRST_ID = 1 << 40
 """Ids of such engines; others count from 1."""
 OVERHEAD_NS = 500_000.0
 """What a call on another node costs beside the round trip."""
+
+
+class RemoteEngines:
+    """All such engines of a node.
+
+    Args:
+        runtime: of the node.
+        around: what all executors share.
+        placement: the other nodes.
+        links: to them, by name.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        around: Surroundings,
+        placement: Placement,
+        links: Mapping[str, OutLink],
+    ) -> None:
+        self._runtime = runtime
+        self._around = around
+        self._placement = placement
+        self._links = links
+        self._executors: dict[str, RemoteExecutor] = {}
+
+    def refresh(self, round_trip_ns: int) -> None:
+        """Have the scheduler know the engines of all other nodes."""
+        backends = self._placement.backends()
+        for backend, formats in backends.items():
+            if backend not in self._executors:
+                number = len(self._executors) + 1
+                made = self._executors[backend] = RemoteExecutor(
+                    number,
+                    backend,
+                    formats,
+                    self._around,
+                    self._placement,
+                    self._links,
+                    self._runtime.resized,
+                )
+                self._runtime.add(made)
+        for backend, executor in self._executors.items():
+            executor.engine.transfer_ns = OVERHEAD_NS + round_trip_ns
+            executor.refresh(backends.get(backend))
+
+    def answered(self, backend: str) -> None:
+        """A call ended there."""
+        executor = self._executors.get(backend)
+        if executor is not None:
+            executor.resize()
 
 
 class RemoteExecutor(Executor):
@@ -70,19 +121,24 @@ class RemoteExecutor(Executor):
             gone = NodeLost("cluster", f"no node with a backend '{self.backend}' is up")
             self.events.start_failed(self.engine, gone)
 
-    def refresh(self) -> None:
-        """Nodes came, went, or said what they have."""
-        if self._exists:
-            if not self._up:
-                self.start()
-                return
-            places = self._places()
-            if places != self.engine.places:
-                self._resized(self.engine, places)
-        elif self._up:
-            self._up = False
-            gone = EngineDied(self.info.name, "no other node has such engines any more")
-            self.events.lost(self.engine, gone, {})
+    def refresh(self, formats: frozenset[str] | None) -> None:
+        """Nodes came or went; they run these formats, None if there is none."""
+        if formats is None:
+            if self._up:
+                self._up = False
+                gone = EngineDied(self.info.name, "no other node has such engines any more")
+                self.events.lost(self.engine, gone, {})
+        elif not self._up or formats != self.engine.formats:
+            self.engine.formats = formats
+            self.start()
+        else:
+            self.resize()
+
+    def resize(self) -> None:
+        """Calls ended, or nodes said what is free."""
+        places = self._places()
+        if self._up and places != self.engine.places:
+            self._resized(self.engine, places)
 
     def _places(self) -> int:
         return self._placement.under_way(self.backend) + self._placement.free(self.backend) or -1

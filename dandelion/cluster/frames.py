@@ -44,6 +44,7 @@ class Frames(asyncio.BufferedProtocol):
     Args:
         secret: of the cluster.
         opener: whether this end opened it.
+        open_: has this as long as the connection is there.
 
     Attributes:
         proved: called when the other end has proved its membership.
@@ -53,7 +54,8 @@ class Frames(asyncio.BufferedProtocol):
         sent_bytes, received_bytes: counters.
     """
 
-    def __init__(self, secret: bytes, opener: bool) -> None:
+    def __init__(self, secret: bytes, opener: bool, open_: set[Frames] | None = None) -> None:
+        self._open = set() if open_ is None else open_
         self._handshake: Handshake | None = Handshake(secret, opener)
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(_BUFFER_BYTES)
@@ -73,6 +75,7 @@ class Frames(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._open.add(self)
         assert self._handshake is not None, "it begins with it"
         first = self._handshake.begin()
         if first:
@@ -80,6 +83,7 @@ class Frames(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._open.discard(self)
         self._data = self._message = None
         lost, self.lost = self.lost, lambda reason: None
         self.proved, self.received, self.sink = _nothing, _ignored, _heap

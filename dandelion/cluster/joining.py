@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from dandelion.cluster.cluster import Cluster, Discovery
+from dandelion.cluster.cluster import Cluster
+from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.settings import cluster_settings
 from dandelion.errors import BackendUnavailable, InternalError
 from dandelion.settings import Settings

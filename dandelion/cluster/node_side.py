@@ -6,7 +6,7 @@ import time
 
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog
-from dandelion.cluster.link import ControlEnd
+from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.errors import DandelionError
 from dandelion.executors import Surroundings

@@ -67,7 +67,7 @@ class NodeRecord:
 
 
 class RayControl:
-    """Implements `dandelion.cluster.cluster.Discovery`.
+    """Implements `dandelion.cluster.discovery.Discovery`.
 
     Args:
         address: of a Ray cluster: ``auto``, ``local`` for a new one, or ``HOST:PORT``.

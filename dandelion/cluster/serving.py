@@ -15,10 +15,10 @@ from typing import Protocol
 
 import msgspec
 
+from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.link import ControlEnd, Hub
 from dandelion.cluster.messages import (
     Define,
     Done,
@@ -162,7 +162,12 @@ class _Known(msgspec.Struct, frozen=True, eq=False):
 
 
 class InLink(ControlEnd):
-    """The end of a link that another node opened: runs its calls."""
+    """The end of a link that another node opened: runs its calls.
+
+    Attributes:
+        count: of calls that came.
+        heard_ns: when its last message came; it sends heartbeats.
+    """
 
     def __init__(self, peer: str, control: Frames, exchange: Exchange, host: Host) -> None:
         super().__init__(peer, control, exchange, host)
@@ -170,6 +175,7 @@ class InLink(ControlEnd):
         self._functions: dict[int, _Known] = {}
         self._runs: dict[int, _Served] = {}
         self.count = 0
+        self.heard_ns = time.monotonic_ns()
 
     @property
     def under_way(self) -> int:
@@ -177,6 +183,7 @@ class InLink(ControlEnd):
         return len(self._runs)
 
     def received(self, message: Message, data: memoryview | None) -> None:
+        self.heard_ns = time.monotonic_ns()
         if isinstance(message, Run):
             self._run(message, data)
         elif isinstance(message, Ping):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dandelion.call_logs import PrintedLine
+from dandelion.cli.main import main
 from dandelion.data import Item, ItemSet
-from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.errors import Raised
+from dandelion.driver import Call, Driver, Engine, InstanceSets
+from dandelion.errors import ApplicationFailed, Raised, root_of
+from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
+from dandelion.settings import TenantSettings
 from dandelion.testing import wait_until
-from tests.cluster.clusters import alive, function, nodes, scripted, text_of
+from tests.cluster.clusters import alive, function, nodes, scripted, settings, text_of
 
 FAN = """
 function work(x) => (y);
@@ -31,13 +37,14 @@ class Workers:
         self.lock = threading.Lock()
         self.ran: dict[str, int] = {}
 
-    def driver(self, node: str):  # type: ignore[no-untyped-def]
+    def driver(self, node: str) -> Driver:
         def run(engine: Engine, call: Call) -> InstanceSets:
             with self.lock:
                 self.ran[node] = self.ran.get(node, 0) + 1
             if call.inputs[0] is None:
                 return (None,)
             items = tuple(Item(i.name, i.key, bytes(i.data).upper()) for i in call.inputs[0].items)
+            call.printed = (PrintedLine("stdout", f"on {node}"),)
             if items[0].data == b"BAD":
                 raise Raised(call.function.spec.name, "it is bad")
             threading.Event().wait(0.003)
@@ -86,3 +93,63 @@ def test_instances_run_on_all_nodes(cluster: list[Node], workers: Workers) -> No
 def test_any_node_answers(cluster: list[Node]) -> None:
     for node in cluster:
         assert text_of(node.invoke("chain", x=b"text")["y"]) == "TEXT"
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[list[Node]]:
+    """A node without engines for its functions, and another one."""
+    with nodes([[], [Workers().driver("b")]]) as made:
+        made[1].register(FAN, function("work"), function("plain", code="work"))
+        made[1].register(function("work"), tenant="t")
+        wait_until(lambda: len(made[0].records("t")) == 1)
+        yield made
+
+
+def test_errors_come_back_as_they_were(remote: list[Node]) -> None:
+    with pytest.raises(Raised) as caught:
+        remote[0].invoke("plain", x=b"bad")
+    assert caught.value.function == "plain"
+    assert caught.value.invocation
+    with pytest.raises(ApplicationFailed) as failed:
+        remote[0].invoke("fan", x=[b"good", b"bad"])
+    assert isinstance(root_of(failed.value), Raised)
+
+
+def test_the_owner_has_trace_lines_and_counts(remote: list[Node]) -> None:
+    before = remote[1].info().invocations
+    result = remote[0].invoke_sets("plain", {"x": ItemSet("x", (Item("a", 0, b"a"),))})
+    stages = [name for call in result.trace.calls for name in call.stages]
+    assert any("@127.0.0.1:" in name for name in stages)
+    lines = remote[0].logs(invocation=result.id).lines
+    assert [line.text for line in lines] == ["on b"]
+    assert remote[1].logs().lines == ()
+    assert remote[1].info().invocations == before
+    assert remote[1].cluster().served_calls > 0  # type: ignore[union-attr]
+
+
+def test_tenants_have_their_own_functions_and_quotas_there_too(remote: list[Node]) -> None:
+    assert text_of(remote[0].invoke("work", x=b"own", tenant="t")["y"]) == "OWN"
+    remote[1].set_tenant("t", TenantSettings(queue_length=1, calls=1))
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(remote[0].invoke, "work", x=b"own", tenant="t") for _ in range(8)]
+        assert [text_of(one.result()["y"]) for one in found] == ["OWN"] * 8
+
+
+def test_empty_sets_and_names(remote: list[Node]) -> None:
+    assert remote[0].invoke("plain", x=None)["y"] is None
+    item = Item("n\u00e4me", 2**32 - 1, b"a")
+    found = remote[0].invoke("plain", x=ItemSet("x", (item,)))["y"]
+    assert found is not None
+    assert (found[0].name, found[0].key) == (item.name, item.key)
+
+
+def test_status_on_the_command_line(remote: list[Node], capsys: pytest.CaptureFixture[str]) -> None:
+    with BackgroundServer(remote[0]) as server:
+        assert main(["cluster", "status", "--url", server.url]) == 0
+        shown = capsys.readouterr().out
+        assert "alive" in shown
+        assert main(["cluster", "status", "--json", "--url", server.url]) == 0
+        assert json.loads(capsys.readouterr().out)["majority"] is True
+    with Node(settings()) as alone, BackgroundServer(alone) as server:
+        assert main(["cluster", "status", "--url", server.url]) == 0
+        assert "no cluster" in capsys.readouterr().out

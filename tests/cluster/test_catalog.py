@@ -5,11 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.cluster import Cluster, ClusterSettings
 from dandelion.cluster.ballots import Command, SavedCommand, SavedVote
+from dandelion.cluster.catalog import Registration
 from dandelion.cluster.log_file import LogFile
 from dandelion.data import SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
@@ -20,7 +22,7 @@ from dandelion.errors import (
     InvalidInput,
     Unknown,
 )
-from dandelion.function import FunctionSpec
+from dandelion.function import CodeObject, FunctionSpec
 from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import (
@@ -96,9 +98,29 @@ def test_a_durable_catalogue_survives_the_end_of_all_nodes(tmp_path: Path) -> No
     with nodes([[], [], []], catalogs=folders) as made:
         for node in made:
             assert [r.name for r in node.records()] == ["b"]
+            info = node.cluster()
+            assert info is not None
+            assert info.registered >= 3  # the log came from the disk
         assert made[2].register(echo("a"))[0].version == 2
         for node in made:
             wait_until(lambda node=node: len(node.records()) == 2)  # type: ignore[misc]
+
+
+def test_what_was_chosen_and_not_carried_out_is_carried_out_at_the_start(tmp_path: Path) -> None:
+    spec = FunctionSpec("late", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("null"),))
+    content = msgspec.msgpack.encode(Registration((spec,), (), ()))
+    commands = [Command(f"a {n}", "register", content) for n in range(2)]
+    address = free_addresses(1)[0]
+    folder = tmp_path / "catalog"
+    folder.mkdir()
+    file = LogFile(folder, False)
+    file.append([SavedCommand(n, command) for n, command in enumerate(commands)])
+    file.close()
+    cluster = Cluster(ClusterSettings(address, SECRET))
+    with Node(settings(catalog=f"sqlite:{folder}"), cluster=cluster) as node:
+        wait_until(lambda: [(r.name, r.version) for r in node.records()] == [("late", 1)])
+        assert node.register(echo("more"))[0].version == 1
+    assert (folder / "cluster.applied").read_text() == "3"
 
 
 def test_a_minority_acknowledges_neither_registrations_nor_invocations() -> None:

@@ -226,6 +226,18 @@ def test_regions_that_never_come_end_with_the_connection(node: Node) -> None:
     still_works(node)
 
 
+def test_a_node_that_goes_silent_has_no_calls_here(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dandelion.cluster.cluster.SILENT_NS", 200_000_000)
+    with Peer(node) as peer:
+        peer.shake()
+        assert isinstance(peer.join("127.0.0.1:6"), Welcome)
+        peer.send(Ping(1))
+        assert isinstance(peer.read(), Pong)
+        assert peer.is_ended()
+
+
 def test_a_region_larger_than_the_arena_is_refused(node: Node) -> None:
     with Peer(node) as peer:
         peer.shake()

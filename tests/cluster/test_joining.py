@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,6 +95,16 @@ def test_status_over_http_and_in_metrics() -> None:
         assert b"cluster" not in alone.metrics()
 
 
+def test_nothing_is_loaded_without_a_cluster() -> None:
+    root = Path(__file__).resolve().parents[2] / "dandelion"
+    for path in root.rglob("*.py"):
+        if path.parent.name != "cluster":
+            imports = re.findall(
+                r"^\s*(?:from|import) (dandelion\.cluster\S*)", path.read_text(), re.M
+            )
+            assert not imports, path
+
+
 def test_settings(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET + b"\n")
@@ -121,3 +133,45 @@ def test_nodes_with_other_voters_do_not_mix() -> None:
         refused = b._loop.call(lambda: other._membership.members[first])
         wait_until(lambda: refused.failures)
         assert alive(a) == alive(b) == 0
+
+
+def certificate(folder: Path, name: str) -> tuple[str, str]:
+    """Make a certificate that signs itself, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(cert)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return str(cert), str(key)
+
+
+def test_tls_between_nodes(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "node")
+    other_cert, other_key = certificate(tmp_path, "stranger")
+    addresses = tuple(free_addresses(2))
+
+    def cluster(address: str, *files: str) -> Cluster:
+        return Cluster(ClusterSettings(address, SECRET, "", addresses, *files))
+
+    data = bytes(range(256)) * 4000
+    first = cluster(addresses[0], cert, key, cert)
+    with Node(settings(), cluster=first) as one:
+        second = cluster(addresses[1], cert, key, cert)
+        echo = scripted(lambda engine, call: (call.inputs[0],))
+        with Node(settings(), [echo], second) as other:
+            wait_until(lambda: alive(one) == alive(other) == 1)
+            other.register(function("work"))
+            wait_until(lambda: len(one.records()) == 1)
+            found = one.invoke("work", x=data)["y"]
+            assert found is not None
+            assert found.bytes() == data
+        wait_until(lambda: alive(one) == 0)
+        for files in ((other_cert, other_key, cert), ()):
+            with Node(settings(), cluster=cluster(addresses[1], *files)) as stranger:
+                refused = stranger._cluster._membership.members[addresses[0]]  # type: ignore[union-attr]
+                wait_until(lambda refused=refused: refused.failures > 1)  # type: ignore[misc]
+                assert alive(one) == alive(stranger) == 0
+    with pytest.raises(InvalidInput, match="cannot be used"):
+        cluster(addresses[0], key, cert, cert)

@@ -128,7 +128,11 @@ def test_what_is_gone_is_noticed_and_what_comes_back_too(seed: int) -> None:
             network.paused.add(victim)
         else:
             network.cut |= {frozenset((victim, n)) for n in others(network, victim)}
+        network.losses.clear()
         network.run(NOTICED_NS)
+        if kind != "kill":
+            for name in others(network, victim):
+                assert (name, victim) in network.losses, "its calls are not given up"
         for name in others(network, victim):
             assert network.sees(name) == others(network, name) - {victim}, kind
             rest = len(network.names) - 1

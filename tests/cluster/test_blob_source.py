@@ -1,0 +1,67 @@
+"""Blobs of other nodes are checked, and asked for at the next node if one does not have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dandelion.cluster.blob_source import BlobSource
+from dandelion.data import Bytes
+from dandelion.errors import NodeLost, Unknown
+from dandelion.function import Digest, digest_of
+
+CODE = b"the code of a function"
+DIGEST = digest_of(CODE)
+
+
+class Peer:
+    """A node that gives what it is told to."""
+
+    def __init__(self, data: Bytes | None) -> None:
+        self.data = data
+        self.asked = 0
+
+    def get_blob(self, digest: Digest, done: Callable[[Bytes | None], None]) -> None:
+        self.asked += 1
+        done(self.data)
+
+
+def source(*peers: Peer) -> BlobSource:
+    made = BlobSource(lambda event: event())
+    for peer in peers:
+        made.announced({DIGEST: len(CODE)}, peer)
+    return made
+
+
+def test_the_next_node_is_asked_and_the_blob_is_kept() -> None:
+    good, absent, false = Peer(memoryview(CODE)), Peer(None), Peer(b"other bytes")
+    made = source(good, absent, false)
+    assert made.size(DIGEST) == len(CODE)
+    assert made.blob(DIGEST) == made.blob(DIGEST) == CODE
+    assert isinstance(made.blob(DIGEST), bytes)  # not a view of memory for data in flight
+    assert [peer.asked for peer in (good, absent, false)] == [1, 1, 1]
+
+
+def test_bytes_with_another_digest_are_never_used() -> None:
+    with pytest.raises(NodeLost):
+        source(Peer(b"other bytes"), Peer(CODE + b"!")).blob(DIGEST)
+
+
+def test_a_node_that_is_gone_is_not_asked() -> None:
+    peer = Peer(CODE)
+    made = source(peer)
+    made.lost(peer)
+    with pytest.raises(NodeLost):
+        made.blob(DIGEST)
+    assert peer.asked == 0
+    with pytest.raises(Unknown):
+        made.blob(digest_of(b"never announced"))
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dandelion.cluster.blob_source.KEPT_BYTES", 10)
+    peer = Peer(CODE)
+    made = source(peer)
+    assert made.blob(DIGEST) == made.blob(DIGEST) == CODE
+    assert peer.asked == 2
