@@ -75,7 +75,15 @@ def nodes(
                 wait_until(lambda node=node: alive(node) == len(made) - 1)  # type: ignore[misc]
             for node in made:
                 assert node.wait_ready(10)
+            wait_until(lambda: _know_engines(made))
         yield made
+
+
+def _know_engines(made: Sequence[Node]) -> bool:
+    """Whether all nodes know what engines all others have."""
+    infos = [info for info in (node.cluster() for node in made) if info is not None]
+    own = {info.node: m.engines for info in infos for m in info.members if m.name == info.node}
+    return all(m.engines == own[m.name] for info in infos for m in info.members)
 
 
 def text_of(item_set: ItemSet | None) -> str:

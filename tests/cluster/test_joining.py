@@ -162,8 +162,10 @@ def test_tls_between_nodes(tmp_path: Path) -> None:
         echo = scripted(lambda engine, call: (call.inputs[0],))
         with Node(settings(), [echo], second) as other:
             wait_until(lambda: alive(one) == alive(other) == 1)
+            other.wait_ready(10)
             other.register(function("work"))
             wait_until(lambda: len(one.records()) == 1)
+            wait_until(lambda: any("work" in m.engines for m in one.cluster().members))  # type: ignore[union-attr]
             found = one.invoke("work", x=data)["y"]
             assert found is not None
             assert found.bytes() == data

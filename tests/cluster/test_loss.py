@@ -109,12 +109,12 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
 def test_a_node_is_killed_and_started_again(members: Members) -> None:
     a, b, c = members.made
     assert a.ask("invoke 1 120")["right"]
-    a.write("invoke 2 400")
+    a.write("invoke 2 250")
     time.sleep(0.15)  # so that calls are under way
     c.signal(signal.SIGKILL)
     found = a.read()
     assert found.get("right"), found
-    assert float(str(found["s"])) < 5
+    assert float(str(found["s"])) < 8  # 2 s on an idle machine
     wait_until(lambda: a.ask("alive")["alive"] == 1, 5)
     assert a.ask("register") == {"registered": True}  # two of three are a majority
     again = members.start(c.address)
@@ -128,12 +128,12 @@ def test_a_node_that_is_stopped_is_given_up_and_joins_again(members: Members) ->
     a, b, c = members.made[0], members.made[1], members.made[-1]
     c.signal(signal.SIGSTOP)
     wait_until(lambda: a.ask("alive")["alive"] == 1, 5)
-    a.write("invoke 4 400")
+    a.write("invoke 4 200")
     time.sleep(0.15)  # so that calls are under way
     b.signal(signal.SIGSTOP)
     found = a.read()
     assert found.get("right"), found
-    assert float(str(found["s"])) < 5
+    assert float(str(found["s"])) < 8  # 2 s on an idle machine
     wait_until(lambda: a.ask("alive")["alive"] == 0, 5)
     refused = a.ask("register")  # it is alone, so it acknowledges nothing
     assert str(refused["error"]).startswith("CatalogUnavailable")
