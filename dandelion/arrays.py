@@ -31,6 +31,7 @@ DTYPES = (
 RANK_LIMIT = 32
 """Most dimensions of an array that every numpy supports."""
 
+_EXACT = 2.0**53  # float64 has all integers up to here
 ELEMENTS_LIMIT = 2**62
 """Most elements of an array without its empty dimensions: numpy's limit."""
 
@@ -165,6 +166,35 @@ def filled_shape(declared: Shape, count: int) -> Shape | None:
 def bytes_of(array: Array) -> memoryview:
     """View an array as flat bytes, row-major; it is copied if it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
+    """Make an array of Python's numbers, in lists of any depth, as `converted` does.
+
+    Large integers beside floats keep their value, which numpy would round.
+
+    Raises:
+        InvalidInput: the conversion would lose more than digits of floats.
+        TypeError, ValueError: the value is not an array of numbers.
+    """
+    made = np.asarray(value)
+    if made.dtype.kind != "f" or (np.abs(made) < _EXACT).all():
+        return converted(where, made, dtype)
+    exact = np.asarray(value, dtype=object)
+    if not _are_equal(made, exact):
+        try:
+            made = exact.astype(dtype)
+        except OverflowError:
+            made = exact
+        if not _are_equal(made, exact):
+            raise InvalidInput(where, f"numbers of these sizes do not fit {dtype} exactly")
+    return converted(where, made, dtype)
+
+
+def _are_equal(array: Array, exact: Array) -> bool:
+    """Compare with Python's numbers, without rounding any."""
+    found = array.astype(object)
+    return bool(np.all((found == exact) | ((found != found) & (exact != exact))))
 
 
 def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:

@@ -532,7 +532,7 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
             raise InvalidInput(where, f"item '{name}' cannot be written as JSON: {error}") from None
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
-            array = arrays.converted(where, np.asarray(value), arrays.declared_dtype(spec.dtype))
+            array = arrays.of_numbers(where, value, arrays.declared_dtype(spec.dtype))
             return Item(name, key, arrays.bytes_of(array))
         except (TypeError, ValueError) as error:
             message = f"item '{name}' is not a {spec.dtype} array: {error}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dandelion.data import Item, ItemSet, Origin, Sets, SetSpec, check_item, checked, item_set
@@ -175,6 +176,18 @@ def test_numbers_that_would_change_are_refused(value: Any, dtype: str) -> None:
         item_set("s", {"x": value}, SetSpec("s", dtype))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_large_integers_beside_floats_keep_their_value(dtype: str) -> None:
+    numbers = [9007199254740993, 0.0]
+    assert given_set({"x": numbers}, SetSpec("s", dtype)).numpy().tolist() == numbers
+    for refused in ([9007199254740993, 0.5], [2**65 + 1, 0.0], [9007199254740993, math.nan]):
+        with pytest.raises(InvalidInput):
+            given_set({"x": refused}, SetSpec("s", dtype))
+    with pytest.raises(InvalidInput, match="exactly"):
+        given_set({"x": numbers}, SetSpec("s", "float64"))
+
+
+@example([9007199254740993, 0.0], "int64")
 @given(
     st.lists(st.integers(-(2**70), 2**70) | st.floats(), max_size=4),
     st.sampled_from(["int8", "uint16", "int32", "int64", "uint64", "float64", "bool"]),

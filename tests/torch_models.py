@@ -272,7 +272,9 @@ class Gpt2(nn.Module):
         self.ln_f = nn.LayerNorm(width)
 
     def forward(self, input_ids: Any) -> Any:
-        x = self.wte(input_ids) + self.wpe(torch.arange(input_ids.shape[1], device=input_ids.device))
+        x = self.wte(input_ids) + self.wpe(
+            torch.arange(input_ids.shape[1], device=input_ids.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.ln_f(x)[:, -1] @ self.wte.weight.T
@@ -329,7 +331,7 @@ class Denoiser(nn.Module):
         half = self.width // 2
         rate = torch.exp(-math.log(10000) * torch.arange(half, device=step.device) / half)
         angle = step[:, None].float() * rate
-        t = self.time(torch.cat([angle.sin(), angle.cos()], 1))
+        t = self.time(torch.cat([angle.sin(), angle.cos()], 1).to(x.dtype))
         h = self.block(0, self.first(x), t)
         low = self.block(1, self.down(h), t)
         flat = low.flatten(2).transpose(1, 2)
