@@ -81,7 +81,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """Who opens the connection.
+    """The node that opens the connection.
 
     Attributes:
         version: of the protocol.
