@@ -169,7 +169,7 @@ class ModelNode:
         self.act()
 
     def report(self) -> None:
-        """Hear from the partners what they have."""
+        """Learn from the partners what they have."""
         if self.is_lost:
             return
         for name in list(self.placement.views):

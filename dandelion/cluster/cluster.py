@@ -5,8 +5,8 @@
         ...
 
 Everything here is on the node's loop, unless said otherwise. The decisions are in pure modules:
-`membership` (who is alive), `placement` (which node gets a call), `replication` (the catalogue's
-log). This carries them out with `doors` and links.
+`membership` (which nodes are alive), `placement` (which node gets a call), `replication` (the log
+of the catalogue). This carries them out with `doors` and links.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dandelion.cluster.link import OutLink
 from dandelion.cluster.placement import NS_PER_BYTE, Placement
 from dandelion.cluster.wire_sets import SHARED_BYTES
-from dandelion.errors import EngineDied, NodeLost
+from dandelion.errors import DandelionError, EngineDied, NodeLost
 from dandelion.executors import Executor, StartedEngine, Surroundings
+from dandelion.executors.contract import finish
 from dandelion.node.runtime import Runtime
 from dandelion.scheduler import CallState, EngineState, Flow
 
@@ -151,10 +152,17 @@ class RemoteExecutor(Executor):
         name = self._placement.choose(self.backend, flow, size, there, wanted)
         link = None if name is None else self._links.get(name)
         if link is None:
+            if name is not None:
+                self._placement.not_sent(name, self.backend)
             self._resized(self.engine, -1)
             self.events.failed(call, NodeLost("cluster", "no node took the call"), begun=False)
             return
-        link.run(call, self.backend)
+        assert name is not None, "it has a link"
+        try:
+            link.run(call, self.backend)
+        except DandelionError as error:
+            self._placement.not_sent(name, self.backend)
+            finish(self.events, call, None, error)
 
     def _sizes(self, call: CallState) -> tuple[int, dict[str, int]]:
         """Return the size of a call's inputs, and of those that lie on other nodes already."""

@@ -27,6 +27,7 @@ from dandelion.cluster.messages import (
     encode,
 )
 from dandelion.data import Bytes
+from dandelion.errors import TooLarge
 
 _HEAD = struct.Struct("<II")
 _BUFFER_BYTES = 64 * 1024
@@ -192,14 +193,18 @@ class Frames(asyncio.BufferedProtocol):
     # --- writing --------------------------------------------------------------------------------
 
     def send(self, message: Message, pieces: list[Bytes] | None = None) -> None:
-        """Send a message, and perhaps data. The data must not change afterwards."""
+        """Send a message, and perhaps data. The data must not change afterwards.
+
+        Raises:
+            TooLarge: the message exceeds `CONTROL_LIMIT_BYTES`; nothing was sent.
+        """
         transport = self._transport
         if transport is None:
             return
         body = encode(message)
         size = sum([len(p) if isinstance(p, bytes) else p.nbytes for p in pieces or ()])
         if len(body) > CONTROL_LIMIT_BYTES:
-            raise ValueError(f"a message of {len(body)} bytes is too long")
+            raise TooLarge("a message to another node", len(body), CONTROL_LIMIT_BYTES)
         head = _HEAD.pack(len(body), size) + body
         self.sent_bytes += len(head) + size
         if not pieces:

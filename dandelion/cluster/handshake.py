@@ -8,7 +8,7 @@ All messages have a fixed size, so nothing of an unknown peer is interpreted but
     acceptor: proof of "acceptor", both nonces
 
 A proof is an HMAC-SHA256 under the secret. Its label and both nonces are in it, so it can neither
-be sent back nor used again. It does not protect what follows from somebody who can change packets:
+be sent back nor used again. It does not protect what follows from changes on the way:
 use TLS where the network is not trusted.
 """
 

@@ -31,7 +31,7 @@ from dandelion.cluster.messages import (
 )
 from dandelion.cluster.wire_sets import pack, unpack, whole_regions
 from dandelion.driver import InstanceSets
-from dandelion.errors import Cancelled, DandelionError, NodeLost, from_record
+from dandelion.errors import Cancelled, DandelionError, NodeLost, TooLarge, from_record
 from dandelion.executors.contract import finish
 from dandelion.function import FusedFunction
 from dandelion.scheduler import CallState, Flow
@@ -100,7 +100,11 @@ class OutLink(ControlEnd):
     # --- calls ----------------------------------------------------------------------------------
 
     def run(self, call: CallState, backend: str) -> None:
-        """Send a call; it is answered with `Events` of the node."""
+        """Send a call; it is answered with `Events` of the node.
+
+        Raises:
+            TooLarge: it has too many items; it was not sent.
+        """
         function = self._functions.get(call.flow)
         if function is None:
             function = self._define(call.flow)
@@ -112,20 +116,22 @@ class OutLink(ControlEnd):
         self._sent[number] = SentRun(call, backend, held)
         self._numbers[call] = number
         left_s = (invocation.deadline_ns - time.monotonic_ns()) / 1e9
-        self.control.send(
-            Run(
-                number,
-                function,
-                packed.sets,
-                tuple(packed.regions),
-                min(max(left_s, LEAST_DEADLINE_S), 1e9 - 1),
-                invocation.priority,
-                run.origin,
-                invocation.id,
-                run.attempt,
-            ),
-            packed.data,
+        message = Run(
+            number,
+            function,
+            packed.sets,
+            tuple(packed.regions),
+            min(max(left_s, LEAST_DEADLINE_S), 1e9 - 1),
+            invocation.priority,
+            run.origin,
+            invocation.id,
+            run.attempt,
         )
+        try:
+            self.control.send(message, packed.data)
+        except TooLarge:
+            self._off(number, self._sent[number])
+            raise
 
     def _define(self, flow: Flow) -> int:
         self._defined += 1

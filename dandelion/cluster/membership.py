@@ -151,7 +151,7 @@ class Membership:
     # --- events ---------------------------------------------------------------------------------
 
     def learned(self, name: str) -> None:
-        """Another node is a member, as somebody said."""
+        """Another node is a member, as one of them said."""
         if name != self.me and name not in self.members and len(self.members) < LIMIT:
             self.members[name] = Member(name)
             self._connect(self.members[name])

@@ -37,7 +37,7 @@ from dandelion.function import Digest, FunctionSpec, FusedFunction
 
 VERSION = 1
 """Of the protocol; nodes with different ones refuse each other."""
-CONTROL_LIMIT_BYTES = 16 << 20
+CONTROL_LIMIT_BYTES = 64 << 20
 """Of the message of a frame."""
 DATA_LIMIT_BYTES = 1 << 20
 """Of the bytes of a frame."""
@@ -81,7 +81,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """Who opens the connection.
+    """The node that opens the connection.
 
     Attributes:
         version: of the protocol.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog
 from dandelion.cluster.control_end import ControlEnd
@@ -65,6 +67,11 @@ class NodeSide:
         flows = self.parts.runtime.scheduler.calls.flows
         flow = flows.get((tenant, spec.name, spec.version))
         return None if flow is None else flow.spec
+
+    def capped(self, spec: FunctionSpec) -> FunctionSpec:
+        """Lower the limits of a function to those of this node."""
+        limits = spec.limits.within(self.parts.caps)
+        return spec if limits is spec.limits else msgspec.structs.replace(spec, limits=limits)
 
     def announce(self, blobs: dict[str, int], peer: ControlEnd) -> None:
         """Another node has blobs."""

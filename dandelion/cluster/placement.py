@@ -191,6 +191,14 @@ class Placement:
         self._free.clear()
         return name
 
+    def not_sent(self, name: str, backend: str) -> None:
+        """A call for which a node was chosen was not sent there after all."""
+        view = self.views.get(name)
+        if view is not None:
+            view.sent -= 1
+            view.unseen[backend] = max(0, view.unseen.get(backend, 0) - 1)
+            self.ended(name, backend)
+
     def ended(self, name: str, backend: str, refused: bool = False) -> None:
         """A call ended, or was refused."""
         view = self.views.get(name)

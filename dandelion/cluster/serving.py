@@ -47,6 +47,7 @@ from dandelion.errors import (
     NodeLost,
     NoEngine,
     Overloaded,
+    TooLarge,
 )
 from dandelion.function import FunctionSpec, Limits
 from dandelion.node.invocation import Invocation
@@ -83,6 +84,9 @@ class Host(Hub, Protocol):
 
     def known(self, tenant: str, spec: FunctionSpec) -> FunctionSpec | None:
         """Give the function of that name and version that this node has run or would run."""
+
+    def capped(self, spec: FunctionSpec) -> FunctionSpec:
+        """Lower the limits of a function to those of this node."""
 
     def announce(self, blobs: dict[str, int], peer: ControlEnd) -> None:
         """Another node has blobs."""
@@ -208,6 +212,7 @@ class InLink(ControlEnd):
             raise BadPeer("it defined no function, or one twice")
         if len(self._functions) >= FUNCTIONS_LIMIT:
             raise BadPeer(f"it defined more than {FUNCTIONS_LIMIT} functions")
+        spec = self._host.capped(spec)
         self._functions[message.function] = _Known(message.tenant, direct_plan(spec), spec)
         self._host.announce({str(d): size for d, size in message.blobs.items()}, self)
 
@@ -325,8 +330,16 @@ class InLink(ControlEnd):
                 self._fail(number, error, invocation)
             return
         assert outputs is not None, "it ended"
+        try:
+            self._give(number, invocation, outputs)
+        except TooLarge as large:
+            self._fail(number, large, invocation)
+        except BadPeer as broken:
+            self.close(str(broken))
+
+    def _give(self, number: int, invocation: Invocation, outputs: InstanceSets) -> None:
+        """Send the outputs of a call."""
         packed = pack(outputs, self.exchange)
-        del self._runs[number]
         call = invocation.trace.calls[-1] if invocation.trace.calls else None
         self.control.send(
             Done(
@@ -341,6 +354,7 @@ class InLink(ControlEnd):
             ),
             packed.data,
         )
+        del self._runs[number]
 
     def _refuse(self, number: int, error: DandelionError, gone: tuple[int, ...] = ()) -> None:
         """Give a call back that was not begun."""

@@ -25,7 +25,7 @@ class ClusterSettings:
         peers: addresses of nodes, the same list on all nodes. They are the voters of the catalogue;
             a node whose address is not among them joins as one that does not vote. Without any,
             this node is the only voter.
-        tls_cert, tls_key, tls_ca: files in PEM: the node's certificate chain, its key, and who
+        tls_cert, tls_key, tls_ca: files in PEM: the node's certificate chain, its key, and what
             signs those of all nodes. Without them the traffic is not encrypted.
     """
 
@@ -53,7 +53,7 @@ class ClusterSettings:
         """Make the TLS contexts for accepting and for opening connections; None without TLS.
 
         Both ends show a certificate that `tls_ca` signs. Names in it are not compared, since nodes
-        are called by addresses that may change; who has such a certificate is a node.
+        are called by addresses that may change; any such certificate is accepted.
 
         Raises:
             InvalidInput: a file cannot be used.

@@ -9,6 +9,7 @@ from typing import Protocol
 from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog, Record
 from dandelion.executors import Surroundings
+from dandelion.function import Limits
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 
@@ -21,12 +22,14 @@ class NodeParts:
         runtime: of the node.
         around: what its executors share.
         spaces: its tenants.
+        caps: the largest limits of functions here.
         removed: has the node forget records that are no longer registered; from any thread.
     """
 
     runtime: Runtime
     around: Surroundings
     spaces: Spaces
+    caps: Limits
     removed: Callable[[list[Record]], None]
 
 

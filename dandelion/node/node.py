@@ -277,7 +277,13 @@ class Node:
                 self._missing.append(BackendUnavailable(backend.entry, reason))
         if self._cluster is not None:
             self._cluster.start(
-                NodeParts(self._runtime, self._around, self._spaces, self._forget_removed)
+                NodeParts(
+                    self._runtime,
+                    self._around,
+                    self._spaces,
+                    self.settings.caps,
+                    self._forget_removed,
+                )
             )
 
     def _forget_removed(self, records: Sequence[Record]) -> None:

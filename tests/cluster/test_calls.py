@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 
 from dandelion.call_logs import PrintedLine
 from dandelion.cli.main import main
+from dandelion.cluster import Cluster
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Driver, Engine, InstanceSets
-from dandelion.errors import ApplicationFailed, Raised, root_of
+from dandelion.errors import ApplicationFailed, Raised, TooLarge, root_of
 from dandelion.frontend.server import BackgroundServer
+from dandelion.function import Limits
 from dandelion.node import Node
 from dandelion.settings import TenantSettings
 from dandelion.testing import wait_until
@@ -45,6 +48,9 @@ class Workers:
                 return (None,)
             items = tuple(Item(i.name, i.key, bytes(i.data).upper()) for i in call.inputs[0].items)
             call.printed = (PrintedLine("stdout", f"on {node}"),)
+            if call.function.spec.name == "many":
+                names = [f"item with a long name {n}" for n in range(int(items[0].data))]
+                return (ItemSet("y", tuple(Item(name, 0, b"a") for name in names)),)
             if items[0].data == b"BAD":
                 raise Raised(call.function.spec.name, "it is bad")
             threading.Event().wait(0.003)
@@ -100,6 +106,7 @@ def remote() -> Iterator[list[Node]]:
     """A node without engines for its functions, and another one."""
     with nodes([[], [Workers().driver("b")]]) as made:
         made[1].register(FAN, function("work"), function("plain", code="work"))
+        made[1].register(function("many"))
         made[1].register(function("work"), tenant="t")
         wait_until(lambda: len(made[0].records("t")) == 1)
         yield made
@@ -141,6 +148,38 @@ def test_empty_sets_and_names(remote: list[Node]) -> None:
     found = remote[0].invoke("plain", x=ItemSet("x", (item,)))["y"]
     assert found is not None
     assert (found[0].name, found[0].key) == (item.name, item.key)
+
+
+def test_calls_with_too_many_items_are_refused_and_the_next_ones_work(
+    remote: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = tuple(Item(f"item with a long name {n}", n, b"a") for n in range(500))
+    with monkeypatch.context() as patch:
+        patch.setattr("dandelion.cluster.frames.CONTROL_LIMIT_BYTES", 5000)
+        with pytest.raises(TooLarge):
+            remote[0].invoke("plain", x=ItemSet("x", items))
+        with pytest.raises(TooLarge):  # as outputs
+            remote[0].invoke("many", x=b"500")
+        assert text_of(remote[0].invoke("plain", x=b"a")["y"]) == "A"
+    assert len(remote[0].invoke("plain", x=ItemSet("x", items))["y"] or ()) == 500
+    wait_until(lambda: all(m.sent == m.served == 0 for m in remote[0].cluster().members))  # type: ignore[union-attr]
+
+
+def test_limits_of_the_node_that_runs_a_call_hold() -> None:
+    seen: list[float] = []
+
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        seen.append(call.limit_s)
+        return (call.inputs[0],)
+
+    with nodes([[], [scripted(run)]]) as made:
+        made[1].register(function("work"))
+        wait_until(lambda: len(made[0].records()) == 1)
+        side = made[1]._cluster
+        assert isinstance(side, Cluster)
+        side.parts = dataclasses.replace(side.parts, caps=Limits(wall_s=7.0))
+        assert text_of(made[0].invoke("work", x=b"a")["y"]) == "a"
+    assert seen == [7.0]
 
 
 def test_status_on_the_command_line(remote: list[Node], capsys: pytest.CaptureFixture[str]) -> None:

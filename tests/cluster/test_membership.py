@@ -1,4 +1,4 @@
-"""Who is alive: a network with a virtual clock, in which nodes stop, restart and are cut off."""
+"""Which nodes are alive: a virtual network in which nodes stop, restart and are cut off."""
 
 from __future__ import annotations
 

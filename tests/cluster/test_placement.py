@@ -40,6 +40,16 @@ def test_calls_that_a_node_has_not_seen_yet_count() -> None:
     assert placement.free("cpu") == 1
 
 
+def test_a_call_that_was_not_sent_takes_no_place() -> None:
+    placement = three(a=1)
+    assert placement.choose("cpu", "f") == "a"
+    placement.not_sent("a", "cpu")
+    assert placement.free("cpu") == 1
+    placement.loaded("a", load(1, received=0))
+    assert placement.free("cpu") == 1
+    assert placement.under_way("cpu") == 0
+
+
 def test_data_and_code_attract() -> None:
     placement = three(a=4, b=4)
     assert placement.choose("cpu", "f") == "a"

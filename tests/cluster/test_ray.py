@@ -34,7 +34,12 @@ def test_two_nodes_find_each_other_and_the_actors_end_with_them() -> None:
         echo = scripted(lambda engine, call: (call.inputs[0],))
         with Node(settings(), [echo], second) as other:
             wait_until(lambda: alive(one) == alive(other) == 1, 60)
-            assert members() == sorted([first.name, second.name])
+            wait_until(lambda: members() == sorted([first.name, second.name]), 60)
+            found: list[str] = []
+            third_control = RayControl("auto")  # of a node that knows no other
+            third_control.start(free_addresses(1)[0], {"null": 1}, found.append)
+            wait_until(lambda: {first.name, second.name} <= set(found), 60)
+            third_control.close()
             other.register(function("work"))
             wait_until(lambda: len(one.records()) == 1)
             assert text_of(one.invoke("work", x=b"a")["y"]) == "a"
