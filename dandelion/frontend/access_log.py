@@ -170,9 +170,12 @@ class AccessLog:
             self._woken = False  # first: what is added from here on wakes this again
             if self._reopens:
                 self._reopen()
-            while self._queue:
-                self._write_some()
-            if self._closing.is_set():
+            # What comes meanwhile is gathered again: a few lines at a time would cost a change of
+            # threads each, and caches that are cold.
+            left = len(self._queue)
+            while left:
+                left -= self._write_some(left)
+            if self._closing.is_set() and not self._queue:
                 return
 
     def _reopen(self) -> None:
@@ -186,8 +189,9 @@ class AccessLog:
             os.close(self._file)
         self._file = file
 
-    def _write_some(self) -> None:
-        count = min(len(self._queue), BATCH_LINES)
+    def _write_some(self, limit: int) -> int:
+        """Write some lines; return how many were taken from the queue."""
+        count = min(limit, BATCH_LINES)
         shift_ns = time.time_ns() - time.monotonic_ns()
         lines = [self._line(self._queue.popleft(), shift_ns) for _ in range(count)]
         left = b"".join([b"\n", *lines] if self._torn else lines)
@@ -201,8 +205,9 @@ class AccessLog:
             if not self._failing:
                 self._failing = True
                 log.error("lines of the access log are lost: %s", error)
-            return
+            return count
         self._failing = False
+        return count
 
     def _line(self, access: RequestRecord, shift_ns: int) -> bytes:
         (ended_ns, duration_ns, method, path, status, received_bytes, sent_bytes, tenant, token,

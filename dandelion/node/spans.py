@@ -149,7 +149,11 @@ class SpanSender:
             closing.wait(GATHER_S)
             self._wake.clear()
             self._woken = False  # first: what is added from here on wakes this again
-            while self._queue and not (closing.is_set() and self._pause_s):
+            # What comes meanwhile is gathered again, since small batches cost more.
+            last = self._added
+            while self._queue and (self._taken < last or closing.is_set()):
+                if closing.is_set() and self._pause_s:
+                    break
                 self._send_some()
                 closing.wait(self._pause_s)
         self._leave()
