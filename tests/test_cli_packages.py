@@ -52,12 +52,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        **{name: value for name, value in os.environ.items() if name[:4] not in ("PIP_", "DAND")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
         "COLUMNS": "200",
         "DANDELION_PORT": str(port),
         "DANDELION_URL": f"http://127.0.0.1:{port}",
@@ -84,6 +85,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 def comparable(text: str, environment: dict[str, str]) -> str:
     """Leave out what differs between two sessions: addresses, ids, the rest of spaces."""
     text = text.replace(environment["DANDELION_URL"], "http://127.0.0.1:8080")
+    text = text.replace(environment["XDG_DATA_HOME"], "/home/ada/.local/share")
     return re.sub(r"invocation \S+|\s+", " ", text).strip()
 
 
@@ -103,8 +105,8 @@ def test_the_recorded_session(
             )  # fmt: skip
             started.append(process)
             assert process.stdout is not None
-            out = process.stdout.readline()
             lines = lines[1:]  # without the number of the job
+            out = "".join(process.stdout.readline() for _ in lines)
         else:
             done = subprocess.run(
                 ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True

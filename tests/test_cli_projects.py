@@ -246,3 +246,22 @@ def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
             assert "ApplicationFailed" in dev.until("ApplicationFailed")
     finally:
         assert dev.end() == 0
+
+
+def test_an_edit_counts_though_size_and_time_stay(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    app, words = tmp_path / "app.py", tmp_path / "words.py"
+    app.write_text(
+        "import dandelion as dd\nimport words\n\n\n"
+        "@dd.function\ndef said(x: str) -> str:\n    return words.WORD + x + 'a'\n"
+    )
+    for word, end in (("one", "a"), ("two", "a"), ("two", "b")):
+        words.write_text(f"WORD = '{word}'\n")
+        app.write_text(app.read_text()[:-3] + f"{end}'\n")
+        for file in (app, words):
+            os.utime(file, (1e9, 1e9))
+        _, out, error = command("run", f"{app}:said", "x=-", "--json")
+        assert f"{word}-{end}" in out, error
+    assert not list(tmp_path.rglob("*.pyc"))

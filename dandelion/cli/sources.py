@@ -11,16 +11,15 @@ folder              with a ``bundle.py``: its ``document()``; else all texts and
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from dandelion.cli.output import WrongUsage
+from dandelion.cli.uncached import executed, importable
 from dandelion.dataflow.dsl import CompositionHandle
 from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument, RegistrationDocument, collect
@@ -82,22 +81,11 @@ def _read(path: Path) -> list[RegistrationDocument]:
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error.where}", error.message, error.hint) from None
     if path.suffix == ".py":
-        with _importable(path.resolve().parent):
+        with importable(path.resolve().parent):
             return [_document_of(load_module(path.stem, path), path)]
     raise InvalidInput(
         str(path), "it cannot be registered", "give *.dandelion, *.json, *.msgpack, *.py"
     )
-
-
-@contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let a file import the files beside it, as ``python FILE`` does."""
-    before = list(sys.path)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _text(path: Path) -> str:
@@ -138,18 +126,12 @@ def load_module(name: str, path: Path) -> ModuleType:
         DandelionError: what it describes is not valid.
         ProgramFailed: it does not load.
     """
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        return executed(name, path)
     except DandelionError:
         raise
     except Exception as error:  # whatever the program of the user raises
         raise ProgramFailed(str(path), users_traceback(error)) from error
-    return module
 
 
 def users_traceback(error: BaseException) -> str:
