@@ -27,7 +27,7 @@ _PACKAGES = "site-packages"
 class UncachedLoader(SourceFileLoader):
     """Compiles a file each time; reads and writes no compiled ones."""
 
-    def path_stats(self, path: str) -> dict[str, float]:  # type: ignore[override]  # not all are paths
+    def path_stats(self, path: str) -> dict[str, float]:
         """Refuse, which means that there is no time to compare."""
         raise OSError(f"{path} is always compiled")
 
