@@ -60,7 +60,8 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     Attributes:
         offered_per_s: requests that were to be sent.
-        achieved_per_s: right answers, in an interval that begins one median latency later.
+        achieved_per_s: right answers; those of an open loop in an interval that begins one median
+            latency later.
         latency: of right answers, from the intended time of the request.
         service: of right answers, from the time at which the request was sent.
         errors: failed requests by reason: "status 503", "wrong answer", "refused", "closed",
