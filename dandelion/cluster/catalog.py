@@ -33,7 +33,7 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.replication import GIVE_UP_NS
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, Unknown
+from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, NodeLost, Unknown
 from dandelion.function import Digest, FunctionSpec
 
 REGISTER, REMOVE = "register", "remove"
@@ -202,11 +202,11 @@ class ClusterCatalog(Catalog):
 
     def _carry_out_registration(self, command: Command) -> list[Record]:
         records = msgspec.msgpack.decode(command.content, type=Registration)
-        blobs = {
-            Digest(digest): self.blob(Digest(digest))
-            for digest in command.blobs
-            if not self.own.has_blob(Digest(digest))
-        }
+        missing = [d for d in map(Digest, command.blobs) if not self.own.has_blob(d)]
+        try:
+            blobs = {digest: self.blob(digest) for digest in missing}
+        except Unknown as error:  # others have carried it out, so it is not refused here
+            raise NodeLost("cluster", f"no node has given code that is missing: {error}") from None
         batch = Batch(
             list(records.functions), list(records.compositions), list(records.libraries), blobs
         )

@@ -307,7 +307,7 @@ class Cluster(NodeSide):
         link.on_pong = partial(self._pong, name)
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
-        self._log.restarted(name)
+        self._log.linked(name, link)
         self._placement.joined(name)
         self._placement.loaded(name, load)
         log.info("node %s is a member", name)

@@ -13,7 +13,9 @@ For one place, a proposer with a ballot higher than all that it knows::
     Chosen  ->  with a majority again: all learn it
 
 If another command was chosen, the proposer goes on with its own at the next place. Two that
-disturb each other wait for different times before they try again.
+disturb each other wait for different times before they try again. A ballot has the number of the
+proposer's start, since one that is started again need not know which ballots it has used: two
+commands with the same ballot could not be told apart.
 
 What a voter has promised and accepted must survive: it is in `Changes.saved`, and messages may
 leave only after it is stored. A voter whose memory was lost, because it was never stored, must not
@@ -310,7 +312,7 @@ class Replica:
             self._round = None
             return
         self._highest += 1
-        ballot = (self._highest, self.me)
+        ballot = (self._highest, f"{self.me} {self._life}")
         wait_ns = PATIENCE_NS + self._random.randrange(PATIENCE_NS)
         place = len(self.log)
         command = self._proposals[0].command

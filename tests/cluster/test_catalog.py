@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -121,6 +122,21 @@ def test_what_was_chosen_and_not_carried_out_is_carried_out_at_the_start(tmp_pat
         wait_until(lambda: [(r.name, r.version) for r in node.records()] == [("late", 1)])
         assert node.register(echo("more"))[0].version == 1
     assert (folder / "cluster.applied").read_text() == "3"
+
+
+def test_code_that_is_missing_at_the_start_is_fetched_from_other_nodes(tmp_path: Path) -> None:
+    """A node was killed after a registration was chosen, and before it was carried out there."""
+    folders = [tmp_path / str(n) for n in range(2)]
+    urls = [f"sqlite:{folder}" for folder in folders]
+    with nodes([[], []], catalogs=urls) as made:
+        made[0].register(echo("late"))
+        wait_until(lambda: len(made[1].records()) == 1)
+    for path in folders[1].iterdir():
+        if path.name != "cluster.log":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with nodes([[], []], catalogs=urls) as made:
+        wait_until(lambda: made[1].records() == made[0].records(), 5)
+        assert text_of(made[1].invoke("late", x=b"a")["y"]) == "a"
 
 
 def test_a_minority_acknowledges_neither_registrations_nor_invocations() -> None:

@@ -78,6 +78,33 @@ def test_guests_join_and_leave_under_load() -> None:
         assert [member.state for member in info.members] == ["self"]
 
 
+def test_calls_on_a_node_that_drains_may_end() -> None:
+    begun, go = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        runs.append(call.id)
+        begun.set()
+        go.wait(10)
+        return (call.inputs[0],)
+
+    with nodes([[], [scripted(run)]]) as made, ThreadPoolExecutor(2) as pool:
+        owner, other = made
+        other.register(function("work"))
+        wait_until(lambda: len(owner.records()) == 1)
+        answer = pool.submit(owner.invoke, "work", x=b"a")
+        assert begun.wait(5)
+        closing = pool.submit(other.close)
+        try:
+            wait_until(lambda: "draining" in [m.state for m in owner.cluster().members])  # type: ignore[union-attr]
+            owner._loop.call(lambda: None)  # what follows from that has been done
+        finally:
+            go.set()
+        assert text_of(answer.result(10)["y"]) == "a"
+        closing.result(10)
+    assert len(runs) == 1
+
+
 def test_status_over_http_and_in_metrics() -> None:
     with nodes([[], [scripted(slow)]]) as made, BackgroundServer(made[0]) as server:
         with Client(server.url) as client:
