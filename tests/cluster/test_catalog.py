@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -193,6 +195,44 @@ def test_a_record_that_was_not_written_whole_is_cut_off(tmp_path: Path, cut: int
     last = LogFile(tmp_path, False)
     assert last.saved == [VOTE, COMMAND]
     last.close()
+
+
+def test_records_that_a_full_disk_takes_in_part_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LogFile(tmp_path, False)
+    file.append([VOTE])
+    write = os.pwrite
+    room = [12, 3, 0]
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        if not room:
+            return write(fd, data, offset)
+        size = room.pop(0)
+        if not size:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return write(fd, data[:size], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        file.append([COMMAND])
+    file.append([COMMAND])
+    file.close()
+    again = LogFile(tmp_path, False)
+    assert again.saved == [VOTE, COMMAND]
+    again.close()
+
+
+def test_zeros_at_the_end_of_the_log_are_cut_off(tmp_path: Path) -> None:
+    """A file system may have given the file its size before a loss of power, and not its content."""
+    file = LogFile(tmp_path, False)
+    file.append([VOTE])
+    file.close()
+    path = tmp_path / "cluster.log"
+    path.write_bytes(path.read_bytes() + bytes(100))
+    again = LogFile(tmp_path, False)
+    assert again.saved == [VOTE]
+    again.close()
 
 
 def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:
