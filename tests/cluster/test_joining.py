@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dandelion.cluster import Cluster, ClusterSettings, cluster_settings
+from dandelion.cluster import Cluster, ClusterSettings, cluster_settings, doors
+from dandelion.cluster.frames import Frames
 from dandelion.cluster.joining import joined
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import InvalidInput
@@ -172,6 +174,34 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
         capture_output=True,
     )  # fmt: skip
     return str(cert), str(key)
+
+
+def test_connections_without_tls_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "JOIN_S", 0.05)
+    accept = doors.Door._accept
+    accepted: list[doors.Door] = []
+
+    def counted(door: doors.Door) -> Frames:
+        accepted.append(door)
+        return accept(door)
+
+    monkeypatch.setattr(doors.Door, "_accept", counted)
+    cert, key = certificate(tmp_path, "node")
+    address = free_addresses(1)[0]
+    given = ClusterSettings(address, SECRET, "", (address,), cert, key, cert)
+    with Node(settings(), cluster=Cluster(given)) as node:
+        cluster = node._cluster
+        assert isinstance(cluster, Cluster)
+        pending = cluster._door._pending
+        host, port = address.split(":")
+        texts = (b"", b"GET / HTTP/1.1", b"\x16\x03\x01")
+        for text in texts:
+            with socket.create_connection((host, int(port)), 5) as one:
+                one.sendall(text)
+        wait_until(lambda: len(accepted) == len(texts))
+        wait_until(lambda: not pending)
 
 
 def test_tls_between_nodes(tmp_path: Path) -> None:
