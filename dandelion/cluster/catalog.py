@@ -33,10 +33,19 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.replication import GIVE_UP_NS
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, NodeLost, Unknown
+from dandelion.errors import (
+    CatalogUnavailable,
+    DandelionError,
+    InvalidInput,
+    NodeLost,
+    TooLarge,
+    Unknown,
+)
 from dandelion.function import Digest, FunctionSpec
 
 REGISTER, REMOVE = "register", "remove"
+CHANGE_LIMIT_BYTES = 32 << 20
+"""Of the records of one registration; it is a message to other nodes and a record of the log."""
 BLOBS_LIMIT_BYTES = 4 << 30
 """Of blobs of registrations that are not carried out yet."""
 STAGED_LIMIT_BYTES = 1 << 30
@@ -128,9 +137,12 @@ class ClusterCatalog(Catalog):
 
         Raises:
             CatalogUnavailable: it was not acknowledged by a majority.
+            TooLarge: it exceeds `CHANGE_LIMIT_BYTES`.
             DandelionError: it was refused.
         """
         self.refuse_on_loop()
+        if len(content) > CHANGE_LIMIT_BYTES:
+            raise TooLarge("the records of a registration", len(content), CHANGE_LIMIT_BYTES)
         propose = self.propose
         if propose is None:
             raise CatalogUnavailable("cluster", "this node has not joined it", "start the node")

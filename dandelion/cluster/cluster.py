@@ -293,7 +293,7 @@ class Cluster(NodeSide):
         """Open a link to another node."""
         try:
             link, incarnation, load = await self._door.open(name)
-        except (OSError, TimeoutError, BadPeer) as error:
+        except (OSError, TimeoutError, BadPeer, InvalidInput, UnicodeError) as error:
             member = self._membership.members.get(name)
             if member is not None and not member.failures:
                 log.warning("node %s cannot be reached: %s", name, error or "it does not answer")

@@ -187,7 +187,10 @@ class Door:
             return "it has the name of this node"
         key = (message.node, message.link)
         if message.data:
-            return "" if key in self._links else "there is no such link"
+            link = self._links.get(key)
+            if link is None or link.exchange.is_attached:
+                return "there is no such link, or it has its connection for data"
+            return ""
         if key in self._links:
             return "there is such a link already"
         if not self._side.admits(message.node, message.incarnation):

@@ -110,6 +110,11 @@ class Exchange:
         self._moved_bytes = (0, 0)
 
     @property
+    def is_attached(self) -> bool:
+        """Whether it has its connection."""
+        return self._frames is not None
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that were sent."""
         return self._moved_bytes[0] if self._frames is None else self._frames.sent_bytes
@@ -121,6 +126,9 @@ class Exchange:
 
     def attach(self, frames: Frames) -> None:
         """Use a connection, on which both ends have proved their membership."""
+        if self._closed:
+            frames.close("the link has ended")
+            return
         self._frames = frames
         frames.sink = self._sink
         frames.received = self._received

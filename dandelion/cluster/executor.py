@@ -187,6 +187,7 @@ class RemoteExecutor(Executor):
             link.stop(call)
 
     def forget(self, flow: Flow) -> None:
+        self._placement.forget(flow)
         for link in self._links.values():
             link.forget(flow)
 

@@ -64,7 +64,8 @@ ASK_NS = 100 * MS
 GIVE_UP_NS = 5000 * MS
 """After so long a proposal is not acknowledged. It may still be chosen later."""
 CATCH_UP = 64
-"""So many commands are sent at once to a node that lacks them."""
+CATCH_UP_BYTES = 16 << 20
+"""So many commands, or of so many bytes, are sent at once to a node that lacks them."""
 PROPOSALS_LIMIT = 256
 
 
@@ -268,9 +269,16 @@ class Replica:
         self._changes.saved.append(vote)
 
     def _catch_up(self, name: str, place: int) -> None:
-        commands = tuple(self.log[place : place + CATCH_UP])
-        if commands and place >= 0:
-            self._send(name, Chosen(place, commands))
+        if not 0 <= place < len(self.log):
+            return
+        commands = [self.log[place]]
+        left = CATCH_UP_BYTES - len(commands[0].content)
+        for command in self.log[place + 1 : place + CATCH_UP]:
+            left -= len(command.content)
+            if left < 0:
+                break
+            commands.append(command)
+        self._send(name, Chosen(place, tuple(commands)))
 
     def _recover(self, name: str, message: Recovered) -> None:
         if not self.lost or message.number != self._life or name not in self.voters:

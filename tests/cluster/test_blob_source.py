@@ -87,7 +87,9 @@ def test_code_of_registrations_that_are_never_chosen_is_dropped(
         catalog.stage(command)
         return command
 
-    spec = FunctionSpec("f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("null", digests[0]),))
+    spec = FunctionSpec(
+        "f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("null", digests[0]),)
+    )
     staged("b 1", 0)  # gives up, and is repeated
     again = staged("b 2", 0)
     content = msgspec.msgpack.encode(Registration((spec,), (), ()))

@@ -224,7 +224,7 @@ def test_records_that_a_full_disk_takes_in_part_are_written_again(
 
 
 def test_zeros_at_the_end_of_the_log_are_cut_off(tmp_path: Path) -> None:
-    """A file system may have given the file its size before a loss of power, and not its content."""
+    """After a loss of power a file may have its size, and not yet its content."""
     file = LogFile(tmp_path, False)
     file.append([VOTE])
     file.close()

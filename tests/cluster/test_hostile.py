@@ -171,6 +171,26 @@ def test_joins_that_do_not_fit_are_refused(node: Node, given: dict[str, object])
     still_works(node)
 
 
+def test_a_link_has_one_connection_for_data(node: Node) -> None:
+    with Peer(node) as control, Peer(node) as data, Peer(node) as other:
+        for peer in (control, data, other):
+            peer.shake()
+        assert isinstance(control.join("127.0.0.1:7", link=1), Welcome)
+        assert isinstance(data.join("127.0.0.1:7", link=1, data=True), Welcome)
+        assert isinstance(other.join("127.0.0.1:7", link=1, data=True), Refuse)
+        assert other.is_ended()
+    still_works(node)
+
+
+@pytest.mark.parametrize("name", ["no address", "a..b:1"])
+def test_names_that_are_no_addresses_are_given_up(node: Node, name: str) -> None:
+    cluster = node._cluster
+    assert isinstance(cluster, Cluster)
+    cluster._found(name)
+    members = cluster._membership.members
+    wait_until(lambda: name in members and members[name].failures > 0)
+
+
 def run(number: int, function: int = 1, **given: object) -> Run:
     sets = (WireSet("x", (WireItem("a", 0, 0, 0, 4),)),)
     fields = {"inputs": sets, "regions": (), "deadline_s": 5.0}
@@ -178,6 +198,7 @@ def run(number: int, function: int = 1, **given: object) -> Run:
 
 
 DEFINE = Define(1, "default", SPEC, None, {})
+UNLIKE = (WireSet("x", (WireItem("a", 0, 0, 0, 4, "float32", (1000,)),)),)
 OUTSIDE = (WireSet("x", (WireItem("a", 0, 0, 2, 4),)),)
 NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
 
@@ -189,6 +210,7 @@ NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
         [(DEFINE, b""), (DEFINE, b"")],
         [(DEFINE, b""), (run(1, inputs=OUTSIDE), b"data")],
         [(DEFINE, b""), (run(1, inputs=NOWHERE), b"data")],
+        [(DEFINE, b""), (run(1, inputs=UNLIKE), b"data")],
         [(DEFINE, b""), (run(1, inputs=()), b"")],
         [(Define(1, "default", None, None, {}), b"")],
         [(Welcome("a", 1, Pong(1, None).load), b"")],  # type: ignore[arg-type]
@@ -198,8 +220,9 @@ NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
     ],
 )
 def test_messages_that_do_not_fit_end_the_connection(
-    node: Node, messages: list[tuple[Message, bytes]]
+    node: Node, messages: list[tuple[Message, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dandelion.cluster.cluster.SILENT_NS", 1 << 60)  # it sends no heartbeat
     with Peer(node) as peer:
         peer.shake()
         assert isinstance(peer.join("127.0.0.1:3"), Welcome)

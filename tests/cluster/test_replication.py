@@ -15,6 +15,8 @@ from dandelion.cluster.ballots import (
     NO_BALLOT,
     NOTHING,
     BallotMessage,
+    CatchUp,
+    Chosen,
     Command,
     Saved,
     SavedVote,
@@ -22,7 +24,7 @@ from dandelion.cluster.ballots import (
     decode_saved,
     encode_ballot,
 )
-from dandelion.cluster.replication import MS, Replica
+from dandelion.cluster.replication import CATCH_UP_BYTES, MS, Replica
 
 
 @dataclass
@@ -267,3 +269,20 @@ def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
     nodes["a"].propose(Command("next", "register", b""), 0)
     exchange("a", "b")
     assert nodes["a"].log[0].id == "kept"
+
+
+def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
+    voter = Replica("a", ["a"], 1)
+    for number in range(10):
+        voter.log.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
+    voter.log.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
+    late = Replica("b", ["a"], 1)
+    while len(late.log) < len(voter.log):
+        voter.received("b", CatchUp(len(late.log)), 0)
+        ((_, message),) = voter.take().sent
+        assert isinstance(message, Chosen)
+        assert len(message.commands) in (1, 3)
+        late.received("a", message, 0)
+    for place in (-1, 11, 1 << 62):
+        voter.received("b", CatchUp(place), 0)
+    assert not voter.take().sent
