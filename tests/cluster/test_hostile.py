@@ -15,6 +15,7 @@ from dandelion.cluster.messages import (
     VERSION,
     BlobAt,
     Define,
+    Failed,
     Join,
     Message,
     Piece,
@@ -30,7 +31,9 @@ from dandelion.cluster.messages import (
     encode,
 )
 from dandelion.data import SetSpec
-from dandelion.function import FunctionSpec
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.errors import BackendUnavailable
+from dandelion.function import CodeObject, FunctionSpec
 from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import SECRET, alive, function, nodes, scripted, text_of
@@ -197,6 +200,7 @@ def run(number: int, function: int = 1, **given: object) -> Run:
     return Run(number, function, **{**fields, **given})  # type: ignore[arg-type]
 
 
+RUN = run(1)
 DEFINE = Define(1, "default", SPEC, None, {})
 UNLIKE = (WireSet("x", (WireItem("a", 0, 0, 0, 4, "float32", (1000,)),)),)
 OUTSIDE = (WireSet("x", (WireItem("a", 0, 0, 2, 4),)),)
@@ -280,3 +284,20 @@ def test_a_node_with_another_secret_is_no_member() -> None:
         assert first is not None
         assert not first.majority
         assert alive(made[0]) == alive(made[1]) == 0
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("io", False), ("compute", True)])
+def test_io_that_has_begun_is_not_given_back(kind: str, refused: bool) -> None:
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        raise BackendUnavailable("store", "its credentials are gone")
+
+    code = (CodeObject("work"),)
+    spec = FunctionSpec("f", SPEC.inputs, SPEC.outputs, code=code, kind=kind)
+    with nodes([[scripted(run)]]) as made, Peer(made[0]) as peer:
+        peer.shake()
+        assert isinstance(peer.join("127.0.0.1:8"), Welcome)
+        peer.send(Define(1, "default", spec, None, {}))
+        peer.send(RUN, b"data")
+        answer = peer.read()
+    assert isinstance(answer, Failed)
+    assert answer.refused is refused
