@@ -89,10 +89,12 @@ class Exchange:
 
     Attributes:
         regions: what this node holds for the other one.
+        limit_bytes: size of the arena; nothing that is larger can be fetched.
     """
 
     def __init__(self, peer: str, arena: SharedDomain, pool: Pool, post: Post) -> None:
-        self.regions = Regions(arena.map.size_bytes // 8)
+        self.limit_bytes = arena.map.size_bytes
+        self.regions = Regions(self.limit_bytes // 8)
         self._peer = peer
         self._arena = arena
         self._pool = pool

@@ -43,6 +43,7 @@ from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
     Conflict,
+    ContextFull,
     DandelionError,
     NodeLost,
     NoEngine,
@@ -254,6 +255,8 @@ class InLink(ControlEnd):
             return
         if served.cancelled:
             self._fail(message.call, Cancelled("before it began"))
+        elif isinstance(found, ContextFull) and found.needed_bytes > self.exchange.limit_bytes:
+            self._fail(message.call, found)  # it will never fit
         elif isinstance(found, DandelionError):
             self._refuse(message.call, found)
         else:

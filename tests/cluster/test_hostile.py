@@ -32,7 +32,7 @@ from dandelion.cluster.messages import (
 )
 from dandelion.data import SetSpec
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, ContextFull, from_record
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.node import Node
 from dandelion.testing import wait_until
@@ -265,7 +265,7 @@ def test_a_node_that_goes_silent_has_no_calls_here(
         assert peer.is_ended()
 
 
-def test_a_region_larger_than_the_arena_is_refused(node: Node) -> None:
+def test_a_call_that_is_larger_than_the_arena_is_not_sent_again(node: Node) -> None:
     with Peer(node) as peer:
         peer.shake()
         assert isinstance(peer.join("127.0.0.1:5"), Welcome)
@@ -273,7 +273,9 @@ def test_a_region_larger_than_the_arena_is_refused(node: Node) -> None:
         sets = (WireSet("x", (WireItem("a", 0, 5, 0, 4),)),)
         peer.send(run(1, inputs=sets, regions=(RegionSize(5, 1 << 45),)))
         answer = peer.read()
-        assert type(answer).__name__ == "Failed"
+        assert isinstance(answer, Failed)
+        assert not answer.refused
+        assert isinstance(from_record(answer.error), ContextFull)
     still_works(node)
 
 
