@@ -33,12 +33,24 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.replication import GIVE_UP_NS
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, DandelionError, InvalidInput, Unknown
+from dandelion.errors import (
+    CatalogUnavailable,
+    DandelionError,
+    InvalidInput,
+    NodeLost,
+    TooLarge,
+    Unknown,
+)
 from dandelion.function import Digest, FunctionSpec
 
 REGISTER, REMOVE = "register", "remove"
+CHANGE_LIMIT_BYTES = 32 << 20
+"""Of the records of one registration; it is a message to other nodes and a record of the log."""
 BLOBS_LIMIT_BYTES = 4 << 30
 """Of blobs of registrations that are not carried out yet."""
+STAGED_LIMIT_BYTES = 1 << 30
+"""Of blobs of registrations of other nodes; those of the oldest are dropped beyond that, since they
+may never be chosen. If they are, their code is fetched again."""
 _MARGIN_S = 25.0
 """How much longer than the vote it may take to carry out a command."""
 
@@ -86,7 +98,8 @@ class ClusterCatalog(Catalog):
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
         self._waiting: dict[str, Future[Outcome]] = {}
-        self._blobs: dict[str, Mapping[Digest, Bytes]] = {}
+        self._blobs: dict[str, Mapping[Digest, Bytes]] = {}  # of registrations of this node
+        self._staged: dict[str, Mapping[Digest, Bytes]] = {}  # of those that it votes about
         self._lock = threading.Lock()
 
     @property
@@ -124,17 +137,19 @@ class ClusterCatalog(Catalog):
 
         Raises:
             CatalogUnavailable: it was not acknowledged by a majority.
+            TooLarge: it exceeds `CHANGE_LIMIT_BYTES`.
             DandelionError: it was refused.
         """
         self.refuse_on_loop()
+        if len(content) > CHANGE_LIMIT_BYTES:
+            raise TooLarge("the records of a registration", len(content), CHANGE_LIMIT_BYTES)
         propose = self.propose
         if propose is None:
             raise CatalogUnavailable("cluster", "this node has not joined it", "start the node")
         id_ = f"{self._me} {self._prefix} {next(self._count)}"
         outcome: Future[Outcome] = Future()
         with self._lock:
-            held = sum(_size(data) for some in self._blobs.values() for data in some.values())
-            if held + sum(map(_size, blobs.values())) > BLOBS_LIMIT_BYTES:
+            if _total(self._blobs) + sum(map(_size, blobs.values())) > BLOBS_LIMIT_BYTES:
                 raise CatalogUnavailable("cluster", "too many registrations wait", "try again")
             self._waiting[id_] = outcome
             self._blobs[id_] = blobs
@@ -159,9 +174,12 @@ class ClusterCatalog(Catalog):
         """
         missing = [d for d in map(Digest, command.blobs) if self.lacks(d)]
         blobs = {digest: self._source.blob(digest) for digest in missing}
+        if not blobs:
+            return
         with self._lock:
-            if blobs:
-                self._blobs[command.id] = {**self._blobs.get(command.id, {}), **blobs}
+            self._staged[command.id] = {**self._staged.pop(command.id, {}), **blobs}
+            while len(self._staged) > 1 and _total(self._staged) > STAGED_LIMIT_BYTES:
+                del self._staged[next(iter(self._staged))]
 
     def lacks(self, digest: Digest) -> bool:
         """Tell whether a blob is neither stored here nor held for a registration."""
@@ -198,15 +216,20 @@ class ClusterCatalog(Catalog):
             outcome = error
         with self._lock:
             self._blobs.pop(command.id, None)
+            staged, self._staged = self._staged, {}
+            for id_, blobs in staged.items():  # an earlier attempt may have had the same
+                rest = {d: data for d, data in blobs.items() if not self.own.has_blob(d)}
+                if rest and id_ != command.id:
+                    self._staged[id_] = rest
         self._settle(command.id, outcome)
 
     def _carry_out_registration(self, command: Command) -> list[Record]:
         records = msgspec.msgpack.decode(command.content, type=Registration)
-        blobs = {
-            Digest(digest): self.blob(Digest(digest))
-            for digest in command.blobs
-            if not self.own.has_blob(Digest(digest))
-        }
+        missing = [d for d in map(Digest, command.blobs) if not self.own.has_blob(d)]
+        try:
+            blobs = {digest: self.blob(digest) for digest in missing}
+        except Unknown as error:  # others have carried it out, so it is not refused here
+            raise NodeLost("cluster", f"no node has given code that is missing: {error}") from None
         batch = Batch(
             list(records.functions), list(records.compositions), list(records.libraries), blobs
         )
@@ -238,9 +261,10 @@ class ClusterCatalog(Catalog):
         return self._source.blob(digest) if held is None else held
 
     def held(self, digest: Digest) -> Bytes | None:
-        """Give a blob of a registration of this node that is not carried out yet."""
+        """Give a blob of a registration that is not carried out yet."""
         with self._lock:
-            return next((some[digest] for some in self._blobs.values() if digest in some), None)
+            held = (*self._blobs.values(), *self._staged.values())
+            return next((some[digest] for some in held if digest in some), None)
 
     def blob_bytes(self, digest: Digest) -> int:
         return self.own.blob_bytes(digest) or self._source.size(digest)
@@ -279,3 +303,7 @@ def refused_on_loop() -> InvalidInput:
 
 def _size(data: Bytes) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
+
+
+def _total(held: Mapping[str, Mapping[Digest, Bytes]]) -> int:
+    return sum([_size(data) for some in held.values() for data in some.values()])

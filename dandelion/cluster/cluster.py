@@ -293,7 +293,7 @@ class Cluster(NodeSide):
         """Open a link to another node."""
         try:
             link, incarnation, load = await self._door.open(name)
-        except (OSError, TimeoutError, BadPeer) as error:
+        except (OSError, TimeoutError, BadPeer, InvalidInput, UnicodeError) as error:
             member = self._membership.members.get(name)
             if member is not None and not member.failures:
                 log.warning("node %s cannot be reached: %s", name, error or "it does not answer")
@@ -307,7 +307,7 @@ class Cluster(NodeSide):
         link.on_pong = partial(self._pong, name)
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
-        self._log.restarted(name)
+        self._log.linked(name, link)
         self._placement.joined(name)
         self._placement.loaded(name, load)
         log.info("node %s is a member", name)

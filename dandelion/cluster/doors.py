@@ -101,7 +101,11 @@ class Door:
         """Accept connections on a socket, which belongs to this from now on."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            self._accept, sock=opened, ssl=self._accepting, start_serving=True
+            self._accept,
+            sock=opened,
+            ssl=self._accepting,
+            ssl_handshake_timeout=None if self._accepting is None else JOIN_S,
+            start_serving=True,
         )
 
     def close(self) -> None:
@@ -125,15 +129,19 @@ class Door:
     def _accept(self) -> Frames:
         frames = Frames(self._secret, False, self._open)
         if len(self._pending) >= PENDING_LIMIT:
-            oldest = next(iter(self._pending))
-            oldest.close("too many connections wait")
+            self._give_up(next(iter(self._pending)), "too many connections wait")
         loop = asyncio.get_running_loop()
-        late = loop.call_later(JOIN_S, frames.close, "it did not join in time")
+        late = loop.call_later(JOIN_S, self._give_up, frames, "it did not join in time")
         self._pending[frames] = late
         frames.lost = partial(self._pending_lost, frames)
         frames.received = partial(self._join, frames)
         frames.sink = _no_data
         return frames
+
+    def _give_up(self, frames: Frames, reason: str) -> None:
+        """End a connection that has not joined. With TLS it may not have begun, and never begin."""
+        self._admitted(frames)
+        frames.close(reason)
 
     def _pending_lost(self, frames: Frames, reason: str) -> None:
         self._admitted(frames)
@@ -179,7 +187,10 @@ class Door:
             return "it has the name of this node"
         key = (message.node, message.link)
         if message.data:
-            return "" if key in self._links else "there is no such link"
+            link = self._links.get(key)
+            if link is None or link.exchange.is_attached:
+                return "there is no such link, or it has its connection for data"
+            return ""
         if key in self._links:
             return "there is such a link already"
         if not self._side.admits(message.node, message.incarnation):

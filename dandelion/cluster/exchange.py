@@ -89,10 +89,12 @@ class Exchange:
 
     Attributes:
         regions: what this node holds for the other one.
+        limit_bytes: size of the arena; nothing that is larger can be fetched.
     """
 
     def __init__(self, peer: str, arena: SharedDomain, pool: Pool, post: Post) -> None:
-        self.regions = Regions(arena.map.size_bytes // 8)
+        self.limit_bytes = arena.map.size_bytes
+        self.regions = Regions(self.limit_bytes // 8)
         self._peer = peer
         self._arena = arena
         self._pool = pool
@@ -110,6 +112,11 @@ class Exchange:
         self._moved_bytes = (0, 0)
 
     @property
+    def is_attached(self) -> bool:
+        """Whether it has its connection."""
+        return self._frames is not None
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that were sent."""
         return self._moved_bytes[0] if self._frames is None else self._frames.sent_bytes
@@ -121,6 +128,9 @@ class Exchange:
 
     def attach(self, frames: Frames) -> None:
         """Use a connection, on which both ends have proved their membership."""
+        if self._closed:
+            frames.close("the link has ended")
+            return
         self._frames = frames
         frames.sink = self._sink
         frames.received = self._received

@@ -123,9 +123,14 @@ class RemoteExecutor(Executor):
             self.events.start_failed(self.engine, gone)
 
     def refresh(self, formats: frozenset[str] | None) -> None:
-        """Nodes came or went; they run these formats, None if there is none."""
+        """Nodes came or went; they run these formats, None if none takes calls.
+
+        Calls that a node has may end while it drains, or is only late with its answers.
+        """
         if formats is None:
-            if self._up:
+            if self.engine.sent:
+                self.resize()
+            elif self._up:
                 self._up = False
                 gone = EngineDied(self.info.name, "no other node has such engines any more")
                 self.events.lost(self.engine, gone, {})
@@ -182,6 +187,7 @@ class RemoteExecutor(Executor):
             link.stop(call)
 
     def forget(self, flow: Flow) -> None:
+        self._placement.forget(flow)
         for link in self._links.values():
             link.forget(flow)
 

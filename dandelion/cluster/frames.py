@@ -77,6 +77,9 @@ class Frames(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._open.add(self)
+        if self._reason:
+            self._transport.abort()
+            return
         assert self._handshake is not None, "it begins with it"
         first = self._handshake.begin()
         if first:
@@ -235,11 +238,14 @@ class Frames(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "?"
 
     def close(self, reason: str = "", politely: bool = False) -> None:
-        """End the connection: at once, or after what was sent has left."""
+        """End the connection: at once, or after what was sent has left.
+
+        One that has not begun ends when it begins.
+        """
         transport = self._transport
+        self._reason = self._reason or reason
         if transport is None:
             return
-        self._reason = self._reason or reason
         if politely:
             transport.close()
         else:

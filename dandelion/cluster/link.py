@@ -134,14 +134,14 @@ class OutLink(ControlEnd):
             raise
 
     def _define(self, flow: Flow) -> int:
-        self._defined += 1
-        number = self._functions[flow] = self._defined
+        number = self._defined + 1
         spec = flow.spec
         fused = spec if isinstance(spec, FusedFunction) else None
         own = {code.main for code in spec.code} if fused is not None else set()
         blobs = {d: self._hub.catalog.blob_bytes(d) for d in spec.blobs() if d not in own}
         plain = None if fused is not None else spec
         self.control.send(Define(number, flow.tenant.name, plain, fused, blobs))
+        self._defined = self._functions[flow] = number
         return number
 
     def forget(self, flow: Flow) -> None:

@@ -74,8 +74,9 @@ class LogDriver:
         self._stage = ThreadPoolExecutor(2, "dandelion-blobs")
         self._closing = threading.Event()
         self._carried = file.applied
+        self._pending: dict[str, Command] = {}  # chosen, and not carried out here
         for command in file.commands[file.applied :]:
-            self._carry.submit(self._carry_out, command)
+            self._submit(command)
 
     def close(self) -> None:
         """Wait for what is being stored and carried out. Not on the loop."""
@@ -100,9 +101,17 @@ class LogDriver:
         self.replica.heard_length(name, length)
         self._step()
 
-    def restarted(self, name: str) -> None:
-        """Another node was started again."""
+    def linked(self, name: str, peer: BlobPeer) -> None:
+        """There is a new link to another node, which may have been started again.
+
+        It may have blobs that commands wait for here.
+        """
         self.replica.restarted(name)
+        for command in list(self._pending.values()):
+            self._announced(command, peer)
+
+    def _announced(self, command: Command, peer: BlobPeer) -> None:
+        self._source.announced({Digest(d): size for d, size in command.blobs.items()}, peer)
 
     def received(self, name: str, content: bytes, peer: BlobPeer | None) -> None:
         """A message came.
@@ -128,7 +137,7 @@ class LogDriver:
         )
         if peer is not None:
             for command in commands:
-                self._source.announced({Digest(d): n for d, n in command.blobs.items()}, peer)
+                self._announced(command, peer)
         if isinstance(message, Accept) and any(
             self._catalog.lacks(Digest(digest)) for digest in message.command.blobs
         ):
@@ -201,6 +210,7 @@ class LogDriver:
 
     def _submit(self, command: Command) -> None:
         if not self._closing.is_set():
+            self._pending[command.id] = command
             self._carry.submit(self._carry_out, command)
 
     def _carry_out(self, command: Command) -> None:
@@ -213,6 +223,7 @@ class LogDriver:
                 log.error("a change of the catalogue is tried again: %s", failure)
                 self._closing.wait(AGAIN_S)
                 continue
+            self._pending.pop(command.id, None)
             self._carried += 1
             self._file.carried_out(self._carried)
             return

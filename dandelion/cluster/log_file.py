@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from dandelion.cluster.ballots import (
     NOTHING,
     Command,
@@ -51,6 +53,7 @@ class LogFile:
         self.saved: list[Saved] = []
         self.applied = 0
         self._fd = -1
+        self._end = 0
         if folder is None:
             return
         path = folder / "cluster.log"
@@ -64,12 +67,12 @@ class LogFile:
             )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            whole = self._read(path, path.read_bytes())
-            os.ftruncate(fd, whole)
-            os.lseek(fd, whole, os.SEEK_SET)
+            self._end = self._read(path, path.read_bytes())
+            os.ftruncate(fd, self._end)
+            _flush_folder(folder)
             if self._applied_path.exists():
                 self.applied = int(self._applied_path.read_text() or "0")
-        except ValueError as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             os.close(fd)
             raise CatalogCorrupt(str(path), str(error)) from None
         self._fd = fd
@@ -79,7 +82,7 @@ class LogFile:
         while at + _HEAD.size <= len(data):
             size, checksum = _HEAD.unpack_from(data, at)
             record = data[at + _HEAD.size : at + _HEAD.size + size]
-            if size > _RECORD_LIMIT_BYTES or len(record) < size:
+            if not size or size > _RECORD_LIMIT_BYTES or len(record) < size:
                 break
             if zlib.crc32(record) != checksum:
                 if at + _HEAD.size + size < len(data):
@@ -104,22 +107,32 @@ class LogFile:
         return list(found.values())
 
     def append(self, records: Iterable[Saved]) -> None:
-        """Store records; when it returns, they are on the disk. May block."""
+        """Store records; when it returns, they are on the disk. May block.
+
+        Raises:
+            OSError: they are not stored; what was written of them is overwritten by the next ones.
+        """
         if self._fd < 0:
             return
         data = b""
         for one in records:
             record = encode_ballot(one)
             data += _HEAD.pack(len(record), zlib.crc32(record)) + record
-        os.write(self._fd, data)
+        written = 0
+        while written < len(data):  # a full disk may take a part
+            written += os.pwrite(self._fd, data[written:], self._end + written)
         os.fdatasync(self._fd)
+        self._end += written
 
     def carried_out(self, count: int) -> None:
         """So many commands are in the catalogue now."""
         self.applied = count
         if self._fd >= 0:
             new = self._applied_path.with_suffix(".new")
-            new.write_text(str(count))
+            with new.open("w") as file:
+                file.write(str(count))
+                file.flush()
+                os.fsync(file.fileno())  # or the name may come to the disk before the number
             new.replace(self._applied_path)
 
     def close(self) -> None:
@@ -127,3 +140,12 @@ class LogFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the names of new files be on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -43,6 +43,9 @@ RETRY_NS = (0, 50 * MS, 100 * MS, 250 * MS, 500 * MS, 1000 * MS)
 """Pauses before a link is opened again."""
 LIMIT = 1024
 """How many members a node knows."""
+FORGET_FAILURES = 300
+"""After so many attempts in a row to open a link, about one a second, a member that is no voter is
+forgotten: machines that come and go may have another address each time."""
 
 
 class MemberState(enum.Enum):
@@ -177,6 +180,9 @@ class Membership:
             return
         member.connecting = False
         member.failures += 1
+        if member.failures >= FORGET_FAILURES and name not in self.voters:
+            del self.members[name]
+            return
         if member.state is MemberState.SUSPECT:
             member.state = MemberState.DEAD
         self._retry(member, now_ns)

@@ -191,6 +191,11 @@ class Placement:
         self._free.clear()
         return name
 
+    def forget(self, function: Hashable) -> None:
+        """A function is not called any more."""
+        for view in self.views.values():
+            view.functions.discard(function)
+
     def not_sent(self, name: str, backend: str) -> None:
         """A call for which a node was chosen was not sent there after all."""
         view = self.views.get(name)

@@ -13,7 +13,9 @@ For one place, a proposer with a ballot higher than all that it knows::
     Chosen  ->  with a majority again: all learn it
 
 If another command was chosen, the proposer goes on with its own at the next place. Two that
-disturb each other wait for different times before they try again.
+disturb each other wait for different times before they try again. A ballot has the number of the
+proposer's start, since one that is started again need not know which ballots it has used: two
+commands with the same ballot could not be told apart.
 
 What a voter has promised and accepted must survive: it is in `Changes.saved`, and messages may
 leave only after it is stored. A voter whose memory was lost, because it was never stored, must not
@@ -62,7 +64,8 @@ ASK_NS = 100 * MS
 GIVE_UP_NS = 5000 * MS
 """After so long a proposal is not acknowledged. It may still be chosen later."""
 CATCH_UP = 64
-"""So many commands are sent at once to a node that lacks them."""
+CATCH_UP_BYTES = 16 << 20
+"""So many commands, or of so many bytes, are sent at once to a node that lacks them."""
 PROPOSALS_LIMIT = 256
 
 
@@ -266,9 +269,16 @@ class Replica:
         self._changes.saved.append(vote)
 
     def _catch_up(self, name: str, place: int) -> None:
-        commands = tuple(self.log[place : place + CATCH_UP])
-        if commands and place >= 0:
-            self._send(name, Chosen(place, commands))
+        if not 0 <= place < len(self.log):
+            return
+        commands = [self.log[place]]
+        left = CATCH_UP_BYTES - len(commands[0].content)
+        for command in self.log[place + 1 : place + CATCH_UP]:
+            left -= len(command.content)
+            if left < 0:
+                break
+            commands.append(command)
+        self._send(name, Chosen(place, tuple(commands)))
 
     def _recover(self, name: str, message: Recovered) -> None:
         if not self.lost or message.number != self._life or name not in self.voters:
@@ -310,7 +320,7 @@ class Replica:
             self._round = None
             return
         self._highest += 1
-        ballot = (self._highest, self.me)
+        ballot = (self._highest, f"{self.me} {self._life}")
         wait_ns = PATIENCE_NS + self._random.randrange(PATIENCE_NS)
         place = len(self.log)
         command = self._proposals[0].command

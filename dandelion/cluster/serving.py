@@ -43,6 +43,7 @@ from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
     Conflict,
+    ContextFull,
     DandelionError,
     NodeLost,
     NoEngine,
@@ -254,6 +255,8 @@ class InLink(ControlEnd):
             return
         if served.cancelled:
             self._fail(message.call, Cancelled("before it began"))
+        elif isinstance(found, ContextFull) and found.needed_bytes > self.exchange.limit_bytes:
+            self._fail(message.call, found)  # it will never fit
         elif isinstance(found, DandelionError):
             self._refuse(message.call, found)
         else:
@@ -291,7 +294,8 @@ class InLink(ControlEnd):
                 served=True,
                 trace=Trace(id_, known.spec.name, now_ns, tenant.name),
             )
-            invocation.on_end = partial(self._ended, message.call, invocation)
+            pure = known.spec.kind == "compute" or known.spec.idempotent
+            invocation.on_end = partial(self._ended, message.call, invocation, pure)
             served.invocation = invocation
             self._host.submit(invocation)
         except DandelionError as error:
@@ -317,14 +321,14 @@ class InLink(ControlEnd):
             if served.invocation is not None:
                 self._host.cancel(served.invocation, Cancelled("its caller left"))
 
-    def _ended(self, number: int, invocation: Invocation) -> None:
-        """A call has its outputs or its error."""
+    def _ended(self, number: int, invocation: Invocation, pure: bool) -> None:
+        """A call has its outputs or its error. One that is not pure is refused only untouched."""
         if self.closed or number not in self._runs:
             return
         error, outputs = invocation.error, invocation.outputs
         invocation.error = invocation.outputs = None
         if error is not None:
-            if isinstance(error, _REFUSALS):
+            if isinstance(error, _REFUSALS) and (pure or not invocation.calls_ended):
                 self._refuse(number, error)
             else:
                 self._fail(number, error, invocation)
@@ -341,19 +345,21 @@ class InLink(ControlEnd):
         """Send the outputs of a call."""
         packed = pack(outputs, self.exchange)
         call = invocation.trace.calls[-1] if invocation.trace.calls else None
-        self.control.send(
-            Done(
-                number,
-                packed.sets,
-                tuple(packed.regions),
-                self._host.load(self.count),
-                0 if call is None else call.ended_ns - call.started_ns,
-                "" if call is None else call.engine,
-                {} if call is None else call.stages,
-                invocation.printed,
-            ),
-            packed.data,
+        message = Done(
+            number,
+            packed.sets,
+            tuple(packed.regions),
+            self._host.load(self.count),
+            0 if call is None else call.ended_ns - call.started_ns,
+            "" if call is None else call.engine,
+            {} if call is None else call.stages,
+            invocation.printed,
         )
+        try:
+            self.control.send(message, packed.data)
+        except TooLarge:
+            self.exchange.withdraw([region.region for region in packed.regions])
+            raise
         del self._runs[number]
 
     def _refuse(self, number: int, error: DandelionError, gone: tuple[int, ...] = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dandelion.arrays import checked_type
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.messages import INLINE_BYTES, RegionSize, WireItem, WireSet, WireSets
@@ -161,6 +162,8 @@ def _item(item: WireItem, frame: memoryview, regions: Mapping[int, memoryview]) 
         raise BadPeer(f"item '{item.name[:80]}' lies outside of what was sent")
     try:
         check_item("set", item.name, item.key)
+        if item.dtype is not None or item.shape is not None:
+            checked_type(f"item '{item.name}'", item.dtype, item.shape, item.size)
     except InvalidInput as error:
         raise BadPeer(str(error)) from None
     return Item(item.name, item.key, source[item.offset : end], item.dtype, item.shape)

@@ -20,13 +20,15 @@ UNAVAILABLE_RESTART_S = 5.0
 
 
 def may_run_again(call: CallState, engine: EngineState, error: DandelionError, begun: bool) -> bool:
-    """Tell whether a failed call is retried. I/O is not, unless its function is idempotent.
+    """Tell whether a failed call is retried. I/O is not, unless its function is idempotent, or
+    another node took no part in it.
 
     Compute functions are pure. Such calls are retried if their engine died, or if it is in a shared
     fault domain: then another call may be the cause, which a run alone decides.
     """
     function = call.run.function
-    if function.kind != "compute" and not function.idempotent:
+    refused = isinstance(error, NodeLost) and not begun
+    if function.kind != "compute" and not function.idempotent and not refused:
         return False
     shared = isinstance(error, Faulted) and engine.shared_fault_domain
     if not shared and not isinstance(error, EngineDied):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from dandelion.catalog import MemoryCatalog
+from dandelion.cluster import catalog as catalog_module
+from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
-from dandelion.data import Bytes
+from dandelion.cluster.catalog import ClusterCatalog, Registration
+from dandelion.data import Bytes, SetSpec
 from dandelion.errors import NodeLost, Unknown
-from dandelion.function import Digest, digest_of
+from dandelion.function import CodeObject, Digest, FunctionSpec, digest_of
 
 CODE = b"the code of a function"
 DIGEST = digest_of(CODE)
@@ -65,3 +70,34 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = source(peer)
     assert made.blob(DIGEST) == made.blob(DIGEST) == CODE
     assert peer.asked == 2
+
+
+def test_code_of_registrations_that_are_never_chosen_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = [bytes([n]) * 100 for n in range(3)]
+    digests = [digest_of(code) for code in codes]
+    made = BlobSource(lambda event: event())
+    catalog = ClusterCatalog(MemoryCatalog(), "a", made)
+
+    def staged(id_: str, *numbers: int) -> Command:
+        for number in numbers:
+            made.announced({digests[number]: 100}, Peer(codes[number]))
+        command = Command(id_, "register", b"", {digests[n]: 100 for n in numbers})
+        catalog.stage(command)
+        return command
+
+    spec = FunctionSpec(
+        "f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("null", digests[0]),)
+    )
+    staged("b 1", 0)  # gives up, and is repeated
+    again = staged("b 2", 0)
+    content = msgspec.msgpack.encode(Registration((spec,), (), ()))
+    catalog.carry_out(msgspec.structs.replace(again, content=content))
+    assert catalog.own.has_blob(digests[0])
+    assert not catalog._staged
+    monkeypatch.setattr(catalog_module, "STAGED_LIMIT_BYTES", 150)
+    staged("b 3", 1)
+    staged("b 4", 2)
+    assert catalog.lacks(digests[1])
+    assert not catalog.lacks(digests[2])

@@ -160,6 +160,10 @@ def test_calls_with_too_many_items_are_refused_and_the_next_ones_work(
             remote[0].invoke("plain", x=ItemSet("x", items))
         with pytest.raises(TooLarge):  # as outputs
             remote[0].invoke("many", x=b"500")
+        with pytest.raises(TooLarge):  # of which a region would be held
+            remote[0].invoke("many", x=b"70000")
+        (link,) = remote[1]._cluster._in_links.values()  # type: ignore[union-attr]
+        assert not len(link.exchange.regions)
         assert text_of(remote[0].invoke("plain", x=b"a")["y"]) == "A"
     assert len(remote[0].invoke("plain", x=ItemSet("x", items))["y"] or ()) == 500
     wait_until(lambda: all(m.sent == m.served == 0 for m in remote[0].cluster().members))  # type: ignore[union-attr]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,6 +126,21 @@ def test_what_was_chosen_and_not_carried_out_is_carried_out_at_the_start(tmp_pat
     assert (folder / "cluster.applied").read_text() == "3"
 
 
+def test_code_that_is_missing_at_the_start_is_fetched_from_other_nodes(tmp_path: Path) -> None:
+    """A node was killed after a registration was chosen, and before it was carried out there."""
+    folders = [tmp_path / str(n) for n in range(2)]
+    urls = [f"sqlite:{folder}" for folder in folders]
+    with nodes([[], []], catalogs=urls) as made:
+        made[0].register(echo("late"))
+        wait_until(lambda: len(made[1].records()) == 1)
+    for path in folders[1].iterdir():
+        if path.name != "cluster.log":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with nodes([[], []], catalogs=urls) as made:
+        wait_until(lambda: made[1].records() == made[0].records(), 5)
+        assert text_of(made[1].invoke("late", x=b"a")["y"]) == "a"
+
+
 def test_a_minority_acknowledges_neither_registrations_nor_invocations() -> None:
     addresses = free_addresses(3)
     cluster = Cluster(ClusterSettings(addresses[0], SECRET, peers=tuple(addresses)))
@@ -177,6 +195,44 @@ def test_a_record_that_was_not_written_whole_is_cut_off(tmp_path: Path, cut: int
     last = LogFile(tmp_path, False)
     assert last.saved == [VOTE, COMMAND]
     last.close()
+
+
+def test_records_that_a_full_disk_takes_in_part_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LogFile(tmp_path, False)
+    file.append([VOTE])
+    write = os.pwrite
+    room = [12, 3, 0]
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        if not room:
+            return write(fd, data, offset)
+        size = room.pop(0)
+        if not size:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return write(fd, data[:size], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        file.append([COMMAND])
+    file.append([COMMAND])
+    file.close()
+    again = LogFile(tmp_path, False)
+    assert again.saved == [VOTE, COMMAND]
+    again.close()
+
+
+def test_zeros_at_the_end_of_the_log_are_cut_off(tmp_path: Path) -> None:
+    """After a loss of power a file may have its size, and not yet its content."""
+    file = LogFile(tmp_path, False)
+    file.append([VOTE])
+    file.close()
+    path = tmp_path / "cluster.log"
+    path.write_bytes(path.read_bytes() + bytes(100))
+    again = LogFile(tmp_path, False)
+    assert again.saved == [VOTE]
+    again.close()
 
 
 def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dandelion.cluster.messages import (
     VERSION,
     BlobAt,
     Define,
+    Failed,
     Join,
     Message,
     Piece,
@@ -30,7 +31,9 @@ from dandelion.cluster.messages import (
     encode,
 )
 from dandelion.data import SetSpec
-from dandelion.function import FunctionSpec
+from dandelion.driver import Call, Engine, InstanceSets
+from dandelion.errors import BackendUnavailable, ContextFull, from_record
+from dandelion.function import CodeObject, FunctionSpec
 from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import SECRET, alive, function, nodes, scripted, text_of
@@ -171,13 +174,35 @@ def test_joins_that_do_not_fit_are_refused(node: Node, given: dict[str, object])
     still_works(node)
 
 
+def test_a_link_has_one_connection_for_data(node: Node) -> None:
+    with Peer(node) as control, Peer(node) as data, Peer(node) as other:
+        for peer in (control, data, other):
+            peer.shake()
+        assert isinstance(control.join("127.0.0.1:7", link=1), Welcome)
+        assert isinstance(data.join("127.0.0.1:7", link=1, data=True), Welcome)
+        assert isinstance(other.join("127.0.0.1:7", link=1, data=True), Refuse)
+        assert other.is_ended()
+    still_works(node)
+
+
+@pytest.mark.parametrize("name", ["no address", "a..b:1"])
+def test_names_that_are_no_addresses_are_given_up(node: Node, name: str) -> None:
+    cluster = node._cluster
+    assert isinstance(cluster, Cluster)
+    cluster._found(name)
+    members = cluster._membership.members
+    wait_until(lambda: name in members and members[name].failures > 0)
+
+
 def run(number: int, function: int = 1, **given: object) -> Run:
     sets = (WireSet("x", (WireItem("a", 0, 0, 0, 4),)),)
     fields = {"inputs": sets, "regions": (), "deadline_s": 5.0}
     return Run(number, function, **{**fields, **given})  # type: ignore[arg-type]
 
 
+RUN = run(1)
 DEFINE = Define(1, "default", SPEC, None, {})
+UNLIKE = (WireSet("x", (WireItem("a", 0, 0, 0, 4, "float32", (1000,)),)),)
 OUTSIDE = (WireSet("x", (WireItem("a", 0, 0, 2, 4),)),)
 NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
 
@@ -189,6 +214,7 @@ NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
         [(DEFINE, b""), (DEFINE, b"")],
         [(DEFINE, b""), (run(1, inputs=OUTSIDE), b"data")],
         [(DEFINE, b""), (run(1, inputs=NOWHERE), b"data")],
+        [(DEFINE, b""), (run(1, inputs=UNLIKE), b"data")],
         [(DEFINE, b""), (run(1, inputs=()), b"")],
         [(Define(1, "default", None, None, {}), b"")],
         [(Welcome("a", 1, Pong(1, None).load), b"")],  # type: ignore[arg-type]
@@ -198,8 +224,9 @@ NOWHERE = (WireSet("x", (WireItem("a", 0, 77, 0, 4),)),)
     ],
 )
 def test_messages_that_do_not_fit_end_the_connection(
-    node: Node, messages: list[tuple[Message, bytes]]
+    node: Node, messages: list[tuple[Message, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dandelion.cluster.cluster.SILENT_NS", 1 << 60)  # it sends no heartbeat
     with Peer(node) as peer:
         peer.shake()
         assert isinstance(peer.join("127.0.0.1:3"), Welcome)
@@ -238,7 +265,7 @@ def test_a_node_that_goes_silent_has_no_calls_here(
         assert peer.is_ended()
 
 
-def test_a_region_larger_than_the_arena_is_refused(node: Node) -> None:
+def test_a_call_that_is_larger_than_the_arena_is_not_sent_again(node: Node) -> None:
     with Peer(node) as peer:
         peer.shake()
         assert isinstance(peer.join("127.0.0.1:5"), Welcome)
@@ -246,7 +273,9 @@ def test_a_region_larger_than_the_arena_is_refused(node: Node) -> None:
         sets = (WireSet("x", (WireItem("a", 0, 5, 0, 4),)),)
         peer.send(run(1, inputs=sets, regions=(RegionSize(5, 1 << 45),)))
         answer = peer.read()
-        assert type(answer).__name__ == "Failed"
+        assert isinstance(answer, Failed)
+        assert not answer.refused
+        assert isinstance(from_record(answer.error), ContextFull)
     still_works(node)
 
 
@@ -257,3 +286,20 @@ def test_a_node_with_another_secret_is_no_member() -> None:
         assert first is not None
         assert not first.majority
         assert alive(made[0]) == alive(made[1]) == 0
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("io", False), ("compute", True)])
+def test_io_that_has_begun_is_not_given_back(kind: str, refused: bool) -> None:
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        raise BackendUnavailable("store", "its credentials are gone")
+
+    code = (CodeObject("work"),)
+    spec = FunctionSpec("f", SPEC.inputs, SPEC.outputs, code=code, kind=kind)
+    with nodes([[scripted(run)]]) as made, Peer(made[0]) as peer:
+        peer.shake()
+        assert isinstance(peer.join("127.0.0.1:8"), Welcome)
+        peer.send(Define(1, "default", spec, None, {}))
+        peer.send(RUN, b"data")
+        answer = peer.read()
+    assert isinstance(answer, Failed)
+    assert answer.refused is refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dandelion.cluster import Cluster, ClusterSettings, cluster_settings
+from dandelion.cluster import Cluster, ClusterSettings, cluster_settings, doors
+from dandelion.cluster.frames import Frames
 from dandelion.cluster.joining import joined
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import InvalidInput
@@ -76,6 +78,33 @@ def test_guests_join_and_leave_under_load() -> None:
         assert info is not None
         assert info.lost_calls == 0
         assert [member.state for member in info.members] == ["self"]
+
+
+def test_calls_on_a_node_that_drains_may_end() -> None:
+    begun, go = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        runs.append(call.id)
+        begun.set()
+        go.wait(10)
+        return (call.inputs[0],)
+
+    with nodes([[], [scripted(run)]]) as made, ThreadPoolExecutor(2) as pool:
+        owner, other = made
+        other.register(function("work"))
+        wait_until(lambda: len(owner.records()) == 1)
+        answer = pool.submit(owner.invoke, "work", x=b"a")
+        assert begun.wait(5)
+        closing = pool.submit(other.close)
+        try:
+            wait_until(lambda: "draining" in [m.state for m in owner.cluster().members])  # type: ignore[union-attr]
+            owner._loop.call(lambda: None)  # what follows from that has been done
+        finally:
+            go.set()
+        assert text_of(answer.result(10)["y"]) == "a"
+        closing.result(10)
+    assert len(runs) == 1
 
 
 def test_status_over_http_and_in_metrics() -> None:
@@ -145,6 +174,34 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
         capture_output=True,
     )  # fmt: skip
     return str(cert), str(key)
+
+
+def test_connections_without_tls_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "JOIN_S", 0.05)
+    accept = doors.Door._accept
+    accepted: list[doors.Door] = []
+
+    def counted(door: doors.Door) -> Frames:
+        accepted.append(door)
+        return accept(door)
+
+    monkeypatch.setattr(doors.Door, "_accept", counted)
+    cert, key = certificate(tmp_path, "node")
+    address = free_addresses(1)[0]
+    given = ClusterSettings(address, SECRET, "", (address,), cert, key, cert)
+    with Node(settings(), cluster=Cluster(given)) as node:
+        cluster = node._cluster
+        assert isinstance(cluster, Cluster)
+        pending = cluster._door._pending
+        host, port = address.split(":")
+        texts = (b"", b"GET / HTTP/1.1", b"\x16\x03\x01")
+        for text in texts:
+            with socket.create_connection((host, int(port)), 5) as one:
+                one.sendall(text)
+        wait_until(lambda: len(accepted) == len(texts))
+        wait_until(lambda: not pending)
 
 
 def test_tls_between_nodes(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from dandelion.cluster.membership import (
     DEAD_NS,
+    FORGET_FAILURES,
+    LIMIT,
     MS,
     Beat,
     Connect,
@@ -196,3 +198,15 @@ def test_a_silent_node_gets_no_calls_before_it_is_given_up() -> None:
     assert not [one for one in view.take() if isinstance(one, Lost)]
     view.heard("b", True, 1000 * MS)
     assert view.members["b"].state is MemberState.DRAINING
+
+
+def test_nodes_that_never_come_back_are_forgotten_and_voters_are_not() -> None:
+    view = Membership("a", ["b"], ["a", "b"])
+    for number in range(LIMIT):
+        view.learned(f"guest {number}")
+    for name in ("b", "guest 1"):
+        for _ in range(FORGET_FAILURES):
+            view.failed(name, 0)
+    assert "b" in view.members
+    assert "guest 1" not in view.members
+    assert view.joined("new", 1, 0)

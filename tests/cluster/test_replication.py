@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from dandelion.cluster.ballots import (
+    NO_BALLOT,
     NOTHING,
     BallotMessage,
+    CatchUp,
+    Chosen,
     Command,
     Saved,
     SavedVote,
@@ -21,7 +24,7 @@ from dandelion.cluster.ballots import (
     decode_saved,
     encode_ballot,
 )
-from dandelion.cluster.replication import MS, Replica
+from dandelion.cluster.replication import CATCH_UP_BYTES, MS, Replica
 
 
 @dataclass
@@ -227,3 +230,59 @@ def test_stored_votes_come_back() -> None:
     network.start("n1")
     assert not network.replicas["n1"].lost
     assert [c.id for c in network.replicas["n1"].log] == ["a"]
+
+
+def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
+    empty = [SavedVote(0, NO_BALLOT, NO_BALLOT, None)]
+    nodes = {name: Replica(name, "abc", 1, empty) for name in "abc"}
+
+    def exchange(*names: str) -> None:
+        """Let nodes talk until they are silent; what others are sent is lost."""
+        queue = [(name, *one) for name in names for one in nodes[name].take().sent]
+        while queue:
+            sender, receiver, message = queue.pop(0)
+            if receiver in names:
+                nodes[receiver].received(sender, message, 0)
+                queue += [(receiver, *one) for one in nodes[receiver].take().sent]
+
+    nodes["guest"] = Replica("guest", "abc", 1)
+    nodes["guest"].propose(Command("lost", "register", b""), 0)
+    for name, prepare in nodes["guest"].take().sent:
+        nodes[name].received("guest", prepare, 0)
+        for _, promise in nodes[name].take().sent:
+            nodes["guest"].received(name, promise, 0)
+    accepts = dict(nodes["guest"].take().sent)
+    nodes["a"].received("guest", accepts["a"], 0)  # and the guest is killed
+    nodes["a"].take()
+
+    nodes["guest"] = Replica("guest", "abc", 2)
+    nodes["guest"].propose(Command("kept", "register", b""), 0)
+    for _ in range(2):  # `Prepare` and `Accept`; "a" is cut off
+        for name, message in nodes["guest"].take().sent:
+            if name in "bc":
+                nodes[name].received("guest", message, 0)
+                for _, answer in nodes[name].take().sent:
+                    nodes["guest"].received(name, answer, 0)
+    accepted = [nodes[name]._command for name in "bc"]
+    assert [c.id for c in accepted if c is not None] == ["kept", "kept"]
+
+    nodes["a"].propose(Command("next", "register", b""), 0)
+    exchange("a", "b")
+    assert nodes["a"].log[0].id == "kept"
+
+
+def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
+    voter = Replica("a", ["a"], 1)
+    for number in range(10):
+        voter.log.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
+    voter.log.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
+    late = Replica("b", ["a"], 1)
+    while len(late.log) < len(voter.log):
+        voter.received("b", CatchUp(len(late.log)), 0)
+        ((_, message),) = voter.take().sent
+        assert isinstance(message, Chosen)
+        assert len(message.commands) in (1, 3)
+        late.received("a", message, 0)
+    for place in (-1, 11, 1 << 62):
+        voter.received("b", CatchUp(place), 0)
+    assert not voter.take().sent

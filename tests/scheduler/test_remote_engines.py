@@ -152,7 +152,8 @@ def test_loss_of_nodes_is_not_the_functions_fault() -> None:
     assert isinstance(invocation.error, EngineDied)
 
 
-def test_io_is_not_run_again_when_its_node_is_lost() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_io_is_run_again_only_if_its_node_has_refused_it(begun: bool) -> None:
     node = OneNode(here=False)
     io = FunctionSpec("g", SPEC.inputs, SPEC.outputs, code=SPEC.code, version=1, kind="io")
     walk = Walk(direct_plan(io), Partitioning("auto", 1, 2))
@@ -160,7 +161,7 @@ def test_io_is_not_run_again_when_its_node_is_lost() -> None:
     invocation = InvocationState("io", node.tenant, walk, inputs, 1 << 60, 1, 4)
     node.scheduler.submitted(invocation, 1)
     node.act()
-    node.scheduler.calls.failed(node.sent.pop(), NodeLost("b", "it is gone"), 2)
+    node.scheduler.calls.failed(node.sent.pop(), NodeLost("b", "it is gone"), 2, begun)
     node.act()
-    assert isinstance(invocation.error, NodeLost)
-    assert not node.sent
+    assert isinstance(invocation.error, NodeLost) is begun
+    assert len(node.sent) == (not begun)
