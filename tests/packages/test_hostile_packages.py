@@ -165,11 +165,12 @@ def test_a_package_cannot_name_a_process_that_the_node_then_kills(
 
 
 def test_processes_that_a_package_starts_end_with_the_node(wheels: Path, tmp_path: Path) -> None:
+    before = children()
     wheel(wheels, "leaves", "1.0", {"leaves.py": LEFT})
     with dd.Node(with_packages(wheels, tmp_path)) as node:
         node.register(function("leaves", "return 'x'"))
         assert node.invoke("leaves").y.text() == "x"
-        sessions = {str(pid) for pid in children()}
+        sessions = {str(pid) for pid in children() - before}
         assert _of_sessions(sessions)
     wait_until(lambda: not _of_sessions(sessions), 5.0)
 
