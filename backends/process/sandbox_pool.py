@@ -146,7 +146,9 @@ class SandboxPool:
                 sandbox = zygote.take(deadline_ns)
             except ForgedMessage as error:
                 self._lost(zygote)
-                raise ImportFailed(f"its packages take part in the engine's messages: {error}") from None
+                raise ImportFailed(
+                    f"its packages take part in the engine's messages: {error}"
+                ) from None
             except (EOFError, OSError):
                 lost += 1
                 zygote.note_end()
@@ -257,11 +259,12 @@ class _Zygote:
 
     def note_end(self) -> None:
         """Note how it ended, if it did while it loaded packages."""
-        if self._content.environment and not (self.facts or self.ended_in_imports):
-            if has_ended(self.process.pid, _EXIT_S):
-                self._kill_group()
-                code = self.process.wait()
-                self.ended_in_imports = f"its imports ended the process with code {code}"
+        if not self._content.environment or self.facts or self.ended_in_imports:
+            return
+        if has_ended(self.process.pid, _EXIT_S):
+            self._kill_group()
+            code = self.process.wait()
+            self.ended_in_imports = f"its imports ended the process with code {code}"
 
     def take(self, deadline_ns: int) -> Sandbox | None:
         """Take a sandbox; None if the next one is dead.

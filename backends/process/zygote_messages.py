@@ -35,7 +35,7 @@ def read_message(data: bytes, files: list[int], untrusted: int | None) -> wire.F
         ForgedMessage: it is not one of a zygote, or it names another process.
     """
     try:
-        message = _from_zygote.decode(data)
+        message: wire.FromZygote = _from_zygote.decode(data)
         is_forked = isinstance(message, wire.Forked)
         if (len(files) not in (4, 5)) if is_forked else files:
             raise ForgedMessage("the number of descriptors")
@@ -83,7 +83,10 @@ def _parent_of(pid: int) -> int | None:
 
 def has_ended(process: int, timeout_s: float) -> bool:
     """Wait for the end of a child, without reaping it."""
-    descriptor = os.pidfd_open(process)
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:  # another thread has reaped it
+        return True
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)

@@ -271,6 +271,6 @@ def test_a_full_disk_is_not_a_fault_of_the_engine(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(prepare_process.resolving, "resolve", full)
+    monkeypatch.setattr("dandelion.packages.resolving.resolve", full)
     job = PrepareJob(os.getpid(), ("a",), {}, PackageSource(), PrepareLimits())
     assert "No space" in prepare_process.prepare(job, None).unavailable
