@@ -23,7 +23,7 @@ def bind_lifetime(life_fd: int, pid: int) -> None:
 
     Args:
         life_fd: the reading end; the setting applies to all its duplicates, in all processes.
-        pid: a child of this process, or itself; negative for its process group.
+        pid: a child of this process, or itself.
     """
     fcntl.fcntl(life_fd, fcntl.F_SETOWN, pid)
     fcntl.fcntl(life_fd, _F_SETSIG, signal.SIGKILL)
@@ -31,12 +31,8 @@ def bind_lifetime(life_fd: int, pid: int) -> None:
 
 
 def bind_own_lifetime(life_fd: int) -> None:
-    """Bind this process, and end it at once if the last writer is already gone.
-
-    If it leads a process group, all processes of the group are killed with it.
-    """
-    pid = os.getpid()
-    bind_lifetime(life_fd, -pid if os.getpgrp() == pid else pid)
+    """Bind this process, and end it at once if the last writer is already gone."""
+    bind_lifetime(life_fd, os.getpid())
     poll = select.poll()
     poll.register(life_fd, select.POLLIN)
     if poll.poll(0):

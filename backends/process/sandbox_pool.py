@@ -242,7 +242,7 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,
             )
-            bind_lifetime(life, -self.process.pid)
+            bind_lifetime(life, self.process.pid)
         finally:
             theirs.close()
             os.close(life)
