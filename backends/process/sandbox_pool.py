@@ -12,6 +12,7 @@ forks, and a fork takes about half a millisecond.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from .handle import NoSandbox, Sandbox, wait_readable
 from .lifetime import bind_lifetime
 from .package_imports import LIMIT_S
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
+from .zygote_messages import ForgedMessage, has_ended, read_message
 
 _BOOT = (
     "import json, os, sys; control = int(sys.argv[1]);"
@@ -52,8 +54,8 @@ _ENVIRONMENT = {
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
 _EXIT_S = 0.2
+_ANSWER_S = 1.0  # a zygote answers at once
 _READY_SOON_NS = 2_000_000
-_from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
 _ended = msgspec.msgpack.Decoder(wire.SandboxExit)
 
 
@@ -142,6 +144,11 @@ class SandboxPool:
             zygote = self._running()
             try:
                 sandbox = zygote.take(deadline_ns)
+            except ForgedMessage as error:
+                self._lost(zygote)
+                raise ImportFailed(
+                    f"its packages take part in the engine's messages: {error}"
+                ) from None
             except (EOFError, OSError):
                 lost += 1
                 zygote.note_end()
@@ -211,6 +218,7 @@ class _Zygote:
     def __init__(self, content: SandboxContent, ahead: int, niceness: int = 0) -> None:
         self.facts: dict[str, str] = {}
         self.ended_in_imports = ""  # how, if packages of functions may be at fault
+        self._is_ready = False
         self._content = content
         self._lock = threading.Lock()
         self._users = 0
@@ -251,10 +259,12 @@ class _Zygote:
 
     def note_end(self) -> None:
         """Note how it ended, if it did while it loaded packages."""
-        if self._content.environment and not (self.facts or self.ended_in_imports):
-            with suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(_EXIT_S)
-                self.ended_in_imports = f"its imports ended the process with code {code}"
+        if not self._content.environment or self.facts or self.ended_in_imports:
+            return
+        if has_ended(self.process.pid, _EXIT_S):
+            self._kill_group()
+            code = self.process.wait()
+            self.ended_in_imports = f"its imports ended the process with code {code}"
 
     def take(self, deadline_ns: int) -> Sandbox | None:
         """Take a sandbox; None if the next one is dead.
@@ -262,12 +272,17 @@ class _Zygote:
         Raises:
             NoSandbox, ImportFailed: see `SandboxPool.take`.
             EOFError, OSError: the zygote is gone.
+            ForgedMessage: it is not what it was.
         """
         with self._connection() as control:
             while True:
                 data, files = _next(control, deadline_ns)
-                message = _from_zygote.decode(data)
+                parent = self.process.pid if self._content.environment else None
+                message = read_message(data, files, parent)
                 if isinstance(message, wire.ZygoteReady):
+                    if self._is_ready:
+                        raise ForgedMessage("it was ready before")
+                    self._is_ready = True
                     self.facts.update(message.facts)
                 elif isinstance(message, wire.Forked):
                     return _sandbox(message.pid, files)
@@ -302,13 +317,14 @@ class _Zygote:
     def ended(self, pid: int) -> wire.SandboxExit | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
+            ours.settimeout(_ANSWER_S)
             try:
                 with theirs, self._connection() as control:
                     wire.send(control, [REQUEST.pack(QUERY, pid)], [theirs.fileno()])
                 message, _ = wire.receive(ours, 256, 0)
-            except (EOFError, OSError):
+                return _ended.decode(message) if message else None
+            except (EOFError, OSError, msgspec.DecodeError):
                 return None
-        return _ended.decode(message) if message else None
 
     def close(self) -> None:
         """Kill and reap it. May be called twice, and by several threads."""
@@ -322,8 +338,15 @@ class _Zygote:
             unused = not self._users
         if unused:
             self._control.close()
+        self._kill_group()
         self.process.kill()
         self.process.wait()
+
+    def _kill_group(self) -> None:
+        """Kill it with all processes that its imports left; none can leave its group."""
+        if self.process.returncode is None:  # else the number may be another process's
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _sandbox(pid: int, files: list[int]) -> Sandbox | None:

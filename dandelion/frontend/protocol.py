@@ -118,6 +118,7 @@ class Protocol(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_active",
         "_answered",
         "_app",
         "_base",
@@ -179,6 +180,7 @@ class Protocol(asyncio.Protocol):
         self._writable: asyncio.Event | None = None
         # The current request:
         self._cycle: Cycle | None = None
+        self._active: Cycle | None = None  # the one that is answered: it, or one before it
         self._waiting: deque[Cycle] = deque()  # pipelined ones
         self._url = b""
         self._headers: list[Header] = []
@@ -224,10 +226,9 @@ class Protocol(asyncio.Protocol):
         """Leave the table, and end the request."""
         self._table.forget(self)
         self._server_state.connections.discard(self)
-        if self._cycle is not None:
-            self._cycle.leave()
+        self._leave()
         self._resume_writer()
-        self._cycle = None
+        self._cycle = self._active = None
         self._parser = None  # type: ignore[assignment]  # breaks the reference cycle
 
     def shutdown(self) -> None:
@@ -339,14 +340,21 @@ class Protocol(asyncio.Protocol):
 
     def _fail(self, error: DandelionError) -> None:
         """Close the connection with a problem document if no response has started."""
-        cycle = self._cycle
+        cycle = self._active
         started = False
         if cycle is not None and not cycle.response_complete:
             started = cycle.response_started
-            cycle.leave()
+        self._leave()
         if not (started or self.transport.is_closing() or self.lingers):
             self.transport.write(closing_response(error))
         self.close(linger=not started)
+
+    def _leave(self) -> None:
+        """End all requests, since they will get no response."""
+        self._waiting.clear()
+        for cycle in (self._active, self._cycle):
+            if cycle is not None:
+                cycle.leave()
 
     # --- input ----------------------------------------------------------------------------------
 
@@ -523,6 +531,7 @@ class Protocol(asyncio.Protocol):
         if self._surplus:
             cycle.keep_alive = False
             cycle.scope[_CONNECTIONS] = self._table.limits.connections
+        self._active = cycle
         self._begun.append(cycle)
         if not self._beginning:  # called from the task of the previous request
             self._beginning = True
@@ -544,7 +553,7 @@ class Protocol(asyncio.Protocol):
         cycle = self._cycle
         if cycle is None or self._in_head or self._in_body or not cycle.response_complete:
             return
-        self._cycle = None
+        self._cycle = self._active = None
 
     def _first_step(self, cycle: Cycle) -> None:
         is_crowded = self._surplus and cycle.scope["path"] not in OPEN_PATHS

@@ -33,7 +33,9 @@ def sealed(site: Path, wheels: dict[str, Digest]) -> EnvironmentRecord:
     """
     user, group = os.geteuid(), os.getegid()
     files = size_bytes = 0
-    for folder, _, names in os.walk(site, topdown=False):
+    for folder, folders, names in os.walk(site, topdown=False):
+        if any(os.path.islink(os.path.join(folder, name)) for name in folders):
+            raise InternalError("preparing packages made a link")
         for name in names:
             path = os.path.join(folder, name)
             found = os.lstat(path)
@@ -42,8 +44,6 @@ def sealed(site: Path, wheels: dict[str, Digest]) -> EnvironmentRecord:
             os.chown(path, user, group, follow_symlinks=False)
             os.chmod(path, 0o444)
             files, size_bytes = files + 1, size_bytes + found.st_size
-        if os.path.islink(folder):
-            raise InternalError("preparing packages made a link")
         os.chown(folder, user, group, follow_symlinks=False)
         os.chmod(folder, 0o555)
     return EnvironmentRecord(wheels, files, size_bytes)

@@ -10,6 +10,7 @@ network nothing, unless there is an index.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import resource
@@ -29,6 +30,7 @@ from dandelion.packages.requirements import environment_key, provided
 from dandelion.packages.wheel_sources import IndexUnavailable, TooMuchDisk, WheelSource
 
 _DESCRIPTORS = 256
+_NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _LATE_IMPORTS = (
     *("encodings.idna", "encodings.cp437", "encodings.ascii", "stringprep", "zlib"),
     *("http.client", "importlib.metadata", "ssl"),
@@ -80,6 +82,10 @@ def prepare(job: PrepareJob, wheel_folder: int | None) -> PrepareAnswer:
         return PrepareAnswer(problems=(problem,))
     except PermissionError as error:
         return PrepareAnswer(unavailable=f"{error.filename}: the user nobody may not read it")
+    except OSError as error:
+        if error.errno not in _NO_DISK:
+            raise
+        return PrepareAnswer(unavailable=f"the folder of environments: {error.strerror}")
     except MemoryError:
         message = f"resolving takes more than {job.limits.memory_bytes >> 20} MiB of memory"
         return PrepareAnswer(problems=(Problem("too-much-memory", message),))

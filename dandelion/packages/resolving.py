@@ -8,6 +8,7 @@ are preferred.
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -213,7 +214,10 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
             headers = BytesHeaderParser().parsebytes(data)
             texts = [str(text) for text in headers.get_all("Requires-Dist", [])]
             found = [Requirement(text) for text in texts]
-        except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError) as error:
+        except (
+            *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError),
+            *(RuntimeError, OverflowError, struct.error),  # zipfile reports damage with these, too
+        ) as error:
             raise CannotResolve([bad_wheel(wheel.name, error)]) from None
         for one in found:
             if one.url is not None:

@@ -13,6 +13,7 @@ import filecmp
 import os
 import py_compile
 import stat
+import struct
 import time
 import warnings
 import zipfile
@@ -26,6 +27,8 @@ _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KEPT = ("purelib", "platlib")
 _TESTS = frozenset({"tests", "test"})
+_DEPTH = 64  # of folders
+_NAME_BYTES, _PATH_BYTES = 240, 1024
 COMPILE_S = 20.0
 
 
@@ -39,7 +42,8 @@ def unpack(wheel: IO[bytes], folder: Path, spend: Callable[[int, int], None]) ->
     Args:
         wheel: an open file.
         folder: that other wheels were unpacked to, too.
-        spend: is told bytes and files before they are written; raises if that is too much.
+        spend: is told bytes, and files and folders, before they are written; raises if that is too
+            much.
 
     Raises:
         BadWheel: it is damaged, or it has a file of another wheel with other content.
@@ -51,7 +55,8 @@ def unpack(wheel: IO[bytes], folder: Path, spend: Callable[[int, int], None]) ->
                 _write(archive, member, folder / target, spend)
     except (
         *(zipfile.BadZipFile, zlib.error, EOFError),
-        *(NotImplementedError, RuntimeError, ValueError),  # zipfile reports damage with these, too
+        # zipfile reports damage with these, too
+        *(NotImplementedError, RuntimeError, ValueError, OverflowError, struct.error),
     ) as error:
         raise BadWheel(str(error)) from None
 
@@ -77,6 +82,10 @@ def _target(name: str) -> Path | None:
     parts = path.parts
     if not parts or path.is_absolute() or ".." in parts or "\\" in name or not name.isprintable():
         raise BadWheel(f"the name {name!r} leads out of the folder")
+    if len(parts) > _DEPTH or len(os.fsencode(name)) > _PATH_BYTES:
+        raise BadWheel(f"the name '{name[:80]}...' is too long")
+    if any(len(os.fsencode(part)) > _NAME_BYTES for part in parts):
+        raise BadWheel(f"a part of the name '{name[:80]}...' is too long")
     if parts[0].endswith(".data"):
         return Path(*parts[2:]) if len(parts) > 2 and parts[1] in _KEPT else None
     return Path(*parts)
@@ -91,6 +100,8 @@ def _write(
     exists = target.exists()
     path = target.with_name(f"{target.name}.again") if exists else target
     try:
+        missing = [one for one in path.parents if not one.is_dir()]
+        spend(0, len(missing))
         path.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(member) as source, path.open("xb") as file:
             while chunk := source.read(_CHUNK_BYTES):

@@ -148,6 +148,7 @@ class WheelIndex:
         self.shown = f"the index {parts.scheme}://{parts.hostname}"
         self._base = url.rstrip("/") + "/"
         self._host = parts.hostname
+        self._server = _server(url)
         self._schemes = ("https",) if parts.scheme == "https" else ("https", "http")
         self._headers = _credentials(parts.username, parts.password)
         self._spend = spend
@@ -173,7 +174,7 @@ class WheelIndex:
         with ExitStack() as opened:
             file = opened.enter_context(tempfile.TemporaryFile(dir="."))
             response = opened.enter_context(contextlib.closing(self._request(wheel.url)))
-            while chunk := response.read(_CHUNK_BYTES):
+            while chunk := self._more(response):
                 self._spend(len(chunk))
                 file.write(chunk)
             file.seek(0)
@@ -191,7 +192,7 @@ class WheelIndex:
         with self._request(url, missing=True) as response:
             if response.status == 404:
                 return [], []
-            data = _bounded(response, _PAGE_BYTES)
+            data = self._bounded(response, _PAGE_BYTES)
             kind = response.headers.get("Content-Type", "")
         try:
             files = json.loads(data)["files"] if "json" in kind else _links(data)
@@ -210,7 +211,23 @@ class WheelIndex:
 
     def _read(self, url: str, limit: int) -> bytes:
         with self._request(url) as response:
-            return _bounded(response, limit)
+            return self._bounded(response, limit)
+
+    def _bounded(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
+        data = bytearray()
+        while chunk := self._more(response):
+            data += chunk
+            if len(data) > limit:
+                raise IndexUnavailable(f"a page of it is larger than {limit} bytes")
+        return bytes(data)
+
+    def _more(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        """Read the next part of what it sends; empty at the end."""
+        try:
+            return response.read(_CHUNK_BYTES)
+        except urllib3.exceptions.HTTPError as error:
+            reason = type(error).__name__
+            raise IndexUnavailable(f"{self._host} did not send everything ({reason})") from None
 
     def _request(self, url: str, missing: bool = False) -> urllib3.BaseHTTPResponse:
         for _ in range(_REDIRECTS):
@@ -219,8 +236,12 @@ class WheelIndex:
             if not target:
                 break
             response.close()
-            url = urljoin(url, target)
-            if not self._may_follow(url):
+            try:
+                url = urljoin(url, target)
+                may_follow = self._may_follow(url)
+            except ValueError:
+                may_follow = False
+            if not may_follow:
                 raise IndexUnavailable(f"{self._host} redirects to another protocol")
         if response.status == 200 or (missing and response.status == 404):
             return response
@@ -228,7 +249,7 @@ class WheelIndex:
         raise IndexUnavailable(f"{self._host} answered with status {response.status}")
 
     def _answer(self, url: str) -> urllib3.BaseHTTPResponse:
-        own = urlsplit(url).hostname == self._host
+        own = _server(url) == self._server
         headers = {"Accept": _ACCEPT, **(self._headers if own else {})}
         plain = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
         try:
@@ -240,20 +261,17 @@ class WheelIndex:
             raise IndexUnavailable(f"{self._host} cannot be reached ({reason})") from None
 
 
+def _server(url: str) -> tuple[str | None, str]:
+    """Return the host and the port of an address; the port is empty if it is not named."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.netloc.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
+
+
 def _credentials(user: str | None, password: str | None) -> dict[str, str]:
     if user is None:
         return {}
     text = f"{unquote(user)}:{unquote(password or '')}"
     return dict(urllib3.util.make_headers(basic_auth=text))
-
-
-def _bounded(response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    data = bytearray()
-    while chunk := response.read(_CHUNK_BYTES):
-        data += chunk
-        if len(data) > limit:
-            raise IndexUnavailable(f"a page of it is larger than {limit} bytes")
-    return bytes(data)
 
 
 class _Anchors(html.parser.HTMLParser):
@@ -326,6 +344,8 @@ def metadata_of(file: IO[bytes]) -> bytes:
         own = [n for n in names if n.count("/") == 1]
         if len(own) != 1:
             raise KeyError("it does not have one METADATA")
+        if archive.getinfo(own[0]).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("its METADATA is compressed in another way")
         with archive.open(own[0]) as member:
             data = member.read(_METADATA_BYTES + 1)
     if len(data) > _METADATA_BYTES:

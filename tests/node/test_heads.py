@@ -24,6 +24,7 @@ from dandelion.tokens.file import read_tokens, write_tokens
 
 from .guarded import guarded, token
 
+TURNS = 50
 LIMITS = Limits(100, 100, 10.0, 10.0, 10.0, 1)
 
 
@@ -91,9 +92,13 @@ async def output_of(pieces: list[bytes], heads: KnownHeads) -> bytes:
     for piece in pieces:
         if not transport.closed:
             protocol.data_received(piece)
-        while state.tasks or protocol._begun:
+        for _ in range(TURNS):  # a request whose body is incomplete waits for the next piece
+            if not (state.tasks or protocol._begun):
+                break
             await asyncio.sleep(0)
     protocol.connection_lost(None)
+    while state.tasks:
+        await asyncio.sleep(0)
     return bytes(transport.output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -20,13 +21,14 @@ from dandelion.errors import (
     Cancelled,
     DandelionError,
     EnvironmentsFull,
+    InternalError,
     InvalidFunction,
     Overloaded,
 )
 from dandelion.function import CodeObject
-from dandelion.packages import Environments, PackageSource, environments, preparing
-from dandelion.packages.environment_folder import remove
-from dandelion.packages.records import PrepareLimits
+from dandelion.packages import Environments, PackageSource, environments, prepare_process, preparing
+from dandelion.packages.environment_folder import remove, sealed
+from dandelion.packages.records import PrepareJob, PrepareLimits
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
 
@@ -253,3 +255,22 @@ def test_a_folder_that_others_may_write_to_is_refused(make: Make, tmp_path: Path
     (tmp_path / "cache").chmod(0o777)
     with pytest.raises(DandelionError, match="other users"):
         prepared(make([]), "a")
+
+
+def test_links_to_folders_are_not_sealed(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "package").symlink_to("/usr")
+    with pytest.raises(InternalError, match="link"):
+        sealed(site, {})
+
+
+def test_a_full_disk_is_not_a_fault_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dandelion.packages.resolving.resolve", full)
+    job = PrepareJob(os.getpid(), ("a",), {}, PackageSource(), PrepareLimits())
+    assert "No space" in prepare_process.prepare(job, None).unavailable

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 import dandelion as dd
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.errors import InvalidFunction, Raised
+from dandelion.node import Settings
+from dandelion.testing import wait_until
 from tests.packages.test_node import SETTINGS
 from tests.packages.wheels import wheel
 from tests.processes import children
@@ -55,6 +60,44 @@ left = fcntl.fcntl(os.open('/dev/null', os.O_RDONLY), fcntl.F_DUPFD, 4500)
 """
 
 
+FORGED = """
+import array, os, socket, msgspec
+control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=os.dup(3))
+def send(message, *files):
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', files))
+    control.sendmsg([msgspec.msgpack.encode(message)], [rights] if files else [])
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+ready = {{'type': 'ready', 'facts': {{}}, 'mapped_bytes': 1}}
+forked = {{'type': 'forked', 'pid': {pid}}}
+files = theirs.fileno(), os.pidfd_open({pid}), os.memfd_create('x'), os.pipe()[0]
+{sends}
+"""
+
+FORGERIES = {
+    "a process that is no sandbox": "send(ready); send(forked, *files)",
+    "a descriptor of no process": "send(ready); send(forked, files[0], files[2], *files[2:])",
+    "too few descriptors": "send(ready); send(forked, *files[:2])",
+    "descriptors of no sandbox": "send(ready, *files)",
+    "readiness again and again": "send(ready); send(ready)",
+    "no message": "send(ready); send({'type': 'other'})",
+}
+
+LEFT = """
+import os, time
+if os.fork() == 0:
+    if os.fork():
+        os._exit(0)
+    for descriptor in range(3, 200):
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass
+    while True:
+        time.sleep(60)
+os.wait()
+"""
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("wheels")
@@ -62,13 +105,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dd.Node]:
-    cache = tmp_path_factory.mktemp("cache")
-    settings = msgspec.structs.replace(
-        SETTINGS, packages_folder=str(wheels), packages_cache=str(cache)
-    )
-    with dd.Node(settings) as node:
+    with dd.Node(with_packages(wheels, tmp_path_factory.mktemp("cache"))) as node:
         yield node
     assert not children()
+
+
+def with_packages(wheels: Path, cache: Path) -> Settings:
+    return msgspec.structs.replace(SETTINGS, packages_folder=str(wheels), packages_cache=str(cache))
 
 
 def function(name: str, body: str) -> FunctionDocument:
@@ -103,3 +146,48 @@ def test_a_package_cannot_replace_what_the_engine_loads(node: dd.Node, wheels: P
     wheel(wheels, "shadow", "1.0", {**files, "shadow.py": "import json, msgspec"})
     node.register(function("shadow", "import shadow, json; return json.dumps(1)"))
     assert node.invoke("shadow").y.text() == "1"
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_package_cannot_name_a_process_that_the_node_then_kills(
+    node: dd.Node, wheels: Path, name: str
+) -> None:
+    before = len(_received())
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as victim:
+        text = FORGED.format(pid=victim.pid, sends=FORGERIES[name])
+        wheel(wheels, "forges", "1.0", {"forges.py": text})
+        with pytest.raises(InvalidFunction, match="take part in the engine's messages"):
+            node.register(function("forges", "return ''"))
+        assert victim.poll() is None
+    assert len(_received()) <= before
+
+
+def test_processes_that_a_package_starts_end_with_the_node(wheels: Path, tmp_path: Path) -> None:
+    before = children()
+    wheel(wheels, "leaves", "1.0", {"leaves.py": LEFT})
+    with dd.Node(with_packages(wheels, tmp_path)) as node:
+        node.register(function("leaves", "return 'x'"))
+        assert node.invoke("leaves").y.text() == "x"
+        sessions = {str(pid) for pid in children() - before}
+        assert _of_sessions(sessions)
+    wait_until(lambda: not _of_sessions(sessions), 5.0)
+
+
+def _received() -> list[str]:
+    """List the open descriptors of this process of the kinds that a sandbox sends."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0])
+    return [kind for kind in found if kind in ("socket", "pipe", "/memfd", "anon_inode")]
+
+
+def _of_sessions(sessions: set[str]) -> list[str]:
+    """List the processes of sessions that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, *others = (process / "stat").read_text().rpartition(")")[2].split()
+            if state != "Z" and others[2] in sessions:
+                found.append(process.name)
+    return found

@@ -27,6 +27,7 @@ class Index:
         pages: kind and content by path.
         moved: targets of redirects by path.
         asked: paths and credentials of all requests.
+        missing_bytes: how much of each content is announced and not sent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,6 +35,7 @@ class Index:
         self.pages: dict[str, tuple[str, bytes]] = {}
         self.moved: dict[str, str] = {}
         self.asked: list[tuple[str, str | None]] = []
+        self.missing_bytes = 0
         index = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -60,7 +62,7 @@ class Index:
         kind, data = found or ("text/plain", b"")
         request.send_response(404 if found is None else 200)
         request.send_header("Content-Type", kind)
-        request.send_header("Content-Length", str(len(data)))
+        request.send_header("Content-Length", str(len(data) + self.missing_bytes))
         request.end_headers()
         request.wfile.write(data)
 
@@ -156,6 +158,41 @@ def test_credentials_go_to_the_index_and_into_no_message(index: Index) -> None:
     with pytest.raises(CannotResolve) as caught:
         chosen(index, "missing", url=url)
     assert "pass" not in str(caught.value)
+
+
+def test_credentials_do_not_go_to_another_port(index: Index, tmp_path: Path) -> None:
+    other = Index(index.folder)
+    thread = threading.Thread(target=other.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        path = wheel(index.folder, "a", "1.0")
+        index.list_as_json("a", path, url=other.url.replace("simple", f"files/{path.name}"))
+        url = index.url.replace("http://", "http://user:word@")
+        assert chosen(index, "a", url=url) == [path.name]
+    finally:
+        other.server.shutdown()
+        other.server.server_close()
+        thread.join()
+    assert [given is None for _, given in index.asked] == [False]
+    assert other.asked == [(f"/files/{path.name}", None)]
+
+
+def test_an_answer_that_ends_early(index: Index) -> None:
+    path = wheel(index.folder, "a", "1.0")
+    index.list_as_json("a", path)
+    source = WheelIndex(index.url, lambda size_bytes: None)
+    found = source.find("a")[0]
+    index.missing_bytes = 1
+    with pytest.raises(IndexUnavailable, match="everything"):
+        source.opened(found)
+    with pytest.raises(IndexUnavailable, match="everything"):
+        chosen(index, "a")
+
+
+def test_a_redirect_to_no_address(index: Index) -> None:
+    index.moved["/simple/a/"] = "http://[::1/"
+    with pytest.raises(IndexUnavailable):
+        chosen(index, "a")
 
 
 def test_pages_that_are_none(index: Index) -> None:

@@ -53,6 +53,33 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "site").exists()  # names are checked before anything is written
 
 
+@pytest.mark.parametrize("name", ["x" * 250, "/".join("ab" * 40), "/".join(["y" * 200] * 6)])
+def test_names_that_are_too_long_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadWheel, match="too long"):
+        unpack(archive({"first.py": "", name: "bad"}), tmp_path / "site", free)
+    assert not (tmp_path / "site").exists()
+
+
+def test_folders_are_counted_as_files_are(tmp_path: Path) -> None:
+    spent = 0
+
+    def spend(size_bytes: int, files: int) -> None:
+        nonlocal spent
+        spent += files
+
+    unpack(archive({f"{i}/a/b/c/d.py": "" for i in range(3)} | {"0/a/e.py": ""}), tmp_path, spend)
+    assert spent == len(list(tmp_path.rglob("*"))) == 4 + 3 * 4
+
+
+def test_a_member_far_behind_the_end_is_damage(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr("a.py", "")
+        file.filelist[0].header_offset = (1 << 64) - 1
+    with pytest.raises(BadWheel):
+        unpack(made, tmp_path, free)
+
+
 def test_links_and_devices_are_refused(tmp_path: Path) -> None:
     for mode in (0o120777, 0o020666, 0o010666):
         with pytest.raises(BadWheel):
