@@ -201,7 +201,7 @@ def test_a_caller_who_is_interrupted_takes_its_invocation_along(node: Node) -> N
         with pytest.raises(KeyboardInterrupt):
             echoed(node, b"W")
         interrupted.result(10)
-    assert not node.info().running
+    wait_until(lambda: not node.info().running)
     assert echoed(node, b"q2") == b"q2"
 
 
