@@ -67,7 +67,6 @@ def main() -> int:
     """Load the file that the arguments name."""
     path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(descriptor, False)
-    sys.path.insert(0, str(path.resolve().parent))
     loaded = _load(path)
     with os.fdopen(descriptor, "wb") as answer:
         answer.write(msgspec.msgpack.encode(loaded))

@@ -288,6 +288,18 @@ def test_a_closed_loop_shows_who_waits_since_the_warm_up(closed: bool, counted: 
     assert log.report(0.0, 0).count + log.lacks(unanswered) == counted
 
 
+@pytest.mark.parametrize(("closed", "per_s"), [(True, 10), (False, 5)])
+def test_a_closed_loop_has_no_answers_after_its_window(closed: bool, per_s: int) -> None:
+    """Each request takes 0.5 s; the window is the first second, and nothing is sent after it."""
+    log = RequestLog(0, 10**9, closed=closed)
+    connection = LoadConnection(1, select.epoll())
+    for end_ms in range(50, 1050, 100):
+        connection.begin(0, 1, 1 + (end_ms - 500) * 10**6)
+        connection.intended_ns = connection.sent_ns
+        log.over(connection, end_ms * 10**6)
+    assert log.report(0.0, 0).achieved_per_s == per_s
+
+
 @pytest.mark.parametrize(
     ("achieved", "p99_us", "failed", "count", "overloaded"),
     [
