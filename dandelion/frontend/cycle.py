@@ -115,7 +115,7 @@ class Cycle:
         self._event: asyncio.Event | None = None
         self._has_news = False
         self._chunked = False
-        self._left_bytes = 0  # of the body of the response
+        self._left_bytes: int | None = 0  # of the body of the response; None: until it is closed
 
     # --- from the connection ----------------------------------------------------------------------
 
@@ -279,6 +279,9 @@ class Cycle:
         has_body = self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY
         if b"content-length" in given:
             self._left_bytes = int(given[b"content-length"]) if has_body else 0
+        elif has_body and self.scope["http_version"] == "1.0":
+            self.keep_alive = False  # HTTP/1.0 has no chunks: the end of the connection ends the body
+            self._left_bytes = None
         elif has_body:
             self._chunked = True
             head.append(b"transfer-encoding: chunked\r\n")
@@ -295,9 +298,10 @@ class Cycle:
                 parts.append(b"0\r\n\r\n")
             self._connection.transport.write(b"".join(parts))
         elif self.scope["method"] != "HEAD":
-            self._left_bytes -= len(body)
-            if self._left_bytes < 0 or (self._left_bytes and not more_body):
-                raise RuntimeError("the body of the response is not as long as its head says")
+            if self._left_bytes is not None:
+                self._left_bytes -= len(body)
+                if self._left_bytes < 0 or (self._left_bytes and not more_body):
+                    raise RuntimeError("the body of the response is not as long as its head says")
             self._connection.transport.write(body)
         if not more_body:
             self._complete()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from dandelion.asynchronous.records import KeptRequest
+from dandelion.asynchronous.records import KeptRequest, check_key
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, Unknown
 from dandelion.frontend.asgi import (
@@ -244,12 +244,15 @@ def _kept_request(
     request: Request, plan: _Plan, deadline_s: float | None, priority: int
 ) -> KeptRequest:
     """Tell what an invocation is that the node keeps, besides its sets."""
+    key = request.header(b"idempotency-key")
+    if b"idempotency-key" in request.headers:
+        check_key("header.idempotency-key", key)  # without one, a repetition would run again
     return KeptRequest(
         name=plan.name,
         version=plan.version,
         deadline_s=deadline_s,
         priority=priority,
-        key=request.header(b"idempotency-key"),
+        key=key,
         callback=request.header(b"dandelion-callback"),
     )
 

@@ -241,10 +241,25 @@ def test_a_synchronous_request_with_a_key_is_carried_out_once(here: Served) -> N
     assert ask("twice", "buy-1", b'{"sets": {"x": "hello"}}').kind == "KeyReused"
     late = here.submit("echo", Idempotency_Key="buy-1")
     assert (late.status, late.json["id"]) == (202, id_)
-    assert ask("echo", "two words").status == 400
+    for wrong in ("two words", ""):
+        assert ask("echo", wrong).status == 400
     failed = [ask("fail", "buy-2") for _ in range(2)]
     assert [(one.status, one.kind) for one in failed] == [(422, "Raised")] * 2
     assert failed[0].headers["dandelion-invocation"] == failed[1].headers["dandelion-invocation"]
+
+
+def test_a_stream_ends_with_its_connection_in_http_1_0(here: Served) -> None:
+    location = here.submit("echo").headers["location"]
+    here.ask("GET", f"{location}?wait_s=20")
+    with socket.create_connection(("127.0.0.1", here.port), TIMEOUT_S) as old:
+        head = f"GET {location}/events HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive"
+        old.sendall(f"{head}\r\n\r\n".encode())
+        response, _, body = b"".join(iter(lambda: old.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in response, "it is not part of HTTP/1.0"
+    assert b"connection: close" in response
+    assert body.startswith((b"id:", b"event:", b"retry:", b"data:", b":")), body[:80]
+    assert body.endswith(b"\n\n")
 
 
 def test_a_repetition_waits_for_the_first_request(here: Served) -> None:
