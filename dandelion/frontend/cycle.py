@@ -280,7 +280,7 @@ class Cycle:
         if b"content-length" in given:
             self._left_bytes = int(given[b"content-length"]) if has_body else 0
         elif has_body and self.scope["http_version"] == "1.0":
-            self.keep_alive = False  # HTTP/1.0 has no chunks: the end of the connection ends the body
+            self.keep_alive = False  # HTTP/1.0 has no chunks: it ends with its connection
             self._left_bytes = None
         elif has_body:
             self._chunked = True

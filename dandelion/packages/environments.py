@@ -230,17 +230,15 @@ class Environments:
                 self._job(requirements, wheels, str(site), known), self._stopped
             ).wheels
             key = environment_key(chosen)
-            is_new = bool(chosen) and key not in known
-            if is_new:
-                record = sealed(site, chosen)
-                self._make_room(record)
-                (folder / RECORD).write_bytes(msgspec.json.encode(record))
-            with self._lock:
-                if chosen and not (
-                    key in self._held or self._hold(key) or (is_new and self._install(folder, key))
-                ):
-                    return None
-                self._pin(chosen)
+            with contextlib.ExitStack() as alone:
+                if chosen and key not in known:
+                    record = sealed(site, chosen)
+                    alone.enter_context(self._alone())
+                    self._install(folder, key, record)
+                with self._lock:
+                    if chosen and not (key in self._held or self._hold(key)):
+                        return None
+                    self._pin(chosen)
         return chosen
 
     def _pin(self, wheels: Mapping[str, Digest]) -> str:
@@ -249,31 +247,31 @@ class Environments:
         self._pinned[key] = self._pinned.get(key, 0) + 1
         return key
 
-    def _install(self, folder: Path, key: str) -> bool:
-        """Give a prepared folder its name, under the lock; return whether it is held."""
+    def _install(self, folder: Path, key: str, record: EnvironmentRecord) -> None:
+        """Give a prepared folder its name, unless another node was faster. Under `_alone`.
+
+        So nodes do this one after the other, and all together keep the limit.
+
+        Raises:
+            EnvironmentsFull: it does not fit beside those that are in use.
+        """
         target = self._folder / key
-        lock = self._locked("", fcntl.LOCK_EX)
-        try:
-            if not is_whole(target):  # else another node was faster
-                remove(target)
-                folder.rename(target)
-            return self._hold(key)
-        finally:
-            os.close(lock)
+        if not is_whole(target):
+            self._make_room(record)
+            (folder / RECORD).write_bytes(msgspec.json.encode(record))
+            remove(target)
+            folder.rename(target)
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[Path]:
         """Make a folder that other nodes leave alone; it is removed unless it was renamed."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         check_owner(self._folder)
-        all_locked = self._locked("", fcntl.LOCK_EX)  # or others may sweep it before it is locked
-        try:
+        with self._alone():  # or others may sweep it before it is locked
             self._sweep()
             folder = Path(tempfile.mkdtemp(prefix=_PREPARING, dir=self._folder))
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        finally:
-            os.close(all_locked)
         try:
             folder.chmod(0o755)
             yield folder
@@ -312,6 +310,15 @@ class Environments:
             raise
         return lock
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other nodes from changing the folder."""
+        lock = self._locked("", fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
     def _unpin(self, key: str) -> None:
         with self._lock:
             self._pinned[key] -= 1
@@ -325,7 +332,7 @@ class Environments:
     # --- room ---------------------------------------------------------------------------------
 
     def _make_room(self, record: EnvironmentRecord) -> None:
-        """Remove unused environments until another one fits below the limit.
+        """Remove unused environments until another one fits below the limit. Under `_alone`.
 
         Raises:
             EnvironmentsFull: it does not fit beside those that are in use.
@@ -344,14 +351,15 @@ class Environments:
             raise EnvironmentsFull(record.size_bytes, used_bytes, limit_bytes)
 
     def _remove_unused(self, key: str) -> bool:
-        """Remove an environment if no node has locked it."""
-        with contextlib.ExitStack() as locks:
-            locks.callback(os.close, self._locked("", fcntl.LOCK_EX))
-            try:
-                locks.callback(os.close, self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB))
-            except BlockingIOError:
-                return False
+        """Remove an environment if no node has locked it. Under `_alone`."""
+        try:
+            lock = self._locked(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
             remove(self._folder / key)
+        finally:
+            os.close(lock)
         return True
 
     def _sweep(self) -> None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from dandelion.errors import (
 )
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments, prepare_process, preparing
-from dandelion.packages.environment_folder import remove, sealed
+from dandelion.packages.environment_folder import EnvironmentRecord, remove, sealed
 from dandelion.packages.records import PrepareJob, PrepareLimits
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
@@ -211,6 +212,32 @@ def test_an_environment_stays_while_it_is_registered(make: Make, wheels: Path) -
     with store.prepare(["x"], {}, "here"), pytest.raises(EnvironmentsFull):
         prepared(store, "y")
     prepared(store, "y")
+
+
+def test_nodes_that_prepare_together_keep_the_limit(
+    make: Make, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("x", "y"):
+        wheel(wheels, name, "1.0", {f"{name}.bin": bytes(700 << 10)})
+    both, checked, done = Barrier(2), Environments._make_room, Barrier(2)
+
+    def slow(self: Environments, record: EnvironmentRecord) -> None:
+        checked(self, record)
+        with suppress(BrokenBarrierError):  # the other has to wait for this one
+            both.wait(0.3)
+
+    def kept(store: Environments, name: str) -> bool:
+        try:
+            with store.prepare([name], {}, "here"):
+                done.wait(20)
+        except EnvironmentsFull:
+            done.wait(20)
+            return False
+        return True
+
+    monkeypatch.setattr(Environments, "_make_room", slow)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(kept, (make([]), make([])), ("x", "y"))) == [False, True]
 
 
 def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
