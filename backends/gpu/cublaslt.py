@@ -25,6 +25,7 @@ from dandelion.blueprint.operation_calls import GemmCall, MatrixCall, OperationC
 from dandelion.blueprint.operation_records import Activation, BiasAxis, Computation, ElementType
 from dandelion.errors import DeviceFault
 
+from .calls import LibrarySite
 from .cublaslt_binding import (
     Attribute,
     Binding,
@@ -76,17 +77,16 @@ class CublasLt(Library):
 
     Args:
         binding: loaded.
-        name: of the device, for errors.
-        stream: where products are launched.
+        site: where products are launched.
 
     Raises:
         DeviceFault: the library refuses this device.
     """
 
-    def __init__(self, binding: Binding, name: str, stream: Any) -> None:
+    def __init__(self, binding: Binding, site: LibrarySite) -> None:
         self._library = binding.library
-        self._name = name
-        self._stream = stream
+        self._name = site.name
+        self._stream = site.stream
         self._known: OrderedDict[Key, _Algorithm | None] = OrderedDict()
         self._live: set[_Handles] = set()
         self._handle: Any = ctypes.c_void_p()

@@ -16,13 +16,15 @@ is released, and `close` releases the rest, whether or not one of these steps fa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from dandelion.blueprint.operation_calls import OperationCall
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
-from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
+from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function, LibrarySite
 from .compiling import CodeCache
 from .cudalike_capture import LANES, GraphCapture
 from .cudalike_code import (
@@ -35,9 +37,10 @@ from .cudalike_code import (
 )
 from .cudalike_library import PreparedOperation, prepare_operation
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
+from .cudalike_trials import DeviceTrials
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .lowering import DeferredLibrary, Lowering
+from .lowering import Libraries, Library, Lowering
 from .plan import Copy, Launch, LibraryCall, Zero
 from .source import LoadedCode
 
@@ -85,7 +88,7 @@ class CudaLikeDevice(Device):
         self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
         self._captures: GraphCapture
-        self._library = DeferredLibrary(lambda: self._calls.library(self.name, self._stream))
+        self._library = Libraries({})
 
     @classmethod
     def calls(cls) -> Calls:
@@ -151,12 +154,25 @@ class CudaLikeDevice(Device):
             calls.set_print_limit(0)
             self._limits = kernel_limits(calls.attributes, self._attribute)
             self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
+            self._library = Libraries(self._loaders())
         except (DeviceFault, DeviceFull) as error:
             self.close()
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
         except BackendUnavailable:
             self.close()
             raise
+
+    def _loaders(self) -> dict[type[OperationCall], Callable[[], Library | None]]:
+        """What loads the library of each kind of operation."""
+        calls = self._calls
+        kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
+        trials = DeviceTrials(
+            calls, self._stream, self._captures, kind, self._cache, self._do, self._undo
+        )
+        site = LibrarySite(self.name, self._stream, trials)
+        return {
+            operation: functools.partial(load, site) for operation, load in calls.libraries.items()
+        }
 
     def _initialize(self) -> None:
         try:
@@ -326,7 +342,7 @@ class CudaLikeDevice(Device):
         return Handle(made)
 
     def lowering(self) -> Lowering:
-        """With the vendor's library, which is loaded when an operation is first planned."""
+        """With the vendor's libraries, which are loaded when an operation is first planned."""
         return Lowering(self._library)
 
     def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:

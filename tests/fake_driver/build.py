@@ -24,8 +24,8 @@ _NAMES = {
 }
 
 
-OPERATIONS = "libcublasLt.so.13"
-"""The library of operations."""
+OPERATIONS = {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"}
+"""The libraries of operations, by the name of their source."""
 
 
 def missing() -> str:
@@ -46,9 +46,10 @@ def build(kind: str, folder: Path) -> list[Path]:
         made.append(folder / other)
     if kind == "cuda":
         (folder / "lib64").mkdir(exist_ok=True)
-        made.append(folder / "lib64" / OPERATIONS)
-        _cc("-o", made[-1], f"-Wl,-soname,{OPERATIONS}", HERE / "cublaslt.c", "-lm",
-            "-Wl,--no-as-needed", first)  # fmt: skip
+        for source, library in OPERATIONS.items():
+            made.append(folder / "lib64" / library)
+            _cc("-o", made[-1], f"-Wl,-soname,{library}", HERE / f"{source}.c", "-lm",
+                "-Wl,--no-as-needed", first)  # fmt: skip
     return made
 
 
@@ -75,9 +76,9 @@ def load(kind: str, folder: Path) -> ctypes.CDLL:
     return first
 
 
-def operations(folder: Path) -> ctypes.CDLL:
-    """Return the library of operations of CUDA, which was built."""
-    return ctypes.CDLL(str(folder / "lib64" / OPERATIONS))
+def operations(folder: Path, name: str) -> ctypes.CDLL:
+    """Return a library of operations of CUDA, which was built."""
+    return ctypes.CDLL(str(folder / "lib64" / OPERATIONS[name]))
 
 
 _KEPT: list[ctypes.CDLL] = []

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "core.h"
+#include "elements.h"
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, FAILED = 14, NOT_SUPPORTED = 15 };
-enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
 enum { RELU = 2, BIAS = 4, GELU = 32 };
 
 struct layout {
@@ -201,36 +201,6 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct product *product,
     found[1].algorithm[0] = 0xA160;
     *count = 2;
     return SUCCESS;
-}
-
-static double number(int type, const char *at, int64_t i)
-{
-    if (type == R_64F)
-        return ((const double *)at)[i];
-    if (type == R_32F)
-        return ((const float *)at)[i];
-    if (type == R_16F)
-        return (double)((const _Float16 *)at)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)at)[i] << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-static void put(int type, char *at, int64_t i, double value)
-{
-    float narrow = (float)value;
-    uint32_t bits;
-    if (type == R_64F) {
-        ((double *)at)[i] = value;
-    } else if (type == R_32F) {
-        ((float *)at)[i] = narrow;
-    } else if (type == R_16F) {
-        ((_Float16 *)at)[i] = (_Float16)narrow;
-    } else {
-        memcpy(&bits, &narrow, 4);
-        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-    }
 }
 
 static void run(void **arguments)

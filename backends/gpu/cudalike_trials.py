@@ -1,0 +1,150 @@
+"""Which of several ways to compute an operation is the fastest on this device.
+
+A library proposes ways in the order of what it expects; what is fastest is measured. Each way is
+launched on memory of its own, which is zeroed, then some times within a graph, as in the calls to
+come. So a way that cannot be captured is not chosen. The answer is kept beside compiled code, under
+the digest of all that it depends on, so it is measured once for a device, not once for a process.
+
+Without room for the memory, or if nothing can be launched, the first way is taken and nothing kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dandelion.errors import DeviceFault, DeviceFull
+
+from .calls import Calls, Way
+from .compiling import CodeCache
+from .cudalike_capture import GraphCapture
+from .cudalike_code import Do
+from .layout import aligned
+
+ROOM_BYTES = 2 << 30
+"""Most memory for trials of one operation."""
+LIMIT_S = 2.0
+"""After so long no further way of an operation is tried."""
+_GRAPH_S = 1e-3
+_MOST_LAUNCHES = 16
+_REPLAYS = 3
+
+
+class DeviceTrials:
+    """`Trials` on one device, used by its thread, between calls.
+
+    Args:
+        calls: of the driver.
+        stream: of the device.
+        captures: on it.
+        device: what identifies a device of this kind.
+        cache: keeps answers; None for none.
+        do: gives the result of a call, or raises.
+        undo: calls, and once more if it failed.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        stream: Any,
+        captures: GraphCapture,
+        device: str,
+        cache: CodeCache | None,
+        do: Do,
+        undo: Callable[..., None],
+    ) -> None:
+        self._calls = calls
+        self._stream = stream
+        self._captures = captures
+        self._device = device
+        self._cache = cache
+        self._do = do
+        self._undo = undo
+
+    def fastest(self, key: str, sizes: Sequence[int], ways: Sequence[Way]) -> int:
+        """Give the index of the fastest way; see `Trials`."""
+        digest = hashlib.sha256(f"{self._device}\0{key}\0{len(ways)}".encode()).hexdigest()
+        name = f"{digest}.fastest"
+        kept = None if self._cache is None else self._cache.get(name)
+        if kept is not None and kept.isdigit() and int(kept) < len(ways):
+            return int(kept)
+        if len(ways) == 1:
+            return 0
+        with self._room(sizes) as addresses:
+            times = self._times(ways, addresses) if addresses else {}
+        if not times:
+            return 0
+        best = min(times, key=times.__getitem__)
+        if self._cache is not None:
+            self._cache.put(name, str(best).encode())
+        return best
+
+    @contextlib.contextmanager
+    def _room(self, sizes: Sequence[int]) -> Iterator[list[int]]:
+        """Zeroed memory of these sizes; nothing if there is no room."""
+        total = sum(map(aligned, sizes))
+        answer = self._calls.allocate(max(total, 1)) if total <= ROOM_BYTES else (1,)
+        if answer[0]:
+            yield []
+            return
+        pointer = answer[1]
+        try:
+            addresses, end = [], int(pointer)
+            for size in sizes:
+                addresses.append(end)
+                end += aligned(size)
+            filled = self._calls.fill(pointer, 0, total, self._stream)[0]
+            yield [] if filled else addresses
+        finally:
+            self._calls.synchronize(self._stream)
+            self._undo(self._calls.free, pointer)
+
+    def _times(self, ways: Sequence[Way], addresses: Sequence[int]) -> dict[int, float]:
+        """Seconds of each way that works."""
+        found: dict[int, float] = {}
+        began = time.perf_counter()
+        for index, way in enumerate(ways):
+            if found and time.perf_counter() - began > LIMIT_S:
+                break
+            with contextlib.suppress(DeviceFault, DeviceFull):
+                found[index] = self._time(lambda way=way: way(addresses))  # type: ignore[misc]  # a bound default
+        return found
+
+    def _time(self, launch: Callable[[], None]) -> float:
+        launch()  # loads its kernels
+        self._wait()
+        single = self._took(launch)
+        count = max(1, min(int(_GRAPH_S / max(single, 1e-9)), _MOST_LAUNCHES))
+        executable = self._graph(launch, count)
+        try:
+            return (
+                min(self._took(lambda: self._replay(executable)) for _ in range(_REPLAYS)) / count
+            )
+        finally:
+            self._undo(self._calls.destroy_executable, executable)
+
+    def _graph(self, launch: Callable[[], None], count: int) -> Any:
+        def repeated() -> None:
+            for _ in range(count):
+                launch()
+
+        graph = self._captures.chain(repeated)
+        try:
+            return self._do("trial", self._calls.instantiate(graph))
+        finally:
+            self._undo(self._calls.destroy_graph, graph)
+
+    def _replay(self, executable: Any) -> None:
+        self._do("trial", self._calls.replay(executable, self._stream))
+
+    def _took(self, work: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        work()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        self._do("trial", self._calls.synchronize(self._stream))
