@@ -72,15 +72,22 @@ Way: TypeAlias = Callable[[Sequence[int]], None]
 
 
 class Trials(Protocol):
-    """Measures ways to compute an operation."""
+    """Measures ways to compute an operation on a device, and keeps which is the fastest.
 
-    def fastest(self, key: str, sizes: Sequence[int], ways: Sequence[Way]) -> int:
-        """Give the index of the fastest way.
+    A key is a text with all that the answer depends on, beside the device.
+    """
+
+    def known(self, key: str) -> int | None:
+        """Give the number of the fastest way, if that was measured before."""
+        ...
+
+    def fastest(self, key: str, sizes: Sequence[int], ways: Mapping[int, Way]) -> int:
+        """Measure which way is the fastest; give its number.
 
         Args:
-            key: text of all that the answer depends on, beside the device.
+            key: of the operation.
             sizes: of the memory that each way is given, in bytes.
-            ways: at least one.
+            ways: by number, those expected fastest first; at least one.
         """
         ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dandelion.errors import DeviceFault, DeviceFull
@@ -64,23 +64,26 @@ class DeviceTrials:
         self._do = do
         self._undo = undo
 
-    def fastest(self, key: str, sizes: Sequence[int], ways: Sequence[Way]) -> int:
-        """Give the index of the fastest way; see `Trials`."""
-        digest = hashlib.sha256(f"{self._device}\0{key}\0{len(ways)}".encode()).hexdigest()
-        name = f"{digest}.fastest"
-        kept = None if self._cache is None else self._cache.get(name)
-        if kept is not None and kept.isdigit() and int(kept) < len(ways):
-            return int(kept)
-        if len(ways) == 1:
-            return 0
-        with self._room(sizes) as addresses:
-            times = self._times(ways, addresses) if addresses else {}
-        if not times:
-            return 0
-        best = min(times, key=times.__getitem__)
+    def known(self, key: str) -> int | None:
+        """Give the number of the fastest way, if it was measured before; see `Trials`."""
+        kept = None if self._cache is None else self._cache.get(self._name(key))
+        return int(kept) if kept is not None and kept.isdigit() else None
+
+    def fastest(self, key: str, sizes: Sequence[int], ways: Mapping[int, Way]) -> int:
+        """Measure which way is the fastest; see `Trials`."""
+        first = next(iter(ways))
+        if len(ways) > 1:
+            with self._room(sizes) as addresses:
+                times = self._times(ways, addresses) if addresses else {}
+            if not times:
+                return first
+            first = min(times, key=times.__getitem__)
         if self._cache is not None:
-            self._cache.put(name, str(best).encode())
-        return best
+            self._cache.put(self._name(key), str(first).encode())
+        return first
+
+    def _name(self, key: str) -> str:
+        return hashlib.sha256(f"{self._device}\0{key}".encode()).hexdigest() + ".fastest"
 
     @contextlib.contextmanager
     def _room(self, sizes: Sequence[int]) -> Iterator[list[int]]:
@@ -102,15 +105,15 @@ class DeviceTrials:
             self._calls.synchronize(self._stream)
             self._undo(self._calls.free, pointer)
 
-    def _times(self, ways: Sequence[Way], addresses: Sequence[int]) -> dict[int, float]:
-        """Seconds of each way that works."""
+    def _times(self, ways: Mapping[int, Way], addresses: Sequence[int]) -> dict[int, float]:
+        """Seconds of each way that works, by its number."""
         found: dict[int, float] = {}
         began = time.perf_counter()
-        for index, way in enumerate(ways):
+        for number, way in ways.items():
             if found and time.perf_counter() - began > LIMIT_S:
                 break
             with contextlib.suppress(DeviceFault, DeviceFull):
-                found[index] = self._time(lambda way=way: way(addresses))  # type: ignore[misc]  # a bound default
+                found[number] = self._time(lambda way=way: way(addresses))  # type: ignore[misc]  # a bound default
         return found
 
     def _time(self, launch: Callable[[], None]) -> float:

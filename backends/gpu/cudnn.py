@@ -13,9 +13,9 @@ are used least recently are dropped, unless a prepared convolution uses them.
 from __future__ import annotations
 
 import ctypes
-import itertools
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,7 +33,10 @@ WORKSPACE_BYTES = 32 << 20
 """Most memory that an engine may need."""
 MOST_ENGINES = 6
 """So many engines are tried for each shape."""
+PLANNING_S = 1.0
+"""After so long no further engine is made ready to be tried: some are compiled for the shape."""
 _KNOWN = 1024
+_ALIGNMENT_BYTES = 256
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -138,47 +141,73 @@ class Cudnn(Library):
         graph = self._descriptors()
         try:
             made = operations(call, self._handle, graph)
-            plans = list(itertools.islice(self._proposed(call, made, graph), MOST_ENGINES))
+            best = self._fastest(call, made, graph, f"cudnn {self._version} {key}")
         except DeviceFault:
-            plans = []  # it does not know such a convolution
-        if not plans:
+            best = None  # it does not know such a convolution
+        if best is None:
             self._release(graph)
+        return best
+
+    def _fastest(
+        self, call: ConvolutionCall, made: Any, graph: Descriptors, key: str
+    ) -> _ExecutionPlan | None:
+        trials = self._site.trials
+        known = trials.known(key)
+        if known is not None:
+            plans = self._plans(call, made, graph, only=known)
+            if plans:
+                return plans[known]
+        plans = self._plans(call, made, graph)
+        if not plans:
             return None
         parts = dict(operand_calls(call))
         item = call.dtype.size_bytes
-        offsets = {name: part.offset_bytes % 256 for name, part in parts.items()}
+        offsets = {name: part.offset_bytes % _ALIGNMENT_BYTES for name, part in parts.items()}
         sizes = [offsets[name] + part.elements * item for name, part in parts.items()]
-        sizes.append(max(plan.workspace_bytes for plan in plans))
-        ways = [self._way(plan, offsets) for plan in plans]
-        best = plans[self._site.trials.fastest(f"cudnn {self._version} {key}", sizes, ways)]
-        for plan in plans:
+        sizes.append(max(plan.workspace_bytes for plan in plans.values()))
+        ways = {number: self._way(plan, offsets) for number, plan in plans.items()}
+        best = plans[trials.fastest(key, sizes, ways)]
+        for plan in plans.values():
             if plan is not best:
                 self._release(plan.own)
         return best
 
-    def _proposed(
-        self, call: ConvolutionCall, made: Any, graph: Descriptors
-    ) -> Iterator[_ExecutionPlan]:
-        """Yield the plans of engines that work and need no more memory than there is for them."""
-        for config in engines(call, made, graph):
-            own = self._descriptors()
-            try:
-                plan = own.made(
-                    Kind.PLAN,
-                    [
-                        (Attribute.PLAN_HANDLE, ValueType.HANDLE, pointers([self._handle])),
-                        (Attribute.PLAN_CONFIG, ValueType.DESCRIPTOR, pointers([config])),
-                    ],
-                )
-                (needed,) = own.numbers(
-                    plan, Attribute.PLAN_WORKSPACE_BYTES, ValueType.INT64, 1, ctypes.c_int64
-                )
-            except DeviceFault:
-                needed = WORKSPACE_BYTES + 1  # the engine does not have this shape
-            if needed > WORKSPACE_BYTES:
-                self._release(own)
-                continue
-            yield _ExecutionPlan(plan, needed, graph, own)
+    def _plans(
+        self, call: ConvolutionCall, made: Any, graph: Descriptors, only: int | None = None
+    ) -> dict[int, _ExecutionPlan]:
+        """Make plans of the engines that work, by their number; or of one engine alone."""
+        plans: dict[int, _ExecutionPlan] = {}
+        began = time.monotonic()
+        for number, config in enumerate(engines(call, made, graph)):
+            plan = self._made(config, graph) if only in (None, number) else None
+            if plan is not None:
+                plans[number] = plan
+            if number == only or len(plans) == MOST_ENGINES:
+                break
+            if plans and time.monotonic() - began > PLANNING_S:
+                break
+        return plans
+
+    def _made(self, config: Any, graph: Descriptors) -> _ExecutionPlan | None:
+        """Make the plan of an engine; None if it does not work or needs too much memory."""
+        own = self._descriptors()
+        try:
+            plan = own.made(
+                Kind.PLAN,
+                [
+                    (Attribute.PLAN_HANDLE, ValueType.HANDLE, pointers([self._handle])),
+                    (Attribute.PLAN_CONFIG, ValueType.DESCRIPTOR, pointers([config])),
+                ],
+            )
+            (needed,) = own.numbers(
+                plan, Attribute.PLAN_WORKSPACE_BYTES, ValueType.INT64, 1, ctypes.c_int64
+            )
+        except DeviceFault:
+            needed = WORKSPACE_BYTES + 1  # the engine does not have this shape
+        if needed > WORKSPACE_BYTES:
+            self._release(own)
+            return None
+        return _ExecutionPlan(plan, needed, graph, own)
 
     def _way(
         self, plan: _ExecutionPlan, offsets: Mapping[str, int]
@@ -233,7 +262,9 @@ class Cudnn(Library):
 
 def _key(call: ConvolutionCall) -> Key:
     """All that a plan depends on."""
-    parts = tuple((name, part.offset_bytes % 256) for name, part in operand_calls(call))
+    parts = tuple(
+        (name, part.offset_bytes % _ALIGNMENT_BYTES) for name, part in operand_calls(call)
+    )
     in_place = call.addend is not None and call.addend.buffer == call.out.buffer
     return (
         call.batch, call.channels, call.filters, call.size, call.kernel, call.stride,

@@ -191,8 +191,9 @@ class Runner:
         weights: WeightsLimit | None = None,
         cache: CodeCache | None = None,
         part_ns: int = LONG_NS,
+        arena_bytes: int = ARENA_BYTES,
     ) -> None:
-        self.arena = SharedDomain(ARENA_BYTES)
+        self.arena = SharedDomain(arena_bytes)
         self.domain = Tracked(self.arena)
         limit = WeightsLimit(64 << 20) if weights is None else weights
         self.engine = SequentialEngine(
