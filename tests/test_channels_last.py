@@ -51,7 +51,7 @@ class Model:
         self, output: str, compute: Computation = Computation.TF32, for_gpu: bool = True
     ) -> tuple[list[Node], dict[str, ConvolutionProduct], Graph]:
         graph = Graph(self.inputs, self.constants, self.nodes, {"y": output})
-        made, found = with_products(graph, compute, for_gpu)
+        made, found = with_products(graph, compute, for_gpu=for_gpu)
         operations = {n: p for n, p in found.items() if isinstance(p, ConvolutionProduct)}
         assert operations.keys() == found.keys()
         return list(made.nodes), operations, made

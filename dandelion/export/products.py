@@ -39,7 +39,7 @@ _SHAPES_ONLY = frozenset(
 
 
 def with_products(
-    graph: Graph, precision: Computation, for_gpu: bool = False
+    graph: Graph, precision: Computation, *, for_gpu: bool = False
 ) -> tuple[Graph, dict[str, Product]]:
     """Replace operators by library operations.
 
@@ -167,7 +167,7 @@ class _Rewriter:
         made = ConvolutionProduct(
             self.place(x, image), self.place(weight, kernel), batch, channels, filters,
             (height, width), (window[0], window[1]), strides, around, steps,
-            TYPES[dtype], self.compute(dtype), layout,
+            TYPES[dtype], self.compute(dtype), layout=layout,
         )  # fmt: skip
         if bias is None:
             return made

@@ -133,7 +133,7 @@ def export_module(
     show(0, 0, "graph")
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
-    made, products = with_products(folded(graph), Computation(precision), device == "gpu")
+    made, products = with_products(folded(graph), Computation(precision), for_gpu=device == "gpu")
     kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
