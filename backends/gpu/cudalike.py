@@ -16,11 +16,9 @@ is released, and `close` releases the rest, whether or not one of these steps fa
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from dandelion.blueprint.operation_calls import OperationCall
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
@@ -35,12 +33,13 @@ from .cudalike_code import (
     prepare_copy,
     prepare_kernel,
 )
-from .cudalike_library import PreparedOperation, prepare_operation
+from .cudalike_library import PreparedOperation, libraries, prepare_operation
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .cudalike_trials import DeviceTrials
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .lowering import Libraries, Library, Lowering
+from .lowering import Libraries, Lowering
+from .measurements import Measurements
 from .plan import Copy, Launch, LibraryCall, Zero
 from .source import LoadedCode
 
@@ -154,25 +153,18 @@ class CudaLikeDevice(Device):
             calls.set_print_limit(0)
             self._limits = kernel_limits(calls.attributes, self._attribute)
             self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
-            self._library = Libraries(self._loaders())
+            kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
+            self.measurements = Measurements(kind, self._cache)
+            trials = DeviceTrials(
+                self.measurements, calls, self._stream, self._captures, self._do, self._undo
+            )
+            self._library = libraries(calls, LibrarySite(self.name, self._stream, trials))
         except (DeviceFault, DeviceFull) as error:
             self.close()
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
         except BackendUnavailable:
             self.close()
             raise
-
-    def _loaders(self) -> dict[type[OperationCall], Callable[[], Library | None]]:
-        """What loads the library of each kind of operation."""
-        calls = self._calls
-        kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
-        trials = DeviceTrials(
-            calls, self._stream, self._captures, kind, self._cache, self._do, self._undo
-        )
-        site = LibrarySite(self.name, self._stream, trials)
-        return {
-            operation: functools.partial(load, site) for operation, load in calls.libraries.items()
-        }
 
     def _initialize(self) -> None:
         try:

@@ -11,7 +11,6 @@ Without room for the memory, or if nothing can be launched, the first way is tak
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,10 +18,10 @@ from typing import Any
 from dandelion.errors import DeviceFault, DeviceFull
 
 from .calls import Calls, Way
-from .compiling import CodeCache
 from .cudalike_capture import GraphCapture
 from .cudalike_code import Do
 from .layout import aligned
+from .measurements import Measurements
 
 ROOM_BYTES = 2 << 30
 """Most memory for trials of one operation."""
@@ -37,36 +36,33 @@ class DeviceTrials:
     """`Trials` on one device, used by its thread, between calls.
 
     Args:
+        measurements: keep answers.
         calls: of the driver.
         stream: of the device.
         captures: on it.
-        device: what identifies a device of this kind.
-        cache: keeps answers; None for none.
         do: gives the result of a call, or raises.
         undo: calls, and once more if it failed.
     """
 
     def __init__(
         self,
+        measurements: Measurements,
         calls: Calls,
         stream: Any,
         captures: GraphCapture,
-        device: str,
-        cache: CodeCache | None,
         do: Do,
         undo: Callable[..., None],
     ) -> None:
+        self._measurements = measurements
         self._calls = calls
         self._stream = stream
         self._captures = captures
-        self._device = device
-        self._cache = cache
         self._do = do
         self._undo = undo
 
     def known(self, key: str) -> int | None:
         """Give the number of the fastest way, if it was measured before; see `Trials`."""
-        kept = None if self._cache is None else self._cache.get(self._name(key))
+        kept = self._measurements.get(key)
         return int(kept) if kept is not None and kept.isdigit() else None
 
     def fastest(self, key: str, sizes: Sequence[int], ways: Mapping[int, Way]) -> int:
@@ -78,12 +74,8 @@ class DeviceTrials:
             if not times:
                 return first
             first = min(times, key=times.__getitem__)
-        if self._cache is not None:
-            self._cache.put(self._name(key), str(first).encode())
+        self._measurements.put(key, str(first).encode())
         return first
-
-    def _name(self, key: str) -> str:
-        return hashlib.sha256(f"{self._device}\0{key}".encode()).hexdigest() + ".fastest"
 
     @contextlib.contextmanager
     def _room(self, sizes: Sequence[int]) -> Iterator[list[int]]:

@@ -164,7 +164,7 @@ def without_room_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
         runner = Runner(fake, pool_bytes=3 << 20, cache=CodeCache(Path(folder)))
         _case().check(runner)
         assert fake.convolutions.fake_dnn_engine() == SLOW
-        assert not list(Path(folder).glob("*.fastest")), "nothing was measured"
+        assert not list(Path(folder).glob("*.measured")), "nothing was measured"
         runner.close()
     fake.nothing_left()
 
