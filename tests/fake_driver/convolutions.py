@@ -226,7 +226,7 @@ def each_failure_of_cudnn_ends_one_call(fake: Fake) -> None:
 def failures_in_trials_cost_no_call(fake: Fake) -> None:
     """An engine that fails while it is timed is not chosen; the driver may fail there too."""
     case = _case(layout="nhwc")
-    for number in range(0, 200, 23):
+    for number in range(0, 200, 37):
         fake.reset()
         with tempfile.TemporaryDirectory() as folder:
             runner = Runner(fake, cache=CodeCache(Path(folder)))

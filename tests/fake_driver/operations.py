@@ -296,11 +296,12 @@ def a_library_that_is_not_installed_is_not_missed(fake: Fake) -> None:
     assert load(11080) is None, "no version of the interface is so old"
     assert load(13000, []) is not None, "the loader has it already"
     assert status_text(13) == "CUBLAS_STATUS_EXECUTION_FAILED"
+    home = os.environ["CUDA_HOME"]
     os.environ["CUDA_HOME"] = "relative"
     try:
         assert load(13000) is not None
     finally:
-        del os.environ["CUDA_HOME"]
+        os.environ["CUDA_HOME"] = home
 
 
 def impossible_operations_are_refused(fake: Fake) -> None:
