@@ -50,10 +50,7 @@ def device(kind: str, folder: Path) -> Fake:
     library = build.load(kind, folder)
     if kind == "hip_on_cuda":
         return Real("hip", folder / "cache")
-    if kind != "cuda":
-        return Fake(kind, library, folder / "cache")
-    products, convolutions = (build.operations(folder, name) for name in ("cublaslt", "cudnn"))
-    return Fake(kind, library, folder / "cache", products, convolutions)
+    return Fake(kind, library, folder / "cache", *build.operations(kind, folder))
 
 
 def main(kind: str, folder: str) -> None:
