@@ -145,3 +145,33 @@ def test_groups_are_left_as_they_are() -> None:
     nodes, made, _ = model.rewritten("first")
     assert [n.name for n in nodes] == ["first"]
     assert not made
+
+
+def test_a_network_computes_what_torch_does() -> None:
+    """With every convolution as an operation, on whatever device there is."""
+    torch = pytest.importorskip("torch", reason="the extra 'export' is not installed")
+    pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+    from dandelion.export import export_module
+    from dandelion.export.torch_binding import example_arrays, reference_outputs
+    from dandelion.node import Node
+    from tests.torch_calls import SETTINGS, call
+
+    class Network(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch may be absent
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.second = torch.nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            x = torch.nn.functional.max_pool2d(self.first(x).relu(), 2)
+            return torch.nn.functional.hardswish(self.second(x) + x).mean((2, 3))
+
+    torch.manual_seed(1)
+    network = Network().eval()
+    examples = (torch.randn(2, 3, 10, 12),)
+    made = export_module("exported", network, examples, precision="tf32")
+    assert made.report.library_operations == 2
+    with Node(SETTINGS) as node:
+        found = call(node, made.function, example_arrays(examples, made.inputs))
+    expected = reference_outputs(network, examples, made.outputs)
+    assert max(made.report.with_errors(found, expected).errors.values()) < 5e-3

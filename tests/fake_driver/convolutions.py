@@ -107,6 +107,7 @@ def sums_in_place_are_left_to_others(fake: Fake) -> None:
         sets = (runner.one("x", x), runner.one("w", w), runner.one("y", y))
         found = numbers(runner.run(function(made, {}), *sets), np.float32)
         assert (found == 2 * x + 1).all()
+    assert fake.convolutions is None or not fake.convolutions.fake_dnn_launched()
     runner.close()
     fake.nothing_left()
 
