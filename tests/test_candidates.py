@@ -10,17 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu import candidates
 from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.measurements import Measurements
+from dandelion.backends.gpu.options import GpuOptions
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.sequential import SequentialEngine
 from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Candidates
-from dandelion.blueprint.uses import integers_read, written_buffers
+from dandelion.blueprint.uses import integers_read, optional_kernels, written_buffers
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call
 from dandelion.errors import (
@@ -248,6 +251,37 @@ def test_written_and_read() -> None:
     with pytest.raises(InvalidInput, match="candidates"):
         bp.print_blueprint(plain, bp.Spelling.ORIGINAL)
     assert "the fastest of" in blueprint(("slow", "fast"))._repr_html_()
+
+
+def test_kernels_that_may_be_missing_on_a_device() -> None:
+    """Those that some alternatives launch, and nothing else does."""
+    b = blueprint(("slow", "fast"), ("slow", "mid"))
+    b.launch("fast", [b.x, b.x], grid=1)
+    assert optional_kernels(b.build()) == {"slow", "mid"}
+    assert optional_kernels(blueprint(("slow",)).build()) == set()
+
+
+def test_a_binary_for_other_devices_can_be_registered() -> None:
+    """As one of several alternatives, but not as the only one."""
+    checker = CudaLikeChecker(GpuOptions("cuda", {"cache": "off"}), CudaDevice)
+    for names, is_refused in ((("slow", "other"), False), (("other",), True)):
+        b = bp.Blueprint(
+            inputs=["x"], outputs=["y"],
+            modules={"k": ["k.c"], "m": [bp.Code("m.bin", backend="cuda", arch="sm_80")]},
+        )  # fmt: skip
+        b.kernel("slow", module="k")
+        b.kernel("other", module="m", access=("read", "both"))
+        y = b.buffer("y", like="x")
+        with b.candidates() as made:
+            for name in names:
+                with made.alternative():
+                    b.launch(name, [b.x, y], grid=1, block=64)
+        wanted = function(b, {"k.c": SOURCE, "m.bin": b"\x7fELF"})
+        if is_refused:
+            with pytest.raises(InvalidBlueprint):
+                checker.prepare(wanted, ("sm_90",))
+        else:
+            checker.prepare(wanted, ("sm_90",))
 
 
 def test_plans_have_one_alternative() -> None:

@@ -143,6 +143,28 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
     return bool(look(config.blueprint.control_flow))
 
 
+def optional_kernels(config: GpuConfig) -> set[str]:
+    """Names of the kernels that only alternatives of candidates launch, not all of them."""
+    inside: set[str] = set()
+
+    def needed(actions: tuple[Action, ...]) -> set[str]:
+        found: set[str] = set()
+        for action in actions:
+            match action:
+                case ExecKernel(kernel=kernel):
+                    found.add(kernel)
+                case Repeat(_, inner):
+                    found |= needed(inner)
+                case Candidates(alternatives):
+                    each = [needed(one) for one in alternatives]
+                    inside.update(*each)
+                    found |= set.intersection(*each)
+        return found
+
+    always = needed(config.blueprint.control_flow)
+    return inside - always
+
+
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
     """List the integers that plans of a blueprint depend on, each once."""
     found: dict[FromInput, None] = {}
