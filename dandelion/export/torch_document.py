@@ -133,7 +133,7 @@ def export_module(
     show(0, 0, "graph")
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
     _check(graph)
-    made, products = with_products(folded(graph), Computation(precision))
+    made, products = with_products(folded(graph), Computation(precision), for_gpu=device == "gpu")
     kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
@@ -273,7 +273,8 @@ def _add_operation(built: Blueprint, launch: OperationLaunch, weights: Packed) -
         channels=product.channels, size=product.size, filters=product.filters,
         kernel=product.kernel, stride=product.stride, padding=product.padding,
         dilation=product.dilation, addend=part_of(product.c), bias=part_of(product.bias),
-        dtype=names["dtype"], compute=names["compute"], activation=names["activation"],
+        layout=product.layout.value, dtype=names["dtype"], compute=names["compute"],
+        activation=names["activation"],
     )  # fmt: skip
 
 
