@@ -483,19 +483,25 @@ def manual() -> str:
 
 def test_the_listings_of_the_manual_are_right() -> None:
     listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
-    assert len(listings) == 4
+    assert len(listings) == 5
     first = bp.parse_blueprint(listings[0])
     bp.parse_blueprint(listings[1])
+    choice = listings.pop(2)
+    body = {"inputs": ["x"], "buffers": {"y": 4}, "outputs": ["y"]}
+    body |= {"control_flow": [json.loads(choice)]}
+    bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
     for listing in listings[2:]:
         (fields,) = json.loads(listing).values()
         used = re.findall(r'"(x|weights|row|skip|b)"', listing)
         body = {"inputs": list(dict.fromkeys(used)), "buffers": {fields["out"]: 2**22}}
         body |= {"outputs": [fields["out"]], "control_flow": [json.loads(listing)]}
         bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
-    python, operations = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+    python, chosen, operations = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(python, names)
     assert bp.parse_blueprint(names["text"]) == first
+    exec(chosen, names)
+    assert isinstance(names["b"].build().blueprint.control_flow[0], bp.Choose)
     exec(operations, names)
     assert len(names["b"].build().blueprint.control_flow) == 2
 
@@ -506,7 +512,7 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
     for row in rows:
         for written in row.split("`, `"):
             text = written.replace("size, ...", "1, 2").replace("size", "3")
-            if any(word in text for word in ("Repeat", "ExecKernel", "Gemm", "Conv2d")):
+            if any(word in text for word in ("Repeat", "Choose", "ExecKernel", "Gemm", "Conv2d")):
                 continue  # these are in all examples
             if "Buffer" in text:
                 bp.parse_blueprint(

@@ -11,6 +11,8 @@ from dandelion.blueprint import (
     Access,
     Action,
     Argument,
+    Case,
+    Choose,
     Conv2d,
     CopyBuffer,
     ExecKernel,
@@ -32,7 +34,7 @@ from dandelion.blueprint.operation_calls import (
     misplaced,
 )
 from dandelion.blueprint.operation_parts import operands, sizes
-from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_LAUNCHES
+from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_BYTES, MAX_LAUNCHES
 from dandelion.errors import DandelionError, InvalidInput
 
 from .lowering import LibraryStep, Lowering, accesses
@@ -138,6 +140,12 @@ class Drafts:
                 self.all += steps
                 launches += len(steps)
                 continue
+            if isinstance(action, Choose):
+                inside, case = self._chosen(at, action)
+                inner, count = self._actions(inside, case.actions)
+                program += inner
+                launches += count
+                continue
             if not isinstance(action, Repeat):
                 program.append(len(self.all))
                 self.all.append(self._draft(at, action))
@@ -155,6 +163,27 @@ class Drafts:
                 program.append(Loop(times, inner))
                 self.loops.append((first, len(self.all) - 1, times))
         return tuple(program), launches
+
+    def _chosen(self, where: str, action: Choose) -> tuple[str, Case]:
+        """Find the case of a choice, and pad its buffers."""
+        values = [
+            self._sizes.number(f"{where}.sizes[{at}]", size, 0, MAX_BYTES)
+            for at, size in enumerate(action.sizes)
+        ]
+        if len(set(values)) != 1:
+            shown = ", ".join(map(str, values))
+            raise InvalidInput(f"{where}.sizes", f"the sizes differ: {shown}")
+        for at, case in enumerate(action.cases):
+            if values[0] <= case.up_to:
+                for name, size in case.padded.items():
+                    self._sizes.pad(f"{where}.cases[{at}].padded.{name}", name, size)
+                return f"{where}.cases[{at}].actions", case
+        largest = action.cases[-1].up_to
+        raise self._sizes.error(
+            f"{where}.sizes",
+            action.sizes[0],
+            f"it comes to {values[0]}, at most {largest} is possible",
+        )
 
     def _draft(self, where: str, action: Action) -> Draft:
         if isinstance(action, ExecKernel):
@@ -182,7 +211,7 @@ class Drafts:
             call = evaluated(action, evaluate)
         except Impossible as error:
             raise fail(error.field, str(error)) from None
-        for field, message in misplaced(call, self._sizes.buffer):
+        for field, message in misplaced(call, self._sizes.room):
             raise fail(field, message)
         lowered = self._lowering.lowered(call, len(self.all))
         for name, size_bytes in lowered.memory.items():
@@ -199,7 +228,7 @@ class Drafts:
         out = call.out
         dense = isinstance(out, PartCall) or out.is_dense
         size_bytes = out.elements * call.dtype.size_bytes
-        return dense and not out.offset_bytes and size_bytes == self._sizes.buffer(out.buffer)
+        return dense and not out.offset_bytes and size_bytes == self._sizes.room(out.buffer)
 
     def _copy(self, where: str, action: CopyBuffer) -> CopyDraft:
         sizes = self._sizes.buffer(action.target), self._sizes.buffer(action.source)

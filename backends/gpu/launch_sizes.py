@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dandelion.blueprint import (
     Action,
     Argument,
+    Choose,
     ExecKernel,
     GpuConfig,
     Kernel,
@@ -76,6 +77,9 @@ class _Holder:
             at = f"{where}[{index}]"
             if isinstance(action, Repeat):
                 yield from self.actions(f"{at}.actions", action.actions)
+            elif isinstance(action, Choose):
+                for number, case in enumerate(action.cases):
+                    yield from self.actions(f"{at}.cases[{number}].actions", case.actions)
             elif isinstance(action, ExecKernel):
                 yield from self.launch(at, action)
 

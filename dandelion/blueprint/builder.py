@@ -31,6 +31,8 @@ from dandelion.blueprint.records import (
     Access,
     Action,
     Argument,
+    Case,
+    Choose,
     Code,
     CopyBuffer,
     ExecKernel,
@@ -192,6 +194,17 @@ class Blueprint(OperationBuilder):
             actions = self._levels.pop()
         self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
 
+    @contextlib.contextmanager
+    def choose(self, *sizes: SizeLike) -> Iterator[Choice]:
+        """Run the launches of one of several cases; see `Choice.case`.
+
+        Args:
+            sizes: by which the case is chosen; if there are several, they must be equal.
+        """
+        choice = Choice(self._levels)
+        yield choice
+        self._levels[-1].append(Choose(tuple(map(size_of, sizes)), tuple(choice.cases)))
+
     def build(self) -> GpuConfig:
         """Return the records.
 
@@ -229,6 +242,30 @@ class Blueprint(OperationBuilder):
                 f"kernel {kernel}", "its module is ambiguous", f"name one of: {names}"
             )
         return self._modules[0].name
+
+
+class Choice:
+    """The cases of a choice, see `Blueprint.choose`."""
+
+    def __init__(self, levels: list[list[Action]]) -> None:
+        self._levels = levels
+        self.cases: list[Case] = []
+
+    @contextlib.contextmanager
+    def case(self, up_to: int, padded: Mapping[Buffer, SizeLike] | None = None) -> Iterator[None]:
+        """Add the launches inside the ``with`` block, for sizes up to a number.
+
+        Args:
+            up_to: that number; larger than that of the case before.
+            padded: bytes of memory that buffers have then, behind an input's data zeros.
+        """
+        self._levels.append([])
+        try:
+            yield
+        finally:
+            actions = self._levels.pop()
+        room = {buffer.name: size_of(size) for buffer, size in (padded or {}).items()}
+        self.cases.append(Case(up_to, tuple(actions), room))
 
 
 def _modules(

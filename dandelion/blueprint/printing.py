@@ -14,7 +14,9 @@ from dandelion.blueprint.records import (
     Add,
     Argument,
     ByBatch,
+    Case,
     CeilDiv,
+    Choose,
     Code,
     Conv2d,
     CopyBuffer,
@@ -155,7 +157,18 @@ class _Printer:
         if isinstance(action, Gemm | Conv2d):
             self.only("library operations", Spelling.CANONICAL)
             return {type(action).__name__: self.operation(action)}
+        if isinstance(action, Choose):
+            self.only("choices", Spelling.CANONICAL)
+            cases = [self.case(case) for case in action.cases]
+            return {"Choose": {"sizes": [self.size(s) for s in action.sizes], "cases": cases}}
         return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+
+    def case(self, case: Case) -> Json:
+        fields: dict[str, Json] = {"up_to": case.up_to}
+        if case.padded:
+            fields["padded"] = {name: self.size(size) for name, size in case.padded.items()}
+        fields["actions"] = [self.action(action) for action in case.actions]
+        return fields
 
     def operation(self, action: Gemm | Conv2d) -> Json:
         """The fields of a library operation that have not their default."""

@@ -11,6 +11,7 @@ from dandelion.blueprint.records import (
     Action,
     Add,
     CeilDiv,
+    Choose,
     Conv2d,
     CopyBuffer,
     ExecKernel,
@@ -61,7 +62,7 @@ def _is_text(data: Bytes) -> bool:
 
 
 def written_buffers(config: GpuConfig) -> set[str]:
-    """Find the buffers that a blueprint may write to, and all its outputs.
+    """Find the buffers that a blueprint may write to, all its outputs, and all that it pads.
 
     Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
     `weights` are constant.
@@ -87,6 +88,10 @@ def written_buffers(config: GpuConfig) -> set[str]:
             match action:
                 case Repeat(_, inner):
                     look(inner)
+                case Choose(_, cases):
+                    for case in cases:
+                        written.update(case.padded)  # with zeros
+                        look(case.actions)
                 case CopyBuffer(target, _):
                     written.add(target)
                 case ZeroBuffer(buffer):
@@ -121,6 +126,9 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                     found = look(inner)
                     if found and not constant(times):
                         return False  # perhaps it does not run
+                case Choose(_, cases):
+                    ways = {look(case.actions) for case in cases}
+                    found = ways.pop() if len(ways) == 1 else False  # one of them runs
                 case CopyBuffer(target, source):
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
@@ -134,6 +142,14 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
         return None
 
     return bool(look(config.blueprint.control_flow))
+
+
+def has_choices(actions: tuple[Action, ...]) -> bool:
+    """Tell whether there is a `Choose` among actions, in repeats too."""
+    return any(
+        isinstance(action, Choose) or (isinstance(action, Repeat) and has_choices(action.actions))
+        for action in actions
+    )
 
 
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
@@ -156,6 +172,11 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             if isinstance(action, Repeat):
                 look(action.times)
                 act(action.actions)
+            if isinstance(action, Choose):
+                for size in (*action.sizes, *(s for c in action.cases for s in c.padded.values())):
+                    look(size)
+                for case in action.cases:
+                    act(case.actions)
             if isinstance(action, Gemm | Conv2d):
                 for _, size, _, _ in sizes(action):
                     look(size)
