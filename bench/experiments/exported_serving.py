@@ -26,7 +26,19 @@ from ..experiment import Bench, experiment
 from ..http_client import fetch
 from ..load import HttpRequest, closed_loop
 from ..processes import ServerFailed, ServerProcess, module
-from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_least, at_most
+from ..records import (
+    Axis,
+    Budget,
+    Findings,
+    Metric,
+    Panel,
+    Plot,
+    Row,
+    Skip,
+    Unit,
+    at_least,
+    at_most,
+)
 from ..samples import P50, P99, RATE
 from ..systems import names
 from ..systems.nodes import gpu_settings, node_server
