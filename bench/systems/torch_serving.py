@@ -1,4 +1,4 @@
-"""A program: a network in torch behind an ASGI server; ``NETWORK SCALE MODE PRECISION`` as arguments.
+"""A program: a network in torch behind an ASGI server; its arguments NETWORK SCALE MODE PRECISION.
 
 ======= ========================================================================================
 MODE    how a request is answered
