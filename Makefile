@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test check compiled bench gpu docs docs-serve clean
 
 help:
-	@echo "make demo    run the flagship composition (digits) end to end"
+	@echo "make demo    run the flagship composition (digits) end to end, then text_topics"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
 	@echo "make compiled  compile all modules, so that tests start faster"
@@ -33,6 +33,8 @@ $(VENV)/.complete: pyproject.toml
 
 demo: setup
 	@$(BIN)/python -m dandelion.compositions.digits.demo
+	@echo; echo "text_topics: messages sorted by a transformer that was exported from PyTorch"
+	@$(BIN)/python -m dandelion.compositions.text_topics.demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -57,6 +57,10 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return msgspec.structs.replace(self, **over) if over else self
 
 
+BATCH_CALLS = 1024
+"""Most calls that are joined."""
+
+
 class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How calls of a function that wait for an engine are run as one.
 
@@ -70,11 +74,14 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         calls: how many calls are joined at most.
         wait_s: how long a call waits for others while an engine is free; with 0 it waits for those
             that arrive in the same turn of the node's loop.
+        rows: how many rows joined calls have together at most, where a function has such a bound;
+            the sets in `inputs` then declare a shape. None for any number.
     """
 
     inputs: tuple[str, ...]
     calls: int = 32
     wait_s: float = 0.0
+    rows: int | None = None
 
 
 class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

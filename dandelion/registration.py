@@ -52,6 +52,7 @@ from dandelion.errors import (
     nearest,
 )
 from dandelion.function import (
+    BATCH_CALLS,
     CodeObject,
     Digest,
     Environment,
@@ -66,7 +67,6 @@ _LIBRARY_NAME_LIMIT = 255
 _LARGEST = 2**53
 """Limit of sizes in bytes, counts and seconds, which every codec can represent."""
 _DIMENSIONS = 32
-_BATCH_LIMIT = 1024
 _BATCH_WAIT_S = 10.0
 _NO_SECRETS = frozenset({"blueprint"})
 """Formats whose static sets may stay on a device that tenants share."""
@@ -583,9 +583,15 @@ def _batching_problems(where: str, document: FunctionDocument) -> Iterator[Probl
             shape = "[" + ", ".join("?" if n == -1 else str(n) for n in spec.shape) + "]"
             yield Problem("bad-shape", f"set '{spec.name}' is declared as {shape}", where,
                           expected="an open first dimension: [?, ...]")  # fmt: skip
-    if not 2 <= batching.calls <= _BATCH_LIMIT:
+        elif spec.shape is None and batching.rows is not None and spec in joined:
+            yield Problem("bad-shape", f"set '{spec.name}' declares no shape", where,
+                          expected="a shape, such as [?, 3], since rows are counted")  # fmt: skip
+    if batching.rows is not None and batching.rows < 1:
+        yield Problem("bad-limit", f"rows is {batching.rows}", where,
+                      expected="at least 1")  # fmt: skip
+    if not 2 <= batching.calls <= BATCH_CALLS:
         yield Problem("bad-limit", f"calls is {batching.calls}", where,
-                      expected=f"2 to {_BATCH_LIMIT}")  # fmt: skip
+                      expected=f"2 to {BATCH_CALLS}")  # fmt: skip
     if not 0 <= batching.wait_s <= _BATCH_WAIT_S:  # also false for not-a-number
         yield Problem("bad-limit", f"wait_s is {batching.wait_s}", where,
                       expected=f"0 to {_BATCH_WAIT_S} seconds")  # fmt: skip

@@ -481,31 +481,34 @@ def manual() -> str:
     return (Path(__file__).parent.parent / "docs" / "blueprint.md").read_text()
 
 
+def around(action: dict[str, Any], listing: str) -> dict[str, Any]:
+    """Make a document of an action of the manual, with the names in it."""
+    (fields,) = action.values()
+    used = re.findall(r'"(x|weights|row|skip|b)"', listing)
+    out = fields["out"] if isinstance(fields, dict) and "out" in fields else "y"
+    body = {"inputs": list(dict.fromkeys(used)), "buffers": {out: 2**22}, "outputs": [out]}
+    kernels = {name: {"module": "m"} for name in re.findall(r'"ExecKernel": \["(\w+)"', listing)}
+    modules = {"m": "m.c"} if kernels else {}
+    return {
+        "modules": modules, "kernels": kernels, "blueprint": body | {"control_flow": [action]}
+    }  # fmt: skip
+
+
 def test_the_listings_of_the_manual_are_right() -> None:
     listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
-    assert len(listings) == 5
+    assert len(listings) == 6
     first = bp.parse_blueprint(listings[0])
-    bp.parse_blueprint(listings[1])
-    for listing in listings[2:4]:
-        (fields,) = json.loads(listing).values()
-        used = re.findall(r'"(x|weights|row|skip|b)"', listing)
-        body = {"inputs": list(dict.fromkeys(used)), "buffers": {fields["out"]: 2**22}}
-        body |= {"outputs": [fields["out"]], "control_flow": [json.loads(listing)]}
-        bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
-    candidates = json.loads(listings[4])
-    body = {
-        "inputs": ["x"],
-        "buffers": {"y": 2**18},
-        "outputs": ["y"],
-        "control_flow": [candidates],
-    }
-    kernels = {"tiled": {"module": "m"}}
-    document = {"modules": {"m": "m.c"}, "kernels": kernels, "blueprint": body}
-    bp.parse_blueprint(json.dumps(document))
-    python, operations, choice = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+    for listing in listings[1:]:
+        document = json.loads(listing)
+        if "modules" not in document:  # one action
+            document = around(document, listing)
+        bp.parse_blueprint(json.dumps(document))
+    python, chosen, operations, choice = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(python, names)
     assert bp.parse_blueprint(names["text"]) == first
+    exec(chosen, names)
+    assert isinstance(names["b"].build().blueprint.control_flow[0], bp.Choose)
     exec(operations, names)
     assert len(names["b"].build().blueprint.control_flow) == 2
     exec(choice, names)
@@ -519,9 +522,8 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
     for row in rows:
         for written in row.split("`, `"):
             text = written.replace("size, ...", "1, 2").replace("size", "3")
-            if any(
-                word in text for word in ("Repeat", "ExecKernel", "Gemm", "Conv2d", "Candidates")
-            ):
+            examples = ("Repeat", "Choose", "ExecKernel", "Gemm", "Conv2d", "Candidates")
+            if any(word in text for word in examples):
                 continue  # these are in all examples
             if "Buffer" in text:
                 bp.parse_blueprint(

@@ -27,6 +27,7 @@ def gpu(
     reads: str = "",
     static: str = "",
     typed: str = "",
+    chooses: bool = False,
     **fields: object,
 ) -> tuple[FunctionSpec, Loaded | None]:
     """Describe a function; sets in `typed` are float32, and a size is read from `reads`."""
@@ -34,7 +35,9 @@ def gpu(
     size: bp.Size = bp.FromInput(reads, 0) if reads else bp.Absolute(8)
     made = outputs.split()
     args = tuple(bp.Ptr(n) for n in (*inputs.split(), *made))
-    flow = (bp.ExecKernel("k", args, bp.LaunchConfig()),)
+    flow: tuple[bp.Action, ...] = (bp.ExecKernel("k", args, bp.LaunchConfig()),)
+    if chooses:
+        flow = (bp.Choose((bp.Absolute(1),), (bp.Case(1, flow),)),)
     body = bp.ExecutionBlueprint(
         tuple(inputs.split()), (), dict.fromkeys(made, size), tuple(made), flow
     )
@@ -157,6 +160,7 @@ CHAIN = "composition T(in) => (out) { F(x = all in) => (a = y); G(x = all a) => 
         (gpu("F"), gpu("G", typed="x"), False),
         (gpu("F"), gpu("G", cache=True), False),
         (gpu("F"), gpu("G", batching=Batching(("x",))), False),
+        (gpu("F"), gpu("G", chooses=True), False),
         (gpu("F", limits=Limits(concurrency=1)), gpu("G"), False),
         (gpu("F", limits=Limits(queue_length=1)), gpu("G"), False),
         (gpu("F", limits=Limits(wall_s=1)), gpu("G", limits=Limits(wall_s=2)), True),

@@ -204,23 +204,6 @@ def test_names_of_outputs(node: Node) -> None:
 # --- what is refused ----------------------------------------------------------------------------
 
 
-class Unsupported(nn.Module):
-    def forward(self, x: Any) -> Any:
-        y = torch.linalg.det(x[:, :4])
-        return torch.special.bessel_j0(y) + torch.special.airy_ai(y)
-
-
-def test_operators_that_are_missing_are_named_with_their_lines() -> None:
-    with pytest.raises(InvalidFunction) as caught:
-        export_module("no", Unsupported().eval(), (X,))
-    problems = {p.message.split()[1]: p for p in caught.value.problems}
-    assert "aten.special_bessel_j0.default" in problems
-    file, _, line = problems["aten.special_bessel_j0.default"].where.rpartition(":")
-    assert file == __file__
-    assert "bessel_j0" in Path(file).read_text().splitlines()[int(line) - 1]
-    assert len(problems) >= 3
-
-
 def refused(forward: Any, *examples: Any) -> str:
     module = type("Refused", (nn.Module,), {"forward": forward})().eval()
     with pytest.raises(InvalidFunction) as caught:
@@ -229,20 +212,9 @@ def refused(forward: Any, *examples: Any) -> str:
 
 
 def test_what_functions_cannot_do_is_refused() -> None:
-    assert "changes" in refused(lambda self, x: x.add_(1))
-    assert "torch-export" in str(_codes(lambda self, x: x if x.sum() > 0 else -x))
-    assert "aten.rand" in refused(lambda self, x: x + torch.rand(4, 6))
     assert "result" in refused(
         lambda self, x: functional.max_pool2d(x[None, None], 2, return_indices=True)
     )
-    assert "complex" in refused(lambda self, x: torch.fft.fft(x).abs())
-
-
-def _codes(forward: Any) -> list[str]:
-    module = type("Refused", (nn.Module,), {"forward": forward})().eval()
-    with pytest.raises(InvalidFunction) as caught:
-        export_module("no", module, (X,))
-    return [problem.code for problem in caught.value.problems]
 
 
 def test_training_mode_is_refused() -> None:

@@ -12,6 +12,7 @@ from dandelion.blueprint import (
     Action,
     Argument,
     Candidates,
+    Choose,
     Conv2d,
     CopyBuffer,
     ExecKernel,
@@ -33,7 +34,7 @@ from dandelion.blueprint.operation_calls import (
     misplaced,
 )
 from dandelion.blueprint.operation_parts import operands, sizes
-from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_LAUNCHES
+from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_BYTES, MAX_LAUNCHES
 from dandelion.errors import DandelionError, InvalidInput
 
 from .lowering import LibraryStep, Lowering, accesses
@@ -169,8 +170,11 @@ class Drafts:
                 self.all += steps
                 launches += len(steps)
                 continue
-            if isinstance(action, Candidates):
-                inner, count = self._candidates(at, action)
+            if isinstance(action, Candidates | Choose):
+                if isinstance(action, Choose):
+                    inner, count = self._chosen(at, action)
+                else:
+                    inner, count = self._candidates(at, action)
                 program += inner
                 launches += count
                 continue
@@ -201,6 +205,27 @@ class Drafts:
         self.groups.append(CandidateGroup(where, count, first, len(self.all)))
         return inner, launches
 
+    def _chosen(self, where: str, action: Choose) -> tuple[Program, int]:
+        """The actions of the case that a size chooses; its buffers are padded."""
+        values = [
+            self._sizes.number(f"{where}.sizes[{at}]", size, 0, MAX_BYTES)
+            for at, size in enumerate(action.sizes)
+        ]
+        if len(set(values)) != 1:
+            shown = ", ".join(map(str, values))
+            raise InvalidInput(f"{where}.sizes", f"the sizes differ: {shown}")
+        for at, case in enumerate(action.cases):
+            if values[0] <= case.up_to:
+                for name, size in case.padded.items():
+                    self._sizes.pad(f"{where}.cases[{at}].padded.{name}", name, size)
+                return self._actions(f"{where}.cases[{at}].actions", case.actions)
+        largest = action.cases[-1].up_to
+        raise self._sizes.error(
+            f"{where}.sizes",
+            action.sizes[0],
+            f"it comes to {values[0]}, at most {largest} is possible",
+        )
+
     def _draft(self, where: str, action: Action) -> Draft:
         if isinstance(action, ExecKernel):
             return self._launch(where, action)
@@ -227,7 +252,7 @@ class Drafts:
             call = evaluated(action, evaluate)
         except Impossible as error:
             raise fail(error.field, str(error)) from None
-        for field, message in misplaced(call, self._sizes.buffer):
+        for field, message in misplaced(call, self._sizes.room):
             raise fail(field, message)
         lowered = self._lowering.lowered(call, len(self.all))
         for name, size_bytes in lowered.memory.items():
@@ -244,7 +269,7 @@ class Drafts:
         out = call.out
         dense = isinstance(out, PartCall) or out.is_dense
         size_bytes = out.elements * call.dtype.size_bytes
-        return dense and not out.offset_bytes and size_bytes == self._sizes.buffer(out.buffer)
+        return dense and not out.offset_bytes and size_bytes == self._sizes.room(out.buffer)
 
     def _copy(self, where: str, action: CopyBuffer) -> CopyDraft:
         sizes = self._sizes.buffer(action.target), self._sizes.buffer(action.source)

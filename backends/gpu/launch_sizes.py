@@ -14,6 +14,7 @@ from dandelion.blueprint import (
     Action,
     Argument,
     Candidates,
+    Choose,
     ExecKernel,
     GpuConfig,
     Kernel,
@@ -80,6 +81,9 @@ class _Holder:
             elif isinstance(action, Candidates):
                 for number, alternative in enumerate(action.alternatives):
                     yield from self.actions(f"{at}[{number}]", alternative)
+            elif isinstance(action, Choose):
+                for number, case in enumerate(action.cases):
+                    yield from self.actions(f"{at}.cases[{number}].actions", case.actions)
             elif isinstance(action, ExecKernel):
                 yield from self.launch(at, action)
 

@@ -157,6 +157,7 @@ class Modules:
             InvalidBlueprint: no file of a module runs here, or a kernel is not what it should be.
             InvalidFunction: a module cannot be compiled or loaded.
         """
+        plan = plan.twin or plan
         found = self._ready.get(plan)
         if found is None:
             found = self._make(program, plan, files, resident)

@@ -15,8 +15,8 @@ about, `InvalidBlueprint` if it would be so with any input.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from dandelion.blueprint import Access, GpuConfig
@@ -115,6 +115,8 @@ class Plan:
             launch nor copied out have none, nor have constants that stay on the device.
         steps: each step once.
         templates: kernels of the platform that steps launch, by the name in them.
+        twin: a plan with the same steps for data of another size in padded buffers; what a device
+            has prepared for it serves this one too.
         program: the order of the steps.
         launches: how many steps there are, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
@@ -133,6 +135,14 @@ class Plan:
     block_threads: int
     templates: Mapping[str, Template] = field(default_factory=dict)
     groups: tuple[CandidateGroup, ...] = ()
+    twin: Plan | None = None
+
+    def with_twin(self, others: Iterable[Plan]) -> Plan:
+        """Give this plan with the first of the others as its twin that can be it."""
+        for other in others:
+            if (self.slots, self.program, self.steps) == (other.slots, other.program, other.steps):
+                return replace(self, twin=other.twin or other)
+        return self
 
     def walk(self) -> Iterator[int]:
         """Give the index of each step in the order of execution, loops unrolled."""
@@ -260,7 +270,10 @@ class _Planner:
             program = _with_zeros(program, zeroed, lifetimes, slots, steps)
         blocks, threads = max(shapes, key=math.prod, default=(0, 0))
         used = used_bytes(slots)
-        outputs = {name: slots[name] for name in self.body.outputs}
+        outputs = {
+            name: Slot(slots[name].offset_bytes, self.sizes.buffer(name))
+            for name in self.body.outputs
+        }
         count = drafts.launches + len(zeroed)
         return Plan(
             slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates,
@@ -269,7 +282,9 @@ class _Planner:
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
         if isinstance(draft, CopyDraft):
-            return Copy(self.pointer(draft.target, slots), self.pointer(draft.source, slots))
+            size = self.sizes.buffer(draft.target)  # padding is not copied
+            target, source = (self.pointer(n, slots) for n in (draft.target, draft.source))
+            return Copy(replace(target, size_bytes=size), replace(source, size_bytes=size))
         if isinstance(draft, ZeroDraft):
             slot = slots[draft.buffer]
             return Zero(slot.offset_bytes, aligned(slot.size_bytes))
@@ -309,20 +324,20 @@ class _Planner:
             if name in self.resident or name not in used.union(self.body.outputs):
                 continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
-            found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
+            found[name] = Lifetime(self.sizes.room(name), -1, last, fresh=True)
         for position, draft in enumerate(self.drafts.all):
             for name, way in draft.access.items():
                 if name in self.resident:
                     continue
                 seen = found.get(name)
                 if seen is None:
-                    size = self.sizes.buffer(name)
+                    size = self.sizes.room(name)
                     found[name] = Lifetime(size, position, position, fresh=way is Access.WRITE)
                 else:
                     seen.last = max(seen.last, position)
         for name in self.body.outputs:
             if name not in found:
-                found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
+                found[name] = Lifetime(self.sizes.room(name), -1, end, fresh=False)
             found[name].last = end
         for first, last, _ in self.drafts.loops:
             for lifetime in found.values():

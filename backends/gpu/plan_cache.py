@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from dandelion.blueprint import FromInput, GpuConfig
 
@@ -13,6 +14,8 @@ from .layout import Slot
 from .lowering import Lowering
 from .plan import Plan, plan
 from .sizes import ReadInteger
+
+_Key: TypeAlias = tuple[object, ...]
 
 
 class PlanCache:
@@ -38,7 +41,7 @@ class PlanCache:
         self._limit_bytes = limit_bytes
         self._lanes = lanes
         self.room_bytes = limit_bytes
-        self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._lock = threading.Lock()
         self.misses = 0
 
@@ -87,6 +90,7 @@ class PlanCache:
         )
         with self._lock:
             self.misses += 1
+            made = made.with_twin(plan for known, plan in self._plans.items() if _twins(known, key))
             self._plans[key] = made
             if len(self._plans) > self._capacity:
                 self._plans.popitem(last=False)
@@ -94,3 +98,8 @@ class PlanCache:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+
+def _twins(key: _Key, other: _Key) -> bool:
+    """Tell whether two plans may differ in the sizes of inputs only."""
+    return (key[0], key[2:]) == (other[0], other[2:])

@@ -33,6 +33,7 @@ class Sizes:
         self._buffers = config.blueprint.buffers
         self._read = read
         self._inputs = sizes
+        self._padded: dict[str, int] = {}
         self._batch: int | None = None
         self._batch_size = config.blueprint.batch
 
@@ -62,6 +63,17 @@ class Sizes:
     def reserve(self, name: str, size_bytes: int) -> None:
         """Add memory that is not a buffer of the blueprint."""
         self._known[name] = size_bytes
+
+    def pad(self, where: str, name: str, size: Size) -> None:
+        """Let a buffer have more memory than it has data; see `Case`."""
+        room, needed = self.number(where, size, 0, MAX_BYTES), self.buffer(name)
+        if room < needed:
+            raise InvalidInput(where, f"it comes to {room}, and '{name}' has {needed} bytes")
+        self._padded[name] = max(room, self._padded.get(name, 0))
+
+    def room(self, name: str) -> int:
+        """Memory that a buffer takes in bytes."""
+        return max(self.buffer(name), self._padded.get(name, 0))
 
     def value(self, where: str, size: Size) -> int:
         match size:

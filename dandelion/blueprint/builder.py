@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from dandelion.blueprint.builder_groups import Alternatives, Choice, collected
 from dandelion.blueprint.builder_operations import OperationBuilder
 from dandelion.blueprint.builder_sizes import Buffer as Buffer
 from dandelion.blueprint.builder_sizes import Expression as Expression
@@ -32,6 +33,7 @@ from dandelion.blueprint.records import (
     Action,
     Argument,
     Candidates,
+    Choose,
     Code,
     CopyBuffer,
     ExecKernel,
@@ -186,11 +188,8 @@ class Blueprint(OperationBuilder):
     @contextlib.contextmanager
     def repeat(self, times: SizeLike) -> Iterator[None]:
         """Repeat the launches inside the ``with`` block."""
-        self._levels.append([])
-        try:
+        with collected(self._levels) as actions:
             yield
-        finally:
-            actions = self._levels.pop()
         self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
 
     @contextlib.contextmanager
@@ -203,6 +202,17 @@ class Blueprint(OperationBuilder):
         made = Alternatives(self._levels)
         yield made
         self._levels[-1].append(Candidates(tuple(made.groups)))
+
+    @contextlib.contextmanager
+    def choose(self, *sizes: SizeLike) -> Iterator[Choice]:
+        """Run the launches of one of several cases; see `Choice.case`.
+
+        Args:
+            sizes: by which the case is chosen; if there are several, they must be equal.
+        """
+        choice = Choice(self._levels)
+        yield choice
+        self._levels[-1].append(Choose(tuple(map(size_of, sizes)), tuple(choice.cases)))
 
     def build(self) -> GpuConfig:
         """Return the records.
@@ -241,24 +251,6 @@ class Blueprint(OperationBuilder):
                 f"kernel {kernel}", "its module is ambiguous", f"name one of: {names}"
             )
         return self._modules[0].name
-
-
-class Alternatives:
-    """The groups of launches of `Blueprint.candidates`."""
-
-    def __init__(self, levels: list[list[Action]]) -> None:
-        self._levels = levels
-        self.groups: list[tuple[Action, ...]] = []
-
-    @contextlib.contextmanager
-    def alternative(self) -> Iterator[None]:
-        """Add the launches inside the ``with`` block as one group."""
-        self._levels.append([])
-        try:
-            yield
-        finally:
-            actions = self._levels.pop()
-        self.groups.append(tuple(actions))
 
 
 def _modules(

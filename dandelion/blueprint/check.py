@@ -29,6 +29,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     Candidates,
     CeilDiv,
+    Choose,
     Conv2d,
     CopyBuffer,
     Elements,
@@ -254,7 +255,9 @@ class _Checker:
         self, where: str, actions: tuple[Action, ...], times: int, depth: int
     ) -> Iterator[Problem]:
         if depth > MAX_DEPTH:
-            yield Problem("depth", f"repeats are nested more than {MAX_DEPTH} deep", where)
+            yield Problem(
+                "depth", f"repeats and choices are nested more than {MAX_DEPTH} deep", where
+            )
             return
         for index, action in enumerate(actions):
             at = f"{where}[{index}]"
@@ -275,8 +278,29 @@ class _Checker:
                 for number, one in enumerate(action.alternatives):
                     yield from self.actions(f"{at}[{number}]", one, times, depth + 1)
                 continue
+            if isinstance(action, Choose):
+                yield from self.choose(at, action, times, depth)
+                continue
             yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
+
+    def choose(self, where: str, action: Choose, times: int, depth: int) -> Iterator[Problem]:
+        for index, size in enumerate(action.sizes):
+            yield from self.size(f"{where}.sizes[{index}]", size, 0, MAX_BYTES)
+        if not action.sizes or not action.cases:
+            yield Problem("missing", "there is nothing to choose from", where)
+        least = 0
+        for index, case in enumerate(action.cases):
+            at = f"{where}.cases[{index}]"
+            yield from self.size(f"{at}.up_to", Absolute(case.up_to), least, MAX_BYTES)
+            least = case.up_to + 1
+            for name, size in case.padded.items():
+                yield from self.buffer(f"{at}.padded.{name}", name)
+                yield from self.size(f"{at}.padded.{name}", size, 0, MAX_BYTES)
+                if name in self.body.weights:
+                    message = f"'{name}' is constant, so it cannot be padded"
+                    yield Problem("weight", message, f"{at}.padded.{name}")
+            yield from self.actions(f"{at}.actions", case.actions, times, depth + 1)
 
     def exec_kernel(self, where: str, action: ExecKernel) -> Iterator[Problem]:
         kernel = self.kernels.get(action.kernel)
@@ -364,11 +388,16 @@ def _named(size: Size) -> set[str]:
 
 
 def launches(actions: tuple[Action, ...]) -> int:
-    """Count launches; a repeat whose number depends on the inputs counts once."""
+    """Count launches; a repeat whose number depends on the inputs counts once.
+
+    Of a choice the case with most of them counts.
+    """
     total = 0
     for action in actions:
         if isinstance(action, Candidates):
             total += max(map(launches, action.alternatives), default=0)
+        elif isinstance(action, Choose):
+            total += max((launches(case.actions) for case in action.cases), default=0)
         elif not isinstance(action, Repeat):
             total += 1
         else:

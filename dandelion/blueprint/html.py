@@ -14,6 +14,7 @@ from dandelion.blueprint.records import (
     ByBatch,
     Candidates,
     CeilDiv,
+    Choose,
     CopyBuffer,
     Elements,
     ExecKernel,
@@ -69,6 +70,11 @@ def _steps(actions: Sequence[Action], indent: str) -> Iterator[tuple[Element, st
                 yield code(f"{indent}zero"), "", "", code(buffer)
             case Gemm() | Conv2d():
                 yield code(f"{indent}{type(action).__name__}"), "", "", code(_operation(action))
+            case Choose(sizes=sizes, cases=cases):
+                for case in cases:
+                    condition = f"{size_expression(sizes[0])} up to {case.up_to}"
+                    yield code(f"{indent}{condition}"), "", "", code("")
+                    yield from _steps(case.actions, indent + _INDENT)
             case Repeat(times=times, actions=inner):
                 yield code(f"{indent}{size_expression(times)} times"), "", "", code("")
                 yield from _steps(inner, indent + _INDENT)

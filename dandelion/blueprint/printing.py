@@ -15,7 +15,9 @@ from dandelion.blueprint.records import (
     Argument,
     ByBatch,
     Candidates,
+    Case,
     CeilDiv,
+    Choose,
     Code,
     Conv2d,
     CopyBuffer,
@@ -159,7 +161,18 @@ class _Printer:
         if isinstance(action, Candidates):
             self.only("candidates", Spelling.CANONICAL)
             return {"Candidates": [[self.action(a) for a in one] for one in action.alternatives]}
+        if isinstance(action, Choose):
+            self.only("choices", Spelling.CANONICAL)
+            cases = [self.case(case) for case in action.cases]
+            return {"Choose": {"sizes": [self.size(s) for s in action.sizes], "cases": cases}}
         return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+
+    def case(self, case: Case) -> Json:
+        fields: dict[str, Json] = {"up_to": case.up_to}
+        if case.padded:
+            fields["padded"] = {name: self.size(size) for name, size in case.padded.items()}
+        fields["actions"] = [self.action(action) for action in case.actions]
+        return fields
 
     def operation(self, action: Gemm | Conv2d) -> Json:
         """The fields of a library operation that have not their default."""

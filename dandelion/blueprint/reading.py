@@ -37,6 +37,8 @@ from dandelion.blueprint.records import (
     Action,
     Argument,
     Candidates,
+    Case,
+    Choose,
     Code,
     CopyBuffer,
     ExecKernel,
@@ -56,7 +58,10 @@ from dandelion.blueprint.records import (
 from dandelion.errors import Problem, nearest
 
 _ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *SCALARS)
-_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat", "Candidates")
+_ACTIONS = (
+    *("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d"),
+    *("Repeat", "Candidates", "Choose"),
+)
 _LAUNCH = LaunchConfig.__struct_fields__
 _LARGEST = sys.float_info.max
 
@@ -254,7 +259,31 @@ class _Reader(OperationReader):
             return Candidates(
                 self.items(where, content, lambda at, one: self.actions(at, one, depth + 1))
             )
+        if tag == "Choose":
+            fields = self.fields(where, content, ("sizes", "cases"))
+            return Choose(
+                self.items(f"{where}.sizes", fields.get("sizes", []), self.size),
+                self.items(
+                    f"{where}.cases", fields.get("cases", []), lambda w, v: self.case(w, v, depth)
+                ),
+            )
         return None
+
+    def case(self, where: str, value: Json, depth: int) -> Case:
+        fields = self.fields(where, value, ("up_to", "actions"), ("padded",))
+        padded = fields.get("padded", {})
+        if not isinstance(padded, dict):
+            self.wrong(f"{where}.padded", "an object from buffers to sizes", padded)
+            padded = {}
+        self.twice(f"{where}.padded", padded)
+        return Case(
+            self.integer(f"{where}.up_to", fields.get("up_to", 0)),
+            self.actions(f"{where}.actions", fields.get("actions", []), depth + 1),
+            {
+                self.name(f"{where}.padded", name): self.size(f"{where}.padded.{name}", size)
+                for name, size in padded.items()
+            },
+        )
 
     def exec_kernel(self, where: str, value: Json) -> ExecKernel | None:
         if not isinstance(value, list) or len(value) != 3:

@@ -117,7 +117,36 @@ class Candidates(BlueprintRecord, frozen=True):
     alternatives: tuple[tuple[Action, ...], ...]
 
 
-Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat | Candidates
+class Case(BlueprintRecord, frozen=True):
+    """One of the choices of a `Choose`.
+
+    Attributes:
+        up_to: the largest size for which it is chosen.
+        actions: what runs then.
+        padded: bytes of memory that buffers have then, at least their size. Behind the data of an
+            input are zeros; what lies behind that of an output is not copied out.
+    """
+
+    up_to: int
+    actions: tuple[Action, ...]
+    padded: dict[str, Size] = msgspec.field(default_factory=dict)
+
+
+class Choose(BlueprintRecord, frozen=True):
+    """Run the actions of the first case whose `up_to` is not less than a size.
+
+    Attributes:
+        sizes: one or more, which must be equal, such as the rows of each input.
+        cases: with `up_to` in ascending order; there is no case for a larger size.
+    """
+
+    sizes: tuple[Size, ...]
+    cases: tuple[Case, ...]
+
+
+Action: TypeAlias = (
+    ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat | Candidates | Choose
+)
 
 
 class ExecutionBlueprint(BlueprintRecord, frozen=True):
@@ -217,7 +246,7 @@ MAX_ALTERNATIVES = 16
 """Bound on the alternatives of candidates."""
 
 MAX_DEPTH = 16
-"""Bound on nested repeats, and on nested arithmetic."""
+"""Bound on nested repeats and choices, and on nested arithmetic."""
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 """Bounds on the blocks of a launch by dimension, those of CUDA and HIP."""

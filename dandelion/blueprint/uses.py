@@ -12,6 +12,7 @@ from dandelion.blueprint.records import (
     Add,
     Candidates,
     CeilDiv,
+    Choose,
     Conv2d,
     CopyBuffer,
     ExecKernel,
@@ -62,7 +63,7 @@ def _is_text(data: Bytes) -> bool:
 
 
 def written_buffers(config: GpuConfig) -> set[str]:
-    """Find the buffers that a blueprint may write to, and all its outputs.
+    """Find the buffers that a blueprint may write to, all its outputs, and all that it pads.
 
     Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
     `weights` are constant.
@@ -91,6 +92,10 @@ def written_buffers(config: GpuConfig) -> set[str]:
                 case Candidates(alternatives):
                     for alternative in alternatives:
                         look(alternative)
+                case Choose(_, cases):
+                    for case in cases:
+                        written.update(case.padded)  # with zeros
+                        look(case.actions)
                 case CopyBuffer(target, _):
                     written.add(target)
                 case ZeroBuffer(buffer):
@@ -128,6 +133,9 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                 case Candidates(alternatives):
                     ways = {look(alternative) for alternative in alternatives}
                     found = None if ways == {None} else ways == {True}
+                case Choose(_, cases):
+                    ways = {look(case.actions) for case in cases}
+                    found = ways.pop() if len(ways) == 1 else False  # one of them runs
                 case CopyBuffer(target, source):
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
@@ -165,6 +173,14 @@ def optional_kernels(config: GpuConfig) -> set[str]:
     return inside - always
 
 
+def has_choices(actions: tuple[Action, ...]) -> bool:
+    """Tell whether there is a `Choose` among actions, in repeats too."""
+    return any(
+        isinstance(action, Choose) or (isinstance(action, Repeat) and has_choices(action.actions))
+        for action in actions
+    )
+
+
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
     """List the integers that plans of a blueprint depend on, each once."""
     found: dict[FromInput, None] = {}
@@ -188,6 +204,11 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             if isinstance(action, Candidates):
                 for alternative in action.alternatives:
                     act(alternative)
+            if isinstance(action, Choose):
+                for size in (*action.sizes, *(s for c in action.cases for s in c.padded.values())):
+                    look(size)
+                for case in action.cases:
+                    act(case.actions)
             if isinstance(action, Gemm | Conv2d):
                 for _, size, _, _ in sizes(action):
                     look(size)

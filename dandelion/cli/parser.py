@@ -301,7 +301,7 @@ def _replay(parser: VerbParser) -> None:
 def _export(parser: VerbParser) -> None:
     parser.add_argument(
         "source",
-        metavar="FILE:NAME",
+        metavar="FILE:NAME|FILE.onnx",
         help="a module in a Python file, or a function there that returns (module, inputs)",
     )
     parser.add_argument(
@@ -321,11 +321,27 @@ def _export(parser: VerbParser) -> None:
         help="what factors of float32 products are rounded to, where that is faster",
     )  # fmt: skip
     parser.add_argument(
+        "--batch", type=_numbers, metavar="ROWS,...",
+        help="sizes of the first dimension, such as 1,4,16; calls have any number up to the last",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-wait", type=float, default=0.0, metavar="SECONDS",
+        help="how long a call waits for others to be joined with it, with --batch; default 0",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-check", action="store_true", help="do not run it and compare it with the module"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PATH", help="*.msgpack, *.json, or a folder (NAME)"
     )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Read numbers with commas between them."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of numbers such as 1,4,16")
+    return tuple(map(int, parts))
 
 
 def _serve(parser: VerbParser) -> None:

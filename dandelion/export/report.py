@@ -23,6 +23,8 @@ class ExportReport(msgspec.Struct, frozen=True):
         buffer_bytes: bytes of inputs, outputs and temporary buffers if none shared memory.
         source_bytes: bytes of the sources and the blueprint.
         export_s: seconds that the export took.
+        rows: sizes of the batch for which there are kernels; empty if shapes are fixed. Operators,
+            launches and buffers are those of the largest.
         errors: largest difference of each output from the module in double precision, divided by
             the largest value; empty if it was not measured.
     """
@@ -37,6 +39,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     export_s: float
     errors: dict[str, float] = {}
     library_operations: int = 0
+    rows: tuple[int, ...] = ()
 
     @property
     def size_ratio(self) -> float:
@@ -61,6 +64,10 @@ class ExportReport(msgspec.Struct, frozen=True):
             f"{self.weight_bytes} bytes of weights, {self.buffer_bytes} of buffers",
             f"{self.source_bytes} bytes of code; {self.size_ratio:.3f} of the weights in all",
         ]
+        if self.rows:
+            text.append(
+                f"calls of up to {self.rows[-1]} rows; kernels for {', '.join(map(str, self.rows))}"
+            )
         for name, error in self.errors.items():
             text.append(f"{name}: error {error:.2g} of the largest value")
         return text

@@ -1,4 +1,4 @@
-"""PyTorch's exporter, and the only file that imports torch.
+"""PyTorch's exporter; `load` here is the only place that imports torch.
 
 `torch.export` follows one call of a module and gives a graph of ATen operators without Python. Its
 own decompositions then replace composite operators by about two hundred. Attention is kept whole,
@@ -12,10 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-import re
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +31,16 @@ from dandelion.export.torch_graph import (
     Reference,
     TensorType,
 )
+from dandelion.export.torch_problems import (
+    assigned,
+    check_mode,
+    failure,
+    line_of,
+    quiet,
+    refused,
+)
 
 _WHOLE = "aten.scaled_dot_product_attention.default"
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 
 
@@ -74,10 +78,9 @@ def graph_of(
     """
     torch = load()
     program = _program(torch, module, tuple(examples))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its own deprecated calls
+    with quiet():  # torch warns of its own deprecated calls
         program = program.run_decompositions(dict(_decompositions()))
-    problems = list(_refused(torch, program))
+    problems = list(refused(torch, program))
     if problems:
         raise InvalidFunction(tuple(problems))
     return _Reader(torch, program, inputs).graph(outputs)
@@ -96,42 +99,16 @@ def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
     if not isinstance(module, torch.nn.Module):
         message = f"a {type(module).__name__} is not a torch.nn.Module"
         raise InvalidInput("module", message, "pass a module or a torch.export.ExportedProgram")
-    found: Any = module
-    if found.training:
-        message = "it is in training mode, so dropout and statistics would be part of it"
-        raise InvalidInput("module", message, "call module.eval() first")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    check_mode(module)
+    with quiet() as caught, torch.no_grad():
         try:
-            with torch.no_grad():
-                return torch.export.export(found, examples)
+            program = torch.export.export(module, examples)
         except Exception as error:  # whatever the module or torch raises is about this module
-            message = str(error).strip().partition("\n")[0][:500]
-            problem = Problem(
-                "torch-export", f"{type(error).__name__}: {message}", type(module).__name__,
-                expected="a module that torch.export can follow",
-            )  # fmt: skip
-            raise InvalidFunction((problem,)) from error
-
-
-def _refused(torch: Any, program: Any) -> Iterator[Problem]:
-    """Find what a function without state and with fixed shapes cannot do."""
-    signature = program.graph_signature
-    kinds = torch.export.graph_signature
-    changed = (kinds.OutputKind.BUFFER_MUTATION, kinds.OutputKind.USER_INPUT_MUTATION)
-    for spec in signature.output_specs:
-        if spec.kind in changed:
-            what = f"it changes '{spec.target}'"
-            expected = "a module that returns its results and changes nothing"
-            yield Problem("mutation", what, "outputs", expected=expected)
-    for node in program.graph.nodes:
-        value = node.meta.get("val")
-        sizes = value.shape if isinstance(value, torch.Tensor) else ()
-        if any(not isinstance(size, int) for size in sizes):
-            message = f"the shape of '{node.name}' is only known in a call"
-            expected = "fixed shapes: export it once for each size"
-            yield Problem("dynamic-shape", message, _place(node), expected=expected)
-            return
+            raise InvalidFunction((failure(torch, module, error),)) from error
+    lost = tuple(assigned(module, caught))
+    if lost:
+        raise InvalidFunction(lost)
+    return program
 
 
 class _Reader:
@@ -175,7 +152,8 @@ class _Reader:
         nodes = [made for n in calls if (made := self.node(n)) is not None]
         for n in self.program.graph.nodes:
             if n.op not in ("placeholder", "call_function", "output"):
-                self.problems.append(Problem("operator", f"'{n.op}' is not supported", _place(n)))
+                message = f"'{n.op}' is not supported"
+                self.problems.append(Problem("operator", message, line_of(self.torch, n)))
         if self.problems:
             raise InvalidFunction(tuple(self.problems))
         return Graph(inputs, constants, nodes, self.outputs(names))
@@ -210,7 +188,7 @@ class _Reader:
         return TensorType(tuple(int(size) for size in tensor.shape), dtype)
 
     def node(self, node: Any) -> Node | None:
-        place = _place(node)
+        place = line_of(self.torch, node)
         arguments = tuple(self.argument(a, node) for a in node.args)
         given = {k: v for k, v in node.kwargs.items() if k not in _IGNORED}
         keywords = {k: self.argument(v, node) for k, v in given.items()}
@@ -251,7 +229,7 @@ class _Reader:
             case torch.device() | torch.layout() | torch.memory_format():
                 return None
         message = f"'{node.target}' has an argument of type {type(value).__name__}"
-        self.problems.append(Problem("argument", message, _place(node)))
+        self.problems.append(Problem("argument", message, line_of(self.torch, node)))
         return None
 
     def operand(self, arguments: Iterable[Any]) -> str:
@@ -298,15 +276,6 @@ def _array(torch: Any, tensor: Any) -> Array:
         plain = plain.view(torch.int16)
         return np.array(plain.numpy(), copy=True).view(np.uint16)
     return np.array(plain.numpy(), copy=True)
-
-
-def _place(node: Any) -> str:
-    """The innermost line of the user's own code that a node comes from."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    home = str(Path(load().__file__).parent)
-    own = [f for f in frames if not f["file"].startswith(home)]
-    chosen = (own or frames)[-1:]
-    return f"{chosen[0]['file']}:{chosen[0]['line']}" if chosen else f"node {node.name}"
 
 
 def _part(node: Any) -> str:

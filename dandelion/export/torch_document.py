@@ -25,9 +25,11 @@ from dandelion.blueprint import (
     Computation,
     ElementType,
     Matrix,
+    ceil_div,
     matrix,
     part,
     scalar,
+    sizeof,
 )
 from dandelion.blueprint.builder import ArgumentLike
 from dandelion.documents import FunctionDocument, StaticValue, content, gpu_function
@@ -35,16 +37,19 @@ from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.export import tinygrad_binding, torch_binding
 from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
+from dandelion.export.buckets import Bucket, BucketKernels, checked_batch, joined, single
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
 from dandelion.export.packing import Packed, packed
 from dandelion.export.product_records import GemmProduct, Place
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
-from dandelion.export.torch_graph import GETITEM, Graph
-from dandelion.function import Limits
+from dandelion.export.rows import check_rows, with_rows
+from dandelion.export.torch_graph import GETITEM, Constant, Graph, TensorType
+from dandelion.function import BATCH_CALLS, Batching, Limits
 from dandelion.progress import ShowProgress, no_progress
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_ALIGNED_BYTES = 256
 _HEAD = """/* Made by dandelion.export.torch_function. Each kernel computes one value of the model;
  * the blueprint has their order. */
 #include "dandelion.h"
@@ -77,12 +82,14 @@ def torch_function(
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     precision: str = "f32",
+    batch: Sequence[int] | None = None,
+    batch_wait_s: float = 0.0,
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
         name, module, example_inputs, inputs=inputs, outputs=outputs, device=device,
-        precision=precision, limits=limits,
+        precision=precision, batch=batch, batch_wait_s=batch_wait_s, limits=limits,
     )  # fmt: skip
     return made.function
 
@@ -96,14 +103,16 @@ def export_module(
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     precision: str = "f32",
+    batch: Sequence[int] | None = None,
+    batch_wait_s: float = 0.0,
     limits: Limits | None = None,
     show: ShowProgress = no_progress,
 ) -> ExportedModule:
     """Describe a PyTorch module as a GPU function, and report on it.
 
     The document has sources that run on every backend, a blueprint, and the weights. It needs
-    neither torch nor tinygrad where it runs. Shapes are those of the examples, the first dimension
-    too. No GPU is needed.
+    neither torch nor tinygrad where it runs. Shapes are those of the examples; with `batch` calls
+    may have any number of rows in the first dimension. No GPU is needed.
 
     Args:
         name: registered name.
@@ -116,6 +125,12 @@ def export_module(
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
         precision: how products of float32 are computed: ``f32``; or, on devices that do that
             faster, with factors rounded to ``tf32``, ``bf16`` or ``f16``. Sums are float32.
+        batch: sizes of the first dimension for which there are kernels, such as ``(1, 4, 16)``. A
+            call may have any number of rows up to the largest; it takes the time of the next size
+            above it. The first dimension of all inputs and outputs are rows, and a row of an output
+            depends on the same row of the inputs only. Calls that wait are joined up to the largest
+            size. None fixes the first dimension, too.
+        batch_wait_s: how long a call waits for others while a device is free, in seconds.
         limits: what one instance may use.
         show: is told how far it is, see `dandelion.progress.progress`.
 
@@ -129,26 +144,39 @@ def export_module(
     known = [choice.value for choice in COMPUTATIONS[ElementType.F32]]
     if precision not in known:
         raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
+    sizes = checked_batch(batch)
     began = time.monotonic()
-    show(0, 0, "graph")
-    graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
-    _check(graph)
-    made, products = with_products(folded(graph), Computation(precision), for_gpu=device == "gpu")
-    kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
-    used = {name for launch in kernels.launches for name in launch.buffers}
-    weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
-    function = _function(name, kernels, weights, limits)
-    report = _report(graph, kernels, weights, function, time.monotonic() - began)
-    return ExportedModule(function, report, tuple(kernels.inputs), tuple(kernels.outputs))
+    made: list[tuple[int, Kernels, Mapping[str, Constant]]] = []
+    for rows in sizes or (0,):
+        show(0, 0, f"graph for {rows} rows" if rows else "graph")
+        examples = with_rows(example_inputs, rows) if rows else example_inputs
+        graph = torch_binding.graph_of(module, examples, outputs, inputs)
+        _check(graph)
+        computation = Computation(precision)
+        rewritten, products = with_products(folded(graph), computation, for_gpu=device == "gpu")
+        kernels = tinygrad_binding.kernels_of(rewritten, device == "gpu", products, show)
+        made.append((rows, kernels, rewritten.constants))
+    if sizes:
+        check_rows(module, example_inputs)
+    whole = joined(made) if sizes else single(kernels, rewritten.constants)
+    used = {n for bucket in whole.buckets for one in bucket.launches for n in one.buffers}
+    weights = packed(whole.constants, used, {*whole.inputs, *whole.outputs, *whole.buffers})
+    function = _function(name, whole, weights, limits, batch_wait_s)
+    report = _report(graph, whole, weights, function, time.monotonic() - began)
+    return ExportedModule(function, report, tuple(whole.inputs), tuple(whole.outputs))
 
 
 def _function(
-    name: str, kernels: Kernels, weights: Packed, limits: Limits | None
+    name: str, kernels: BucketKernels, weights: Packed, limits: Limits | None, wait_s: float
 ) -> FunctionDocument:
     """Write the document."""
-    inputs = {n: text_of(t.dtype, t.shape) for n, t in kernels.inputs.items()}
+    rows = kernels.rows
+    inputs = {n: _declared(t, bool(rows)) for n, t in kernels.inputs.items()}
     inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
-    outputs = {n: text_of(t.dtype, t.shape) for n, t in kernels.outputs.items()}
+    outputs = {n: _declared(t, bool(rows)) for n, t in kernels.outputs.items()}
+    batching = None
+    if rows and rows[-1] > 1:
+        batching = Batching(tuple(kernels.inputs), min(rows[-1], BATCH_CALLS), wait_s, rows[-1])
     source = _HEAD + "\n".join(kernel.text for kernel in kernels.sources) + "\n"
     static: dict[str, Mapping[str, StaticValue]] = {
         group: {group: data} for group, data in weights.sets.items()
@@ -157,28 +185,50 @@ def _function(
         name, _blueprint(name, kernels, weights),
         inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
         outputs=[f"{n}: {kind}" for n, kind in outputs.items()],
-        files={f"{name}.c": source}, static=static, limits=limits,
+        files={f"{name}.c": source}, static=static,
+        limits=limits or _limits(kernels), batching=batching,
     )  # fmt: skip
 
 
+def _limits(kernels: BucketKernels) -> Limits:
+    """Limits with room for the results, in memory that is aligned for each row of a joined call.
+
+    Some engines reserve so much before it is known how large the results of joined calls are.
+    """
+    rows = kernels.rows[-1] if kernels.rows else 1
+    sizes = [kind.size_bytes + rows * _ALIGNED_BYTES for kind in kernels.outputs.values()]
+    return Limits(output_bytes=sum(sizes))
+
+
+def _declared(found: TensorType, any_rows: bool) -> str:
+    """The type of a set; with any number of rows its first dimension is open."""
+    return text_of(found.dtype, (-1, *found.shape[1:]) if any_rows else found.shape)
+
+
 def _report(
-    graph: Graph, kernels: Kernels, weights: Packed, function: FunctionDocument, export_s: float
-) -> ExportReport:
+    graph: Graph, kernels: BucketKernels, weights: Packed, function: FunctionDocument,
+    export_s: float,
+) -> ExportReport:  # fmt: skip
+    """Count; of several buckets, what is counted by call is that of the largest."""
+    launches = kernels.buckets[-1].launches
+    used = {name for launch in launches for name in launch.buffers}
     operators = Counter(n.operator for n in graph.nodes if n.operator != GETITEM)
     read = {name for node in graph.nodes for name in node.inputs()}
     (code,) = function.code
     parts = (code.main, *code.files.values())
-    inputs_bytes = sum(kind.size_bytes for kind in kernels.inputs.values())
+    own_bytes = sum(size for buffer, size in kernels.buffers.items() if buffer in used)
+    ends = (*kernels.inputs.values(), *kernels.outputs.values())
     return ExportReport(
         operators={n.removeprefix("aten."): count for n, count in operators.items()},
         kernels=len(kernels.sources),
-        launches=len(kernels.launches),
-        library_operations=sum(isinstance(one, OperationLaunch) for one in kernels.launches),
+        launches=len(launches),
+        library_operations=sum(isinstance(one, OperationLaunch) for one in launches),
         weight_bytes=sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
         static_bytes=weights.size_bytes,
-        buffer_bytes=sum(kernels.buffers.values()) + inputs_bytes,
+        buffer_bytes=own_bytes + sum(kind.size_bytes for kind in ends),
         source_bytes=sum(len(content(part).bytes()) for part in parts),
         export_s=export_s,
+        rows=kernels.rows,
     )
 
 
@@ -210,18 +260,42 @@ def _check(graph: Graph) -> None:
         raise InvalidFunction(tuple(problems))
 
 
-def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
+def _blueprint(name: str, kernels: BucketKernels, weights: Packed) -> str:
     """Write the blueprint."""
     built = Blueprint(
         list(kernels.inputs), weights=list(weights.sets), outputs=list(kernels.outputs),
         modules=[f"{name}.c"],
     )  # fmt: skip
     for buffer, size in kernels.buffers.items():
-        built.buffer(buffer, size, temporary=buffer not in kernels.outputs)
-    sources = {kernel.name: kernel for kernel in kernels.sources}
+        built.buffer(buffer, size, temporary=True)
     for kernel in kernels.sources:
         built.kernel(kernel.name, access=_access(kernel))
-    for launch in kernels.launches:
+    if not kernels.rows:
+        for buffer, kind in kernels.outputs.items():
+            built.buffer(buffer, kind.size_bytes)
+        _add_launches(built, kernels, kernels.buckets[0], weights)
+        return built.json()
+    row_bytes = {
+        name: kind.size_bytes // kernels.rows[-1]
+        for name, kind in (*kernels.inputs.items(), *kernels.outputs.items())
+    }
+    counts = [ceil_div(sizeof(built[name]), row_bytes[name]) for name in kernels.inputs]
+    for buffer in kernels.outputs:
+        built.buffer(buffer, counts[0] * row_bytes[buffer])
+    with built.choose(*counts) as choice:
+        for bucket in kernels.buckets:
+            assert bucket.rows is not None, "each has a size"
+            padded = {built[n]: size * bucket.rows for n, size in row_bytes.items()}
+            with choice.case(bucket.rows, padded):
+                _add_launches(built, kernels, bucket, weights)
+    return built.json()
+
+
+def _add_launches(
+    built: Blueprint, kernels: BucketKernels, bucket: Bucket, weights: Packed
+) -> None:
+    sources = {kernel.name: kernel for kernel in kernels.sources}
+    for launch in bucket.launches:
         if isinstance(launch, OperationLaunch):
             _add_operation(built, launch, weights)
             continue
@@ -232,7 +306,6 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
             if offset:
                 arguments.append(scalar("u64", place))
         built.launch(launch.kernel, arguments, grid=launch.grid, block=launch.block)
-    return built.json()
 
 
 def _add_operation(built: Blueprint, launch: OperationLaunch, weights: Packed) -> None:

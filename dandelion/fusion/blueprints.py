@@ -256,6 +256,7 @@ def _action(
             )
         case Gemm() | Conv2d():
             return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
+    assert isinstance(action, ExecKernel), "functions with choices are not fused"
     args = tuple(Ptr(buffer(a.buffer)) if isinstance(a, Ptr) else a for a in action.args)
     renamed = ExecKernel(kernel(action.kernel), args, action.launch)
     return _mapped(renamed, lambda size: _size(size, buffer, integer))

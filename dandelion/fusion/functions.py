@@ -9,7 +9,7 @@ import msgspec
 
 from dandelion.blueprint import GpuConfig, check_blueprint, print_blueprint
 from dandelion.blueprint.check import launches
-from dandelion.blueprint.uses import integers_read
+from dandelion.blueprint.uses import has_choices, integers_read
 from dandelion.data import SetSpec
 from dandelion.dataflow.graph import (
     Application,
@@ -124,6 +124,8 @@ def _candidate(
     given = (name for name in body.inputs if name not in spec.static)
     name = next(given, None)
     if name is None or set(spec.input_names) != {*body.inputs, *body.weights}:
+        return None
+    if has_choices(body.control_flow):  # behind what another function made are no zeros
         return None
     read = frozenset(size.bufname for size in integers_read(config))
     candidate = Candidate(index, application, spec, name, read)

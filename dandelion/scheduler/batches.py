@@ -143,19 +143,34 @@ class _Room:
         capacity = engine.capacity.device_bytes
         self._device_bytes = min(quota, capacity) if capacity else quota
         self._output_bytes = call.flow.spec.limits.output_bytes
+        batching = call.flow.spec.batching
+        assert batching is not None, "its calls are joined"
+        self._joined = call.flow.spec.input_names.index(batching.inputs[0])
+        self._rows = batching.rows
         self.takes(call)
 
     def takes(self, call: CallState) -> bool:
         """Add a call if there is room for it."""
         demand = call.demand
-        if demand is None:
-            return True
-        device_bytes = self._device_bytes - demand.device_bytes
-        output_bytes = self._output_bytes - (demand.output_bytes or 0)
-        if device_bytes < 0 or output_bytes < 0:
+        device_bytes, output_bytes, rows = self._device_bytes, self._output_bytes, self._rows
+        if demand is not None:
+            device_bytes -= demand.device_bytes
+            output_bytes -= demand.output_bytes or 0
+        if rows is not None:
+            rows -= _rows(call, self._joined)
+        known = demand is not None
+        if (known and (device_bytes < 0 or output_bytes < 0)) or (rows is not None and rows < 0):
             return False
-        self._device_bytes, self._output_bytes = device_bytes, output_bytes
+        self._device_bytes, self._output_bytes, self._rows = device_bytes, output_bytes, rows
         return True
+
+
+def _rows(call: CallState, position: int) -> int:
+    """Count the rows of a call, by its joined input at a position."""
+    item_set = call.run.inputs[position]
+    assert item_set is not None, "such calls are not joined"
+    shape = item_set.items[0].shape
+    return shape[0] if shape else 1
 
 
 def _key(call: CallState) -> Key | None:

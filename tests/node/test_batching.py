@@ -210,6 +210,8 @@ def test_batches_keep_no_memory(node: Node) -> None:
         ({"batching": Batching(("x",), calls=1)}, "bad-limit"),
         ({"batching": Batching(("x",), wait_s=float("nan"))}, "bad-limit"),
         ({"batching": Batching(("x",), wait_s=11.0)}, "bad-limit"),
+        ({"batching": Batching(("x",), rows=0)}, "bad-limit"),
+        ({"batching": Batching(("scale",), rows=4)}, "bad-shape"),
         ({"inputs": (f"x: float32[4, {COLUMNS}]", "scale: float32")}, "bad-shape"),
         ({"outputs": ("y: float32[4]",)}, "bad-shape"),
         ({"outputs": ()}, "no-set"),

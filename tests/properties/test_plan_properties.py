@@ -91,6 +91,19 @@ actions: st.SearchStrategy[bp.Action] = st.recursive(
             bp.Candidates,
             st.lists(st.lists(inner, max_size=2).map(tuple), max_size=3).map(tuple),
         ),
+        st.builds(
+            bp.Choose,
+            st.lists(sizes, max_size=2).map(tuple),
+            st.lists(
+                st.builds(
+                    bp.Case,
+                    st.integers(0, 9),
+                    st.lists(inner, max_size=3).map(tuple),
+                    st.dictionaries(names, sizes, max_size=2),
+                ),
+                max_size=2,
+            ).map(tuple),
+        ),
     ),
     max_leaves=5,
 )

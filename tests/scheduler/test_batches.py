@@ -8,7 +8,7 @@ from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
-from dandelion.driver import Capacity
+from dandelion.driver import Capacity, InstanceSets
 from dandelion.errors import EngineDied, Raised
 from dandelion.function import Batching, CodeObject, FunctionSpec
 from dandelion.scheduler import (
@@ -40,13 +40,14 @@ class Node:
     places: int = 1
     calls: int = 2
     wait_s: float = 0.01
+    rows: int | None = None
     sent: list[CallState] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     ended: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(policy_of("fair"), 1 << 30, lambda flow: (0, 0))
-        batching = Batching(("x",), self.calls, self.wait_s)
+        batching = Batching(("x",), self.calls, self.wait_s, self.rows)
         sets = (SetSpec("x"),), (SetSpec("y"),)
         spec = FunctionSpec("f", *sets, code=(CodeObject("cpu"),), batching=batching)
         self.plan = direct_plan(spec)
@@ -71,12 +72,13 @@ class Node:
             else:
                 assert isinstance(action, Start)
 
-    def submit(self, at_ns: int) -> InvocationState:
+    def submit(self, at_ns: int, inputs: InstanceSets = INPUTS) -> InvocationState:
         walk = Walk(self.plan, Partitioning("auto", 1, 1))
         number = str(len(self.scheduler.invocations))
         invocation = InvocationState(
-            f"{at_ns}-{number}", self.tenant, walk, INPUTS, 1 << 62, 1.0, 4
-        )
+            f"{at_ns}-{number}", self.tenant, walk, inputs, 1 << 62, 1.0,
+            sum(given.size_bytes for given in inputs if given is not None),
+        )  # fmt: skip
         self.scheduler.submitted(invocation, at_ns)
         self.take()
         return invocation
@@ -114,6 +116,21 @@ def test_calls_that_are_enough_do_not_wait() -> None:
     node.submit(0)
     node.submit(1 * MS)
     assert node.sizes == [2]
+
+
+def test_calls_are_joined_up_to_a_number_of_rows() -> None:
+    node = Node(calls=8, rows=4)
+
+    def rows(count: int) -> InstanceSets:
+        return (ItemSet("x", (Item("a", 0, bytes(8 * count), "float32", (count, 2)),)),)
+
+    for count in (1, 2, 3, 1, 5):
+        node.submit(0, rows(count))
+    node.tick(10 * MS)
+    for call in node.sent:  # it grows
+        node.finish(call, 11 * MS)
+    # 1 + 2 + 1 rows together; 3 alone, since 5 more are too many; 5 alone
+    assert node.sizes == [3, 0, 0]
 
 
 def test_the_wait_of_earlier_calls_does_not_shorten_that_of_later_ones() -> None:

@@ -1,0 +1,1 @@
+"""The composition `text_topics`; see README.md."""
