@@ -484,36 +484,39 @@ def manual() -> str:
 def around(action: dict[str, Any], listing: str) -> dict[str, Any]:
     """Make a document of an action of the manual, with the names in it."""
     (fields,) = action.values()
-    used = re.findall(r'"(x|weights|row|skip|b)"', listing)
     out = fields["out"] if isinstance(fields, dict) and "out" in fields else "y"
-    body = {"inputs": list(dict.fromkeys(used)), "buffers": {out: 2**22}, "outputs": [out]}
+    words = re.findall(r'"(next|going)"', listing)
+    used = [n for n in re.findall(r'"(x|weights|row|skip|b)"', listing) if n != out]
+    buffers: dict[str, Any] = {out: 2**22} | {n: {"Sizeof": "x"} for n in words}
+    body = {"inputs": list(dict.fromkeys(used)), "buffers": buffers, "outputs": [out]}
     kernels = {name: {"module": "m"} for name in re.findall(r'"ExecKernel": \["(\w+)"', listing)}
     modules = {"m": "m.c"} if kernels else {}
-    return {
-        "modules": modules, "kernels": kernels, "blueprint": body | {"control_flow": [action]}
-    }  # fmt: skip
+    body["control_flow"] = [action]
+    return {"modules": modules, "kernels": kernels, "blueprint": body}
 
 
 def test_the_listings_of_the_manual_are_right() -> None:
-    listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
-    assert len(listings) == 6
-    first = bp.parse_blueprint(listings[0])
-    for listing in listings[1:]:
+    first, *listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
+    found = []
+    for listing in listings:
         document = json.loads(listing)
-        if "modules" not in document:  # one action
+        if "outputs" in document:  # a blueprint
+            document = {"modules": {}, "kernels": {}, "blueprint": document}
+        elif "modules" not in document:  # one action
             document = around(document, listing)
-        bp.parse_blueprint(json.dumps(document))
-    python, chosen, operations, choice = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+        made = bp.parse_blueprint(json.dumps(document)).blueprint
+        found += [type(one) for one in made.control_flow] or [made.present_if]
+    shown = [bp.Choose, bp.RepeatWhile, {"change": "going"}, bp.Gemm, bp.Conv2d, bp.Candidates]
+    assert found[-6:] == shown
+    python, *blocks = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(python, names)
-    assert bp.parse_blueprint(names["text"]) == first
-    exec(chosen, names)
-    assert isinstance(names["b"].build().blueprint.control_flow[0], bp.Choose)
-    exec(operations, names)
-    assert len(names["b"].build().blueprint.control_flow) == 2
-    exec(choice, names)
-    (made,) = names["b"].build().blueprint.control_flow
-    assert len(made.alternatives) == 2
+    assert bp.parse_blueprint(names["text"]) == bp.parse_blueprint(first)
+    flows = []
+    for block in blocks:
+        exec(block, names)
+        flows.append([type(one) for one in names["b"].build().blueprint.control_flow])
+    assert flows == [[bp.Choose], [bp.RepeatWhile], [bp.Gemm, bp.Conv2d], [bp.Candidates]]
 
 
 def test_every_size_and_argument_of_the_manual_can_be_read() -> None:

@@ -17,6 +17,7 @@ from tests.fake_driver.worker import Worker, working
 
 NAMES = [
     *scenario_names(),
+    *scenario_names("loops.py"),
     "small_convolutions_are_right",
     *("products_are_right_in_each_type", "products_are_computed_as_they_say"),
     *("layouts_are_right", "epilogues_are_right", "what_the_library_lacks_is_done_after_it"),

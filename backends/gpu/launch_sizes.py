@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from dandelion.blueprint import (
     Action,
     Argument,
-    Candidates,
-    Choose,
     ExecKernel,
     GpuConfig,
     Kernel,
     Ptr,
     Raw,
-    Repeat,
     Scalar,
     ScalarType,
     Size,
     print_argument,
 )
 from dandelion.blueprint.numbers import pack
+from dandelion.blueprint.records import inner_lists
 from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
 from dandelion.errors import Problem, nearest
@@ -76,16 +74,10 @@ class _Holder:
     def actions(self, where: str, actions: tuple[Action, ...]) -> Iterator[Problem]:
         for index, action in enumerate(actions):
             at = f"{where}[{index}]"
-            if isinstance(action, Repeat):
-                yield from self.actions(f"{at}.actions", action.actions)
-            elif isinstance(action, Candidates):
-                for number, alternative in enumerate(action.alternatives):
-                    yield from self.actions(f"{at}[{number}]", alternative)
-            elif isinstance(action, Choose):
-                for number, case in enumerate(action.cases):
-                    yield from self.actions(f"{at}.cases[{number}].actions", case.actions)
-            elif isinstance(action, ExecKernel):
+            if isinstance(action, ExecKernel):
                 yield from self.launch(at, action)
+            for inside, inner in inner_lists(action):
+                yield from self.actions(f"{at}{inside}", inner)
 
     def launch(self, where: str, action: ExecKernel) -> Iterator[Problem]:
         kernel = self.kernels[action.kernel]

@@ -34,6 +34,7 @@ from .drafts import (
     OperationDraft,
     Program,
     ZeroDraft,
+    check_word,
 )
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
@@ -118,11 +119,13 @@ class Plan:
         twin: a plan with the same steps for data of another size in padded buffers; what a device
             has prepared for it serves this one too.
         program: the order of the steps.
-        launches: how many steps there are, loops unrolled.
+        launches: how many steps there are at most, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
         outputs: the slots that are copied out, by name, in the order of the blueprint.
         blocks, block_threads: of the launch that has most threads.
         groups: the candidates, with the steps of the chosen alternatives.
+        words: offsets of the words that loops look at, by the buffer's name.
+        present_if: for outputs that may be absent, the offset of the word that is zero then.
     """
 
     slots: Mapping[str, Slot]
@@ -134,6 +137,8 @@ class Plan:
     blocks: int
     block_threads: int
     templates: Mapping[str, Template] = field(default_factory=dict)
+    words: Mapping[str, int] = field(default_factory=dict)
+    present_if: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[CandidateGroup, ...] = ()
     twin: Plan | None = None
 
@@ -145,7 +150,10 @@ class Plan:
         return self
 
     def walk(self) -> Iterator[int]:
-        """Give the index of each step in the order of execution, loops unrolled."""
+        """Give the index of each step in the order of execution, loops unrolled.
+
+        A loop with a condition is unrolled as often as it may run.
+        """
         return _walk(self.program)
 
     def _repr_html_(self) -> str:
@@ -239,6 +247,8 @@ class _Planner:
             self.sizes.buffer(name)
         self.drafts = Drafts(config, self.sizes, lowering, choices)
         self.templates: dict[str, Template] = {}
+        for name, word in body.present_if.items():
+            check_word(f"blueprint.present_if.{name}", word, self.sizes)
 
     # layout
 
@@ -275,9 +285,11 @@ class _Planner:
             for name in self.body.outputs
         }
         count = drafts.launches + len(zeroed)
+        words = {name: slots[name].offset_bytes for name, _ in drafts.words}
+        present = {n: slots[word].offset_bytes for n, word in self.body.present_if.items()}
         return Plan(
             slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates,
-            tuple(drafts.groups),
+            words, present, tuple(drafts.groups),
         )  # fmt: skip
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
@@ -320,8 +332,9 @@ class _Planner:
         end = len(self.drafts.all)
         found: dict[str, Lifetime] = {}
         used = {name for draft in self.drafts.all for name in draft.access}
+        used.update(self.body.outputs, (name for name, _ in self._words()))
         for name in self.inputs:
-            if name in self.resident or name not in used.union(self.body.outputs):
+            if name in self.resident or name not in used:
                 continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
             found[name] = Lifetime(self.sizes.room(name), -1, last, fresh=True)
@@ -339,10 +352,20 @@ class _Planner:
             if name not in found:
                 found[name] = Lifetime(self.sizes.room(name), -1, end, fresh=False)
             found[name].last = end
+        for name, last in self._words():
+            life = found.setdefault(name, Lifetime(self.sizes.buffer(name), -1, last, fresh=False))
+            if life.first > last:  # its word is read before anything is written
+                life.first, life.fresh = last, False
+            life.last = max(life.last, last)
         for first, last, _ in self.drafts.loops:
             for lifetime in found.values():
                 lifetime.extend(first, last)
         return found
+
+    def _words(self) -> list[tuple[str, int]]:
+        """List the buffers of words, and until which draft each is needed."""
+        end = len(self.drafts.all)
+        return [*self.drafts.words, *((word, end) for word in self.body.present_if.values())]
 
 
 def _with_zeros(

@@ -45,6 +45,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Scalar,
     ScalarType,
     Size,
@@ -88,6 +89,7 @@ class Blueprint(OperationBuilder):
         self._batch = size_of(batch)
         self._buffers: dict[str, Size] = {}
         self._temporary: set[str] = set()
+        self._present_if: dict[str, str] = {}
         self._kernels: dict[str, Kernel] = {}
         self._levels: list[list[Action]] = [[]]
 
@@ -190,7 +192,29 @@ class Blueprint(OperationBuilder):
         """Repeat the launches inside the ``with`` block."""
         with collected(self._levels) as actions:
             yield
-        self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
+        self._add(Repeat(size_of(times), tuple(actions)))
+
+    @contextlib.contextmanager
+    def repeat_while(self, word: Buffer, *, at_most: SizeLike) -> Iterator[None]:
+        """Repeat the launches inside the ``with`` block while a word is not zero.
+
+        Args:
+            word: a buffer that begins with the word, an unsigned number of 32 bits. It is looked
+                at after each iteration.
+            at_most: the largest number of iterations.
+        """
+        with collected(self._levels) as actions:
+            yield
+        self._add(RepeatWhile(size_of(at_most), word.name, tuple(actions)))
+
+    def present_if(self, output: Buffer, word: Buffer) -> None:
+        """Leave an output out if a word is zero at the end of the call.
+
+        Args:
+            output: which; the set is empty then.
+            word: a buffer that begins with the word, an unsigned number of 32 bits.
+        """
+        self._present_if[output.name] = word.name
 
     @contextlib.contextmanager
     def candidates(self) -> Iterator[Alternatives]:
@@ -201,7 +225,7 @@ class Blueprint(OperationBuilder):
         """
         made = Alternatives(self._levels)
         yield made
-        self._levels[-1].append(Candidates(tuple(made.groups)))
+        self._add(Candidates(tuple(made.groups)))
 
     @contextlib.contextmanager
     def choose(self, *sizes: SizeLike) -> Iterator[Choice]:
@@ -212,7 +236,7 @@ class Blueprint(OperationBuilder):
         """
         choice = Choice(self._levels)
         yield choice
-        self._levels[-1].append(Choose(tuple(map(size_of, sizes)), tuple(choice.cases)))
+        self._add(Choose(tuple(map(size_of, sizes)), tuple(choice.cases)))
 
     def build(self) -> GpuConfig:
         """Return the records.
@@ -230,6 +254,7 @@ class Blueprint(OperationBuilder):
             outputs,
             tuple(self._levels[0]),
             self._batch,
+            dict(self._present_if),
         )
         config = GpuConfig(self._modules, tuple(self._kernels.values()), body)
         problems = check_blueprint(config)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dandelion.blueprint.check_candidates import candidate_problems
 from dandelion.blueprint.check_operations import operation_problems
+from dandelion.blueprint.check_words import word_problems
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_parts import Operation, operands, sizes
 from dandelion.blueprint.reading import read_config
@@ -43,6 +44,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -181,6 +183,16 @@ class _Checker:
                 yield Problem("duplicate", message, f"blueprint.buffers.{name}")
         for index, name in enumerate(self.body.outputs):
             yield from self.buffer(f"blueprint.outputs[{index}]", name)
+        for name, word in self.body.present_if.items():
+            where = f"blueprint.present_if.{name}"
+            if name not in self.body.outputs:
+                yield _unknown("output", name, self.body.outputs, where)
+            yield from self.word(where, word)
+
+    def word(self, where: str, name: str) -> Iterator[Problem]:
+        """Check the name of a buffer that begins with a word."""
+        yield from self.buffer(where, name)
+        yield from word_problems(where, name, self.body)
 
     def buffer(self, where: str, name: str) -> Iterator[Problem]:
         if name not in self.buffers:
@@ -281,7 +293,11 @@ class _Checker:
             if isinstance(action, Choose):
                 yield from self.choose(at, action, times, depth)
                 continue
-            yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            smallest = 0
+            if isinstance(action, RepeatWhile):
+                smallest = 1
+                yield from self.word(f"{at}.word", action.word)
+            yield from self.size(f"{at}.times", action.times, smallest, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
 
     def choose(self, where: str, action: Choose, times: int, depth: int) -> Iterator[Problem]:
@@ -388,7 +404,7 @@ def _named(size: Size) -> set[str]:
 
 
 def launches(actions: tuple[Action, ...]) -> int:
-    """Count launches; a repeat whose number depends on the inputs counts once.
+    """Count launches at most; a repeat whose number depends on the inputs counts once.
 
     Of a choice the case with most of them counts.
     """
@@ -398,7 +414,7 @@ def launches(actions: tuple[Action, ...]) -> int:
             total += max(map(launches, action.alternatives), default=0)
         elif isinstance(action, Choose):
             total += max((launches(case.actions) for case in action.cases), default=0)
-        elif not isinstance(action, Repeat):
+        elif not isinstance(action, Repeat | RepeatWhile):
             total += 1
         else:
             times = constant(action.times)

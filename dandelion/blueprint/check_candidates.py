@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dandelion.blueprint.records import MAX_ALTERNATIVES, Action, Candidates, Repeat
+from dandelion.blueprint.records import MAX_ALTERNATIVES, Action, Candidates, inner_lists
 from dandelion.errors import Problem
 
 
@@ -23,9 +23,9 @@ def candidate_problems(where: str, action: Candidates) -> Iterator[Problem]:
 
 
 def has_candidates(actions: tuple[Action, ...]) -> bool:
-    """Tell whether there are candidates among actions, or in their repeats."""
+    """Tell whether there are candidates among actions, or in them."""
     return any(
         isinstance(action, Candidates)
-        or (isinstance(action, Repeat) and has_candidates(action.actions))
+        or any(has_candidates(inner) for _, inner in inner_lists(action))
         for action in actions
     )

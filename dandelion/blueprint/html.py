@@ -25,6 +25,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -83,6 +84,10 @@ def _steps(actions: Sequence[Action], indent: str) -> Iterator[tuple[Element, st
                     label = "or" if number else "the fastest of"
                     yield code(f"{indent}{label}"), "", "", code("")
                     yield from _steps(one, indent + _INDENT)
+            case RepeatWhile(times=times, word=word, actions=inner):
+                most = f"{indent}up to {size_expression(times)} times"
+                yield code(most), "", "", code(f"while {word}")
+                yield from _steps(inner, indent + _INDENT)
 
 
 def _operation(action: Operation) -> str:

@@ -33,6 +33,7 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Raw,
+    RepeatWhile,
     ScalarType,
     Size,
     Sizeof,
@@ -142,6 +143,9 @@ class _Printer:
             fields["batch"] = self.size(blueprint.batch)
         fields["buffers"] = {n: self.size(s) for n, s in blueprint.buffers.items()}
         fields["outputs"] = list(blueprint.outputs)
+        if blueprint.present_if:
+            self.only("outputs that may be absent", Spelling.CANONICAL)
+            fields["present_if"] = dict(blueprint.present_if)
         fields["control_flow"] = [self.action(a) for a in blueprint.control_flow]
         return fields
 
@@ -165,7 +169,11 @@ class _Printer:
             self.only("choices", Spelling.CANONICAL)
             cases = [self.case(case) for case in action.cases]
             return {"Choose": {"sizes": [self.size(s) for s in action.sizes], "cases": cases}}
-        return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+        inner = [self.action(a) for a in action.actions]
+        if isinstance(action, RepeatWhile):
+            self.only("loops with a condition", Spelling.CANONICAL)
+            return {"RepeatWhile": [self.size(action.times), action.word, inner]}
+        return {"Repeat": [self.size(action.times), inner]}
 
     def case(self, case: Case) -> Json:
         fields: dict[str, Json] = {"up_to": case.up_to}

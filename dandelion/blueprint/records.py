@@ -144,9 +144,45 @@ class Choose(BlueprintRecord, frozen=True):
     cases: tuple[Case, ...]
 
 
+class RepeatWhile(BlueprintRecord, frozen=True):
+    """Run actions, and again while a word on the device is not zero.
+
+    The word is looked at after each iteration, so there is at least one.
+
+    Attributes:
+        times: the largest number of iterations.
+        word: a buffer of at least `WORD_BYTES`, which begins with the word.
+        actions: of one iteration.
+    """
+
+    times: Size
+    word: str
+    actions: tuple[Action, ...]
+
+
 Action: TypeAlias = (
-    ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat | Candidates | Choose
+    ExecKernel
+    | CopyBuffer
+    | ZeroBuffer
+    | Gemm
+    | Conv2d
+    | Repeat
+    | RepeatWhile
+    | Candidates
+    | Choose
 )
+
+
+def inner_lists(action: Action) -> list[tuple[str, tuple[Action, ...]]]:
+    """Give the lists of actions in an action, each with its place in it."""
+    match action:
+        case Repeat(_, actions) | RepeatWhile(_, _, actions):
+            return [(".actions", actions)]
+        case Candidates(alternatives):
+            return [(f"[{number}]", one) for number, one in enumerate(alternatives)]
+        case Choose(_, cases):
+            return [(f".cases[{n}].actions", case.actions) for n, case in enumerate(cases)]
+    return []
 
 
 class ExecutionBlueprint(BlueprintRecord, frozen=True):
@@ -159,6 +195,8 @@ class ExecutionBlueprint(BlueprintRecord, frozen=True):
         outputs: buffers that are copied out, which may include inputs.
         control_flow: the launches, in order.
         batch: the factor of `ByBatch`.
+        present_if: outputs that are absent if a word is zero at the end of a call, with the buffer
+            of at least `WORD_BYTES` that begins with the word.
     """
 
     inputs: tuple[str, ...] = ()
@@ -167,6 +205,7 @@ class ExecutionBlueprint(BlueprintRecord, frozen=True):
     outputs: tuple[str, ...] = ()
     control_flow: tuple[Action, ...] = ()
     batch: Size = Absolute(1)
+    present_if: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # --- code -----------------------------------------------------------------------------------
@@ -244,6 +283,9 @@ MAX_LAUNCHES = 1_000_000
 
 MAX_ALTERNATIVES = 16
 """Bound on the alternatives of candidates."""
+
+WORD_BYTES = 4
+"""Size of the words that a call's end and its loops depend on."""
 
 MAX_DEPTH = 16
 """Bound on nested repeats and choices, and on nested arithmetic."""

@@ -23,9 +23,11 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Repeat,
+    RepeatWhile,
     Scalar,
     Size,
     ZeroBuffer,
+    inner_lists,
 )
 from dandelion.blueprint.signatures import signatures
 from dandelion.data import Bytes
@@ -65,6 +67,8 @@ def _is_text(data: Bytes) -> bool:
 def written_buffers(config: GpuConfig) -> set[str]:
     """Find the buffers that a blueprint may write to, all its outputs, and all that it pads.
 
+    Words that are read from the device count as outputs.
+
     Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
     `weights` are constant.
 
@@ -73,7 +77,7 @@ def written_buffers(config: GpuConfig) -> set[str]:
     """
     body = config.blueprint
     access = {k.name: k.access for k in config.kernels}
-    weights, written = frozenset(body.weights), set(body.outputs)
+    weights, written = frozenset(body.weights), {*body.outputs, *body.present_if.values()}
 
     def launch(action: ExecKernel) -> None:
         ways = access[action.kernel]
@@ -87,23 +91,20 @@ def written_buffers(config: GpuConfig) -> set[str]:
     def look(actions: tuple[Action, ...]) -> None:
         for action in actions:
             match action:
-                case Repeat(_, inner):
-                    look(inner)
-                case Candidates(alternatives):
-                    for alternative in alternatives:
-                        look(alternative)
                 case Choose(_, cases):
-                    for case in cases:
-                        written.update(case.padded)  # with zeros
-                        look(case.actions)
+                    written.update(*(case.padded for case in cases))  # with zeros
+                case RepeatWhile(word=word):
+                    written.add(word)
                 case CopyBuffer(target, _):
                     written.add(target)
                 case ZeroBuffer(buffer):
                     written.add(buffer)
                 case Gemm() | Conv2d():
                     written.add(action.out.buffer)
-                case _:
+                case ExecKernel():
                     launch(action)
+            for _, inner in inner_lists(action):
+                look(inner)
 
     look(body.control_flow)
     return written
@@ -136,6 +137,10 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                 case Choose(_, cases):
                     ways = {look(case.actions) for case in cases}
                     found = ways.pop() if len(ways) == 1 else False  # one of them runs
+                case RepeatWhile(_, word, inner):  # it runs at least once
+                    found = look(inner)
+                    if found is None and word == buffer:
+                        return False
                 case CopyBuffer(target, source):
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
@@ -161,12 +166,12 @@ def optional_kernels(config: GpuConfig) -> set[str]:
             match action:
                 case ExecKernel(kernel=kernel):
                     found.add(kernel)
-                case Repeat(_, inner):
-                    found |= needed(inner)
                 case Candidates(alternatives):
                     each = [needed(one) for one in alternatives]
                     inside.update(*each)
                     found |= set.intersection(*each)
+                case _:
+                    found.update(*(needed(inner) for _, inner in inner_lists(action)))
         return found
 
     always = needed(config.blueprint.control_flow)
@@ -174,9 +179,9 @@ def optional_kernels(config: GpuConfig) -> set[str]:
 
 
 def has_choices(actions: tuple[Action, ...]) -> bool:
-    """Tell whether there is a `Choose` among actions, in repeats too."""
+    """Tell whether there is a `Choose` among actions, or in them."""
     return any(
-        isinstance(action, Choose) or (isinstance(action, Repeat) and has_choices(action.actions))
+        isinstance(action, Choose) or any(has_choices(inner) for _, inner in inner_lists(action))
         for action in actions
     )
 
@@ -198,17 +203,13 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
 
     def act(actions: tuple[Action, ...]) -> None:
         for action in actions:
-            if isinstance(action, Repeat):
+            if isinstance(action, Repeat | RepeatWhile):
                 look(action.times)
-                act(action.actions)
-            if isinstance(action, Candidates):
-                for alternative in action.alternatives:
-                    act(alternative)
             if isinstance(action, Choose):
                 for size in (*action.sizes, *(s for c in action.cases for s in c.padded.values())):
                     look(size)
-                for case in action.cases:
-                    act(case.actions)
+            for _, inner in inner_lists(action):
+                act(inner)
             if isinstance(action, Gemm | Conv2d):
                 for _, size, _, _ in sizes(action):
                     look(size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.blueprint import GpuConfig, check_blueprint, print_blueprint
+from dandelion.blueprint import GpuConfig, RepeatWhile, check_blueprint, print_blueprint
 from dandelion.blueprint.check import launches
 from dandelion.blueprint.uses import has_choices, integers_read
 from dandelion.data import SetSpec
@@ -29,12 +29,16 @@ from dandelion.function import (
 )
 from dandelion.fusion.blueprints import BlueprintPart, fused_blueprint, own_name
 from dandelion.fusion.groups import Candidate, Groups, has_plain_loop, is_groupable, naming
+from dandelion.fusion.wholes import Found, Whole, as_function
 
 FORMAT = "blueprint"
 """Format of the code objects that can be run together."""
 LAUNCHES = 4096
 """Groups with more launches, loops unrolled, are run apart: others could not use the engine between
 them."""
+CONDITIONAL_LAUNCHES = 65536
+"""The same for groups with a loop that ends by a condition. Most of them end much earlier, and run
+apart each iteration would be a call."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
 
@@ -72,25 +76,32 @@ class Fused:
 
 def fused(
     composition: Composition,
-    find: Callable[[str], FunctionSpec | None],
+    find: Callable[[str], Found],
     load: Callable[[FunctionSpec], Loaded | None],
 ) -> Fused | None:
     """Join GPU functions of a composition; None if there is nothing to join.
 
     Args:
         composition: valid.
-        find: gives the function of a name, None if it is a composition.
+        find: gives the function of a name, or that of a composition which is one; else None.
         load: gives the code of a function, None if it is no GPU function.
     """
     ids = application_ids(composition)
     loaded: dict[int, Loaded] = {}
     candidates: dict[int, Candidate] = {}
-    for index, application in enumerate(composition.applications):
-        spec = find(application.function)
-        if spec is None or not (_is_plain(spec) and is_groupable(application, spec)):
+    for index, written in enumerate(composition.applications):
+        found, application = find(written.function), written
+        if isinstance(found, Whole):
+            if written.repeat is None:
+                continue
+            application = as_function(written, found)
+            found = found.function
+        if found is None or not (_is_plain(found) and is_groupable(application, found)):
             continue
-        code = load(spec)
-        candidate = None if code is None else _candidate(index, application, spec, code.config)
+        code = load(found)
+        candidate = None
+        if code is not None:
+            candidate = _candidate(index, (written, application), found, code.config)
         if code is not None and candidate is not None:
             loaded[index], candidates[index] = code, candidate
     groups = Groups(composition, candidates)
@@ -118,7 +129,7 @@ def _is_plain(spec: FunctionSpec) -> bool:
 
 
 def _candidate(
-    index: int, application: Application, spec: FunctionSpec, config: GpuConfig
+    index: int, written: tuple[Application, Application], spec: FunctionSpec, config: GpuConfig
 ) -> Candidate | None:
     body = config.blueprint
     given = (name for name in body.inputs if name not in spec.static)
@@ -128,7 +139,7 @@ def _candidate(
     if has_choices(body.control_flow):  # behind what another function made are no zeros
         return None
     read = frozenset(size.bufname for size in integers_read(config))
-    candidate = Candidate(index, application, spec, name, read)
+    candidate = Candidate(index, *written, spec, name, read, body.present_if)
     returned = {name for name in spec.output_names if name in spec.input_names}
     return candidate if has_plain_loop(candidate, returned) else None
 
@@ -183,12 +194,16 @@ def _joined(
             {output: _value(name) for name, output in m.makes.items()},
             m.times,
             m.fed,
+            m.until,
         )
         for m, sources in zip(members, bound, strict=True)
     ]
     whole = {_value(name): output for name, output in names.items()}
     config = fused_blueprint(parts, [value for _, value in inputs], whole)
-    if check_blueprint(config) or launches(config.blueprint.control_flow) > LAUNCHES:
+    flow = config.blueprint.control_flow
+    has_condition = any(isinstance(action, RepeatWhile) for action in flow)
+    most = CONDITIONAL_LAUNCHES if has_condition else LAUNCHES
+    if check_blueprint(config) or launches(flow) > most:
         return None
     specs = [spec for (_, _, spec), _ in inputs]
     function = _function(members, config, specs, names, loaded)
@@ -208,7 +223,7 @@ def _joined(
             name,
             tuple(dict.fromkeys(source for (source, _, _), _ in inputs)),
             tuple(outputs),
-            tuple(member.application for member in members),
+            tuple(member.written for member in members),
         ),
         tuple(ids[member.index] for member in members),
         tuple(member.index for member in members),
@@ -287,7 +302,7 @@ def _function(
     )
     main = print_blueprint(config).encode()
     digest = digest_of(main)
-    parts = tuple(dict.fromkeys((m.spec.name, m.spec.version) for m in members))
+    parts = tuple(dict.fromkeys(part for m in members for part in _parts(m.spec)))
     return FusedFunction(
         name=joined_name([member.spec.name for member in members]),
         inputs=tuple(sets),
@@ -299,6 +314,10 @@ def _function(
         parts=parts,
         blueprint=main,
     )
+
+
+def _parts(spec: FunctionSpec) -> tuple[tuple[str, int], ...]:
+    return spec.parts if isinstance(spec, FusedFunction) else ((spec.name, spec.version),)
 
 
 def joined_name(names: Sequence[str]) -> str:

@@ -7,10 +7,12 @@ that a caller sees: bytes, names, keys and the order of items, and errors with t
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from dandelion.backends.gpu.host import HostDevice, Memory
@@ -78,9 +80,15 @@ def _kernel(letters: str) -> Callable[..., None]:
     return run
 
 
+def _flag(launch: Launch, word: Memory, read: Memory, salt: bytes) -> None:
+    """Write a word that is zero for one content in four."""
+    word[:4] = 0
+    word[0] = zlib.crc32(read.tobytes(), zlib.crc32(salt)) % 4
+
+
 FAULT = (77).to_bytes(8, "little")
 LETTERS = [a + b + c for a in "rb" for b in "wbr" for c in ("", "w", "b", "r")]
-KERNELS = {f"k{letters}": _kernel(letters) for letters in LETTERS}
+KERNELS = {f"k{letters}": _kernel(letters) for letters in LETTERS} | {"flag": _flag}
 HOST_FILE = " ".join(KERNELS).encode()
 
 
@@ -92,6 +100,7 @@ class World:
         typed: declare types of some sets.
         faults: some kernels fail.
         eaches: part of the applications that have an instance for each item of a set.
+        absent: the outputs of each function that may be absent.
     """
 
     source: random.Random
@@ -101,6 +110,8 @@ class World:
     catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
     functions: list[FunctionSpec] = field(default_factory=list)
+    inner: Composition | None = None
+    absent: dict[str, frozenset[str]] = field(default_factory=lambda: {"P": frozenset()})
 
     def blob(self, data: bytes) -> Digest:
         digest = digest_of(data)
@@ -127,7 +138,18 @@ class World:
         outputs = source.sample(list(buffers), source.choice([1, min(2, len(buffers))]))
         if source.random() < 0.4:
             outputs.append(source.choice(given))
-        body = bp.ExecutionBlueprint(tuple(inputs), (), buffers, tuple(outputs), tuple(flow))
+        present_if: dict[str, str] = {}
+        if source.random() < 0.4:
+            chosen = source.sample(outputs, source.choice([1, len(outputs)]))
+            word = self.word(every, given, buffers, flow, kernels)
+            for output in chosen:
+                if source.random() < 0.2:
+                    word = self.word(every, given, buffers, flow, kernels)
+                present_if[output] = word
+        self.absent[name] = frozenset(present_if)
+        body = bp.ExecutionBlueprint(
+            tuple(inputs), (), buffers, tuple(outputs), tuple(flow), present_if=present_if
+        )
         module = bp.Module("m", (bp.Code("k.host"),))
         main = bp.print_blueprint(bp.GpuConfig((module,), tuple(kernels.values()), body)).encode()
         code = CodeObject("blueprint", self.blob(main), {"k.host": self.blob(HOST_FILE)})
@@ -142,6 +164,27 @@ class World:
                 version=1,
             )
         )
+
+    def word(
+        self,
+        every: Sequence[str],
+        given: Sequence[str],
+        buffers: dict[str, bp.Size],
+        flow: list[bp.Action],
+        kernels: dict[str, bp.Kernel],
+    ) -> str:
+        """Add a launch that writes a word; give the word's buffer."""
+        source = self.source
+        name = source.choice([*given, *buffers])
+        if source.random() < 0.6:
+            name = f"w{len(buffers)}"
+            buffers[name] = bp.Absolute(4)
+        access = (bp.Access.BOTH, bp.Access.READ, bp.Access.VALUE)
+        kernels.setdefault("flag", bp.Kernel("flag", "m", "", access))
+        salt = bp.Scalar(bp.ScalarType.U64, source.randrange(50))
+        args = (bp.Ptr(name), bp.Ptr(source.choice(every)), salt)
+        flow.append(bp.ExecKernel("flag", args, bp.LaunchConfig()))
+        return name
 
     def processor_function(self) -> None:
         """Register a function that runs on a processor."""
@@ -179,13 +222,35 @@ class World:
         args = (*map(bp.Ptr, used), bp.Scalar(bp.ScalarType.U64, salt))
         return bp.ExecKernel(name, args, bp.LaunchConfig())
 
-    def composition(self) -> Composition:
+    def inner_composition(self) -> None:
+        """Make a composition that others apply, perhaps one of GPU functions only."""
+        made = self.composition("D", self.source.choice([1, 1, 2, 2]))
+        if self.source.random() < 0.8:  # all inputs are used, so that it may be one function
+            used = {b.source for a in made.applications for b in a.bindings}
+            inputs = tuple(name for name in made.inputs if name in used)
+            made = msgspec.structs.replace(made, inputs=inputs)
+        self.absent["D"] = frozenset(
+            returned.target
+            for application in made.applications
+            for returned in application.returns
+            if returned.output in self.absent[application.function]
+        )
+        if self.absent["D"] and self.source.random() < 0.8:
+            outputs = dict.fromkeys((*sorted(self.absent["D"])[:1], *made.outputs))
+            made = msgspec.structs.replace(made, outputs=tuple(outputs))
+        self.inner = made
+
+    def composition(self, name: str, count: int) -> Composition:
         """Apply functions at random to the inputs and to each other's outputs."""
         source = self.source
         inputs = [f"x{i}" for i in range(source.choice([1, 1, 2, 3]))]
         known = list(inputs)
         applications = []
-        for number in range(source.choice([2, 3, 5, 7])):
+        for number in range(count):
+            if self.inner is not None and source.random() < 0.5:
+                applications.append(self.inner_application(self.inner, number, known))
+                known += [returned.target for returned in applications[-1].returns]
+                continue
             spec = source.choice(self.functions)
             likely = known[-3:] if source.random() < 0.8 else known
             given = [s.name for s in spec.inputs if s.name not in spec.static]
@@ -198,22 +263,38 @@ class World:
             if len(returns) > 1 and source.random() < 0.3:
                 returns.pop()
             known += [returned.target for returned in returns]
-            repeat = self.repeat(given, spec.output_names)
+            repeat = self.repeat(given, spec)
             applications.append(
                 Application(spec.name, tuple(bindings), tuple(returns), None, repeat)
             )
         made = known[len(inputs) :]
         outputs = source.sample(made, min(len(made), source.choice([1, 2])))
         source.shuffle(applications)
-        return Composition("C", tuple(inputs), tuple(outputs), tuple(applications))
+        return Composition(name, tuple(inputs), tuple(outputs), tuple(applications))
 
-    def repeat(self, given: Sequence[str], outputs: Sequence[str]) -> RepeatClause | None:
+    def inner_application(
+        self, inner: Composition, number: int, known: Sequence[str]
+    ) -> Application:
+        """Repeat the inner composition."""
         source = self.source
-        if source.random() > 0.25:
+        bindings = [Binding(name, source.choice(known[-3:])) for name in inner.inputs]
+        returns = [Return(f"s{number}_{n}", n) for n in inner.outputs]
+        fed = source.sample(list(inner.inputs), source.choice([1, len(inner.inputs)]))
+        feedback = tuple(Feed(name, source.choice(inner.outputs)) for name in fed)
+        ends = [name for name in inner.outputs if name in self.absent["D"]] or inner.outputs
+        until = source.choice(ends) if source.random() < 0.8 else None
+        repeat = RepeatClause(source.choice([1, 2, 3, 7]), until, feedback)
+        return Application("D", tuple(bindings), tuple(returns), None, repeat)
+
+    def repeat(self, given: Sequence[str], spec: FunctionSpec) -> RepeatClause | None:
+        source, outputs = self.source, spec.output_names
+        ends = [name for name in outputs if name in self.absent[spec.name]]
+        if source.random() > (0.7 if ends else 0.25):
             return None
         fed = source.sample(list(given), source.choice([1, len(given)]))
         feedback = tuple(Feed(name, source.choice(outputs)) for name in fed)
-        return RepeatClause(source.choice([1, 2, 3]), None, feedback)
+        until = source.choice(ends or outputs) if source.random() < 0.7 else None
+        return RepeatClause(source.choice([1, 2, 3, 7]), until, feedback)
 
     def sets(self, composition: Composition) -> list[ItemSet | None]:
         source = self.source
@@ -231,16 +312,23 @@ class World:
         return found
 
     def register(self, composition: Composition) -> None:
+        records = [self.record(c) for c in (self.inner, composition) if c is not None]
+        self.catalog.register(Batch(self.functions, records, [], self.blobs))
+
+    def record(self, composition: Composition) -> CompositionRecord:
         declarations = tuple(
             Declaration(
                 s.name, tuple(n for n in s.input_names if n not in s.static), s.output_names
             )
             for s in self.functions
         )
+        if self.inner is not None and composition is not self.inner:
+            inner = self.inner
+            declarations = (*declarations, Declaration("D", inner.inputs, inner.outputs))
         text = print_module(CompositionModule(declarations, (composition,)))
         uses = tuple(dict.fromkeys(a.function for a in composition.applications))
-        record = CompositionRecord("C", text, composition.inputs, composition.outputs, uses)
-        self.catalog.register(Batch(self.functions, [record], [], self.blobs))
+        name, inputs, outputs = composition.name, composition.inputs, composition.outputs
+        return CompositionRecord(name, text, inputs, outputs, uses)
 
     def plan(self, fuse: bool) -> CompositionPlan:
         return Library(self.catalog, {}, Settings().caps, fuse).plan("C")
@@ -254,6 +342,7 @@ class Host:
         self.engine = SequentialEngine(HostDevice(KERNELS, POOL_BYTES), POOL_BYTES)
         self.domain = HeapDomain(1 << 26)
         self.fused_calls = 0
+        self.conditional_calls = self.inner_calls = 0
         self.failed_calls = 0
 
     def invoke(
@@ -284,6 +373,8 @@ class Host:
         own: dict[Digest, bytes] = {}
         if isinstance(spec, FusedFunction):
             self.fused_calls += 1
+            self.conditional_calls += b"RepeatWhile" in spec.blueprint
+            self.inner_calls += re.search(rb"f\d_f\d_", spec.blueprint) is not None
             own, spec = {spec.code[0].main: spec.blueprint}, spec.plain()
         if spec.code[0].format == "processor":
             items = [item for item_set in run.inputs if item_set for item in item_set.items]
@@ -341,7 +432,9 @@ def test_running_functions_as_one_changes_nothing(kind: str) -> None:
             world.function(f"F{i}")
         if source.random() < 0.5:
             world.processor_function()
-        composition = world.composition()
+        if source.random() < 0.4:
+            world.inner_composition()
+        composition = world.composition("C", source.choice([2, 3, 5, 7]))
         world.register(composition)
         apart, joined = world.plan(fuse=False), world.plan(fuse=True)
         for again in range(3):
@@ -360,6 +453,8 @@ def test_running_functions_as_one_changes_nothing(kind: str) -> None:
                 assert one == other, seed
     assert not expected.fused_calls
     assert found.fused_calls > 100, "the test is about them"
+    assert found.conditional_calls > 20, "and about loops that end by a word"
+    assert found.inner_calls > 5, "and about loops over compositions"
     assert kind != "faults" or found.failed_calls > 10
     expected.engine.close()
     found.engine.close()
