@@ -6,10 +6,10 @@ calls of that function there and back: inputs are copied into a file of memory t
 outputs from there to where the call wants them. So code and data of two functions never meet in a
 process, and the arena is mapped in none of them.
 
-A host is believed nothing. What a call needs and gives is planned here, so of an answer only one
-is right, and is compared; errors are taken if they are of a kind that a function can cause. A host
-that lies, dies or overruns costs its own call an error and is replaced. The host of a call that is
-not wanted any more is killed.
+A host is believed nothing. What a call needs and gives is planned here, so of an answer only one is
+right, up to outputs that may be absent as the blueprint says, and is compared; errors are taken if
+they are of a kind that a function can cause. A host that lies, dies or overruns costs its own call
+an error and is replaced. The host of a call that is not wanted any more is killed.
 
 When all places are taken, the host goes whose function was not called for longest. One more host,
 with the device open and the compiler warm, waits for the next function. All are forked from one
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from dandelion.confinement import lockdown
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.engine_process.messages import WireItem, WireSet
+from dandelion.engine_process.messages import WireItem, WireSet, WireSets
 from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
@@ -64,11 +64,13 @@ class _Known:
     Attributes:
         results: for each output its name, offset in the result, and size.
         context_bytes: size of the result.
+        optional: positions of the outputs that may be absent.
     """
 
     program: Program
     results: tuple[tuple[str, int, int], ...]
     context_bytes: int
+    optional: frozenset[int]
 
 
 class ConfinedEngine(Engine):
@@ -170,23 +172,26 @@ class ConfinedEngine(Engine):
             )
             for output, at, size in known.results
         )
-        stages = host.run(call, place, expected)
+        answer, stages = host.run(call, place, expected, known.optional)
         answered = clock()
-        outputs = self._outputs(expected, place, call, host.memory)
+        outputs = self._outputs(answer, place, call, host.memory)
         stages["copy_in"] = stages.get("copy_in", 0) + placed - started
         stages["copy_out"] = stages.get("copy_out", 0) + clock() - answered
         call.stages.update(stages)
         return outputs
 
     def _outputs(
-        self, expected: tuple[WireSet, ...], place: Place, call: Call, memory: HostMemory
+        self, answer: WireSets, place: Place, call: Call, memory: HostMemory
     ) -> InstanceSets:
         """Copy the outputs to a context of the call."""
-        if not expected:
-            return ()
+        if not any(answer):
+            return (None,) * len(answer)
         context = call.domain.acquire(place.result_bytes)
-        sets = []
-        for wire in expected:
+        sets: list[ItemSet | None] = []
+        for wire in answer:
+            if wire is None:
+                sets.append(None)
+                continue
             (item,) = wire.items
             part = context.view[:0]
             if item.size:
@@ -215,7 +220,9 @@ class ConfinedEngine(Engine):
                 size = plan.outputs[name].size_bytes
                 results.append((name, end, size))
                 end += aligned(size)
-            known = self._known[key] = _Known(program, tuple(results), end)
+            optional = (i for i, n in enumerate(program.outputs) if n in plan.present_if)
+            made = _Known(program, tuple(results), end, frozenset(optional))
+            known = self._known[key] = made
             if len(self._known) > _KNOWN_CALLS:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)

@@ -19,6 +19,7 @@ from dandelion.blueprint import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -32,7 +33,7 @@ from dandelion.blueprint.operation_calls import (
     misplaced,
 )
 from dandelion.blueprint.operation_parts import operands, sizes
-from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_LAUNCHES
+from dandelion.blueprint.records import BLOCK_THREADS, GRID_LIMITS, MAX_LAUNCHES, WORD_BYTES
 from dandelion.errors import DandelionError, InvalidInput
 
 from .lowering import LibraryStep, Lowering, accesses
@@ -42,10 +43,18 @@ from .templates import TemplateLaunch
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Do a part of the program `times` times."""
+    """Do a part of the program `times` times.
+
+    Attributes:
+        times: how often, or at most.
+        program: which part.
+        word: the buffer that begins with the word that must not be zero for a further iteration;
+            empty if there is none.
+    """
 
     times: int
     program: Program
+    word: str = ""
 
 
 Program: TypeAlias = tuple["int | Loop", ...]
@@ -111,14 +120,16 @@ class Drafts:
     Attributes:
         all: each launch, copy and zeroing of the blueprint once, and each step of its operations.
         program: their order.
-        launches: how many they are, loops unrolled.
+        launches: how many they are at most, loops unrolled.
         loops: first and last draft and number of iterations of each loop; inner ones first.
+        words: buffers with words that loops look at, and the last draft of each loop.
     """
 
     def __init__(self, config: GpuConfig, sizes: Sizes, lowering: Lowering) -> None:
         self._lowering = lowering
         self.all: list[Draft] = []
         self.loops: list[tuple[int, int, int]] = []
+        self.words: list[tuple[str, int]] = []
         self._sizes = sizes
         self._access = {k.name: k.access for k in config.kernels}
         where = "blueprint.control_flow"
@@ -138,12 +149,16 @@ class Drafts:
                 self.all += steps
                 launches += len(steps)
                 continue
-            if not isinstance(action, Repeat):
+            if not isinstance(action, Repeat | RepeatWhile):
                 program.append(len(self.all))
                 self.all.append(self._draft(at, action))
                 launches += 1
                 continue
-            times = self._sizes.number(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            word = ""
+            if isinstance(action, RepeatWhile):
+                word = action.word
+                check_word(f"{at}.word", word, self._sizes)
+            times = self._sizes.number(f"{at}.times", action.times, bool(word), MAX_LAUNCHES)
             if times == 0:
                 continue
             first = len(self.all)
@@ -152,8 +167,10 @@ class Drafts:
             if times == 1:
                 program += inner
             elif inner:
-                program.append(Loop(times, inner))
+                program.append(Loop(times, inner, word))
                 self.loops.append((first, len(self.all) - 1, times))
+                if word:
+                    self.words.append((word, len(self.all) - 1))
         return tuple(program), launches
 
     def _draft(self, where: str, action: Action) -> Draft:
@@ -253,3 +270,15 @@ class Drafts:
                 same = found.setdefault(argument.buffer, way) is way
                 found[argument.buffer] = way if same else Access.BOTH
         return found
+
+
+def check_word(where: str, buffer: str, sizes: Sizes) -> None:
+    """Check that a buffer has room for a word.
+
+    Raises:
+        InvalidInput: it has not.
+    """
+    size_bytes = sizes.buffer(buffer)
+    if size_bytes < WORD_BYTES:
+        message = f"'{buffer}' has {size_bytes} bytes, its word takes {WORD_BYTES}"
+        raise InvalidInput(where, message)

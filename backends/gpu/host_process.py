@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import msgspec
@@ -187,14 +187,21 @@ class HostProcess:
         self.function = function.identity
         self._send(Load(function.identity, function.spec, function.code, main, files, static), call)
 
-    def run(self, call: Call, place: Place, expected: WireSets) -> dict[str, int]:
+    def run(
+        self,
+        call: Call,
+        place: Place,
+        expected: WireSets,
+        optional: Container[int] = (),
+    ) -> tuple[WireSets, dict[str, int]]:
         """Run a call; its inputs lie in the memory, and so do its outputs afterwards.
 
         Args:
             expected: the only answer of a call that succeeds.
+            optional: positions of the sets that may be absent in it.
 
         Returns:
-            How long its stages took, as the host says.
+            The sets that are there, and how long its stages took, as the host says.
 
         Raises:
             HostEnded: it died, does not answer, or answers what cannot be.
@@ -226,9 +233,15 @@ class HostProcess:
             raise self._lied()
         if isinstance(reply, Failed):
             raise self._failure(reply, call)
-        if _bare(reply.outputs) != _bare(expected):
+        if len(reply.outputs) != len(expected):
             raise self._lied()
-        return _stages(reply.stages)
+        answer = tuple(
+            None if given is None and index in optional else wanted
+            for index, (given, wanted) in enumerate(zip(reply.outputs, expected, strict=True))
+        )
+        if _bare(reply.outputs) != _bare(answer):
+            raise self._lied()
+        return answer, _stages(reply.stages)
 
     def _reply(self, call: Call) -> HostReply | None:
         """Wait for the answer to a call; None if it is late."""

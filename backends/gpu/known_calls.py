@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dandelion.blueprint.records import WORD_BYTES
+from dandelion.data import Bytes
+from dandelion.driver import InstanceSets
+
 from .adaptive_wait import AdaptiveWait
 from .modules import Ready
 from .program import Program
@@ -23,6 +27,8 @@ class KnownCall:
         context_bytes: size of the context of the outputs.
         keep: its constants were to stay on the device when it was planned.
         refused: they were, but the device did not take them.
+        words: the offsets of words in the pool that say whether outputs are there.
+        decided: for each of these words, the positions of the outputs.
         waiting: how such calls are waited for.
     """
 
@@ -33,4 +39,20 @@ class KnownCall:
     context_bytes: int
     keep: bool
     refused: bool
+    words: tuple[int, ...] = ()
+    decided: tuple[tuple[int, ...], ...] = ()
     waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
+
+    def present(self, outputs: InstanceSets, words: Bytes) -> InstanceSets:
+        """Leave the outputs out whose words are zero.
+
+        Args:
+            outputs: of a call.
+            words: the bytes of `words`, one after the other.
+        """
+        found = list(outputs)
+        for index, positions in enumerate(self.decided):
+            if not any(words[index * WORD_BYTES : (index + 1) * WORD_BYTES]):
+                for position in positions:
+                    found[position] = None
+        return tuple(found)

@@ -19,6 +19,7 @@ from dandelion.blueprint import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Scalar,
     ScalarType,
     Size,
@@ -74,7 +75,7 @@ class _Holder:
     def actions(self, where: str, actions: tuple[Action, ...]) -> Iterator[Problem]:
         for index, action in enumerate(actions):
             at = f"{where}[{index}]"
-            if isinstance(action, Repeat):
+            if isinstance(action, Repeat | RepeatWhile):
                 yield from self.actions(f"{at}.actions", action.actions)
             elif isinstance(action, ExecKernel):
                 yield from self.launch(at, action)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
@@ -27,6 +27,7 @@ from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
 from .program import Program
+from .sections import ReadyRound, Round, Section, section_plan, sections_of, straight
 from .source import LoadedCode, choose, code_of
 
 GRAPH_LAUNCHES = 20_000
@@ -67,6 +68,7 @@ class Ready:
         graph: of all steps, if it is brief and was captured.
         capture_due: it is to be captured, or anew, before its next call.
         dropped: it cannot run any more.
+        sections: of a plan with loops that look at a word, which are what runs then.
     """
 
     plan: Plan
@@ -82,6 +84,7 @@ class Ready:
     graph: Handle | None = None
     capture_due: bool = False
     dropped: bool = False
+    sections: tuple[Ready | ReadyRound, ...] = ()
     _measured: bool = False
     _misfits: int = 0
     _tolerated: int = _TOLERATED
@@ -172,13 +175,17 @@ class Modules:
     def use(self, ready: Ready) -> None:
         """Note that a plan is about to run; capture it when that is due."""
         self._ready.move_to_end(ready.plan)
+        self.prepare(ready)
+
+    def prepare(self, ready: Ready) -> None:
+        """Capture a plan, or a section of one, when that is due."""
         if ready.capture_due:
             self._capture(ready)
 
     def _capture(self, ready: Ready) -> None:
         """Capture a plan as one graph if it is brief, else as one for each part."""
         ready.capture_due = False
-        if not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
+        if ready.own or not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
             return
         steps, order = ready.plan.steps, list(ready.plan.walk())
         parts = graph_parts(steps, order, ready.times, self._width, ready.brief)
@@ -201,6 +208,8 @@ class Modules:
             ready.graph = ready.segments[0].graph
 
     def _discard_graphs(self, ready: Ready) -> None:
+        for section in straight(ready.sections):
+            self._discard_graphs(section)
         ready.graph = None
         segments, ready.segments = ready.segments, ()
         for segment in segments:
@@ -262,10 +271,13 @@ class Modules:
                 self._device.unload(handle)
             raise
         digests = frozenset(digest for _, digest in loaded.values() if digest is not None)
-        few = plan.launches <= LISTED_LAUNCHES
-        order = [steps[i] for i in plan.walk()] if few else None
         times = StepTimes(len(steps), self._part_ns)
-        return Ready(plan, program.identity, resident, steps, digests, order, times, own)
+        made = Ready(plan, program.identity, resident, steps, digests, None, times, own)
+        if plan.words:
+            made.sections = _sections(made, sections_of(plan.program))
+        else:
+            made.order = _order(plan, steps)
+        return made
 
     def _module(self, code: LoadedCode, own: list[Handle]) -> tuple[Handle, Digest | None]:
         """Give a loaded module, and its digest if others may use it too."""
@@ -318,3 +330,22 @@ class Modules:
 
     def __len__(self) -> int:
         return len(self._modules)
+
+
+def _order(plan: Plan, steps: Sequence[Handle]) -> list[Handle] | None:
+    """List the steps in the order of execution, if they are not too many."""
+    return [steps[i] for i in plan.walk()] if plan.launches <= LISTED_LAUNCHES else None
+
+
+def _sections(whole: Ready, sections: Sequence[Section]) -> tuple[Ready | ReadyRound, ...]:
+    """Make the sections of a plan ready."""
+    made: list[Ready | ReadyRound] = []
+    for section in sections:
+        if isinstance(section, Round):
+            word = whole.plan.words.get(section.word)
+            made.append(ReadyRound(section.times, word, _sections(whole, section.sections)))
+            continue
+        plan = section_plan(whole.plan, section)
+        ready = replace(whole, plan=plan, order=_order(plan, whole.steps), sections=())
+        made.append(ready)
+    return tuple(made)

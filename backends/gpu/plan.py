@@ -24,7 +24,16 @@ from dandelion.blueprint.operation_calls import OperationCall, operand_calls
 from dandelion.errors import InvalidInput
 
 from .branches import BranchLaunch, set_apart
-from .drafts import CopyDraft, Draft, Drafts, Loop, OperationDraft, Program, ZeroDraft
+from .drafts import (
+    CopyDraft,
+    Draft,
+    Drafts,
+    Loop,
+    OperationDraft,
+    Program,
+    ZeroDraft,
+    check_word,
+)
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
 from .plan_html import StepRow, plan_html
@@ -106,10 +115,12 @@ class Plan:
         steps: each step once.
         templates: kernels of the platform that steps launch, by the name in them.
         program: the order of the steps.
-        launches: how many steps there are, loops unrolled.
+        launches: how many steps there are at most, loops unrolled.
         used_bytes: how much of the pool is used, from its start.
         outputs: the slots that are copied out, by name, in the order of the blueprint.
         blocks, block_threads: of the launch that has most threads.
+        words: offsets of the words that loops look at, by the buffer's name.
+        present_if: for outputs that may be absent, the offset of the word that is zero then.
     """
 
     slots: Mapping[str, Slot]
@@ -121,9 +132,14 @@ class Plan:
     blocks: int
     block_threads: int
     templates: Mapping[str, Template] = field(default_factory=dict)
+    words: Mapping[str, int] = field(default_factory=dict)
+    present_if: Mapping[str, int] = field(default_factory=dict)
 
     def walk(self) -> Iterator[int]:
-        """Give the index of each step in the order of execution, loops unrolled."""
+        """Give the index of each step in the order of execution, loops unrolled.
+
+        A loop with a condition is unrolled as often as it may run.
+        """
         return _walk(self.program)
 
     def _repr_html_(self) -> str:
@@ -212,6 +228,8 @@ class _Planner:
             self.sizes.buffer(name)
         self.drafts = Drafts(config, self.sizes, lowering)
         self.templates: dict[str, Template] = {}
+        for name, word in body.present_if.items():
+            check_word(f"blueprint.present_if.{name}", word, self.sizes)
 
     # layout
 
@@ -245,8 +263,11 @@ class _Planner:
         used = used_bytes(slots)
         outputs = {name: slots[name] for name in self.body.outputs}
         count = drafts.launches + len(zeroed)
+        words = {name: slots[name].offset_bytes for name, _ in drafts.words}
+        present = {n: slots[word].offset_bytes for n, word in self.body.present_if.items()}
         return Plan(
-            slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates
+            slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates,
+            words, present,
         )  # fmt: skip
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
@@ -287,8 +308,9 @@ class _Planner:
         end = len(self.drafts.all)
         found: dict[str, Lifetime] = {}
         used = {name for draft in self.drafts.all for name in draft.access}
+        used.update(self.body.outputs, (name for name, _ in self._words()))
         for name in self.inputs:
-            if name in self.resident or name not in used.union(self.body.outputs):
+            if name in self.resident or name not in used:
                 continue
             last = end if name in self.body.outputs or name in self.body.weights else -1
             found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=True)
@@ -306,10 +328,19 @@ class _Planner:
             if name not in found:
                 found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
             found[name].last = end
+        for name, last in self._words():
+            if name not in found:
+                found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=False)
+            found[name].last = max(found[name].last, last)
         for first, last, _ in self.drafts.loops:
             for lifetime in found.values():
                 lifetime.extend(first, last)
         return found
+
+    def _words(self) -> list[tuple[str, int]]:
+        """List the buffers of words, and until which draft each is needed."""
+        end = len(self.drafts.all)
+        return [*self.drafts.words, *((word, end) for word in self.body.present_if.values())]
 
 
 def _with_zeros(

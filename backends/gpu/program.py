@@ -205,6 +205,9 @@ def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
             close = nearest(name, body.outputs) or ""
             message = f"the blueprint has no output '{name}'"
             problems.append(Problem("unknown-output", message, f"outputs.{name}", nearest=close))
+    if spec.batching is not None and body.present_if:
+        message = "outputs that may be absent cannot be divided among the calls of a batch"
+        problems.append(Problem("batching", message, "blueprint.present_if"))
     return problems
 
 

@@ -18,8 +18,9 @@ works: the context of the outputs is acquired while the kernels run.
 On an asynchronous device the stages before the wait only measure how long launching took; with
 `exact_stages` the engine waits after each stage, which costs time but measures the work itself.
 
-A call is stopped (`TimedOut`, `Cancelled`) between two parts of its launches, see `.pacing`. A
-single kernel cannot be stopped; its process ends with it.
+A call is stopped (`TimedOut`, `Cancelled`) between two parts of its launches, see `.pacing`, and
+between two iterations of a loop that ends by a word on the device, see `.sections`. A single kernel
+cannot be stopped; its process ends with it.
 
 Invariants: before `copy_in` the pool is zero. No memory of a call is released while the device may
 still copy from or to it. Whatever fails, the next call finds a clean pool, or fails with
@@ -48,6 +49,7 @@ from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
+from .sections import SectionRunner, WordReader
 
 
 class SequentialEngine(Engine):
@@ -88,6 +90,7 @@ class SequentialEngine(Engine):
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
         self._programs = ProgramCache()
+        self._words = WordReader(device)
         self._known: OrderedDict[tuple[str, Signature], KnownCall] = OrderedDict()
         device.open()
         try:
@@ -165,10 +168,16 @@ class SequentialEngine(Engine):
         self._exact()
         launched = clock()
         outputs = self._copy_out(known, call)
+        words = self._words.fetch(known.words) if known.words else None
         if pacer is not None:
             pacer.finish()
             ready.ran(pacer.took_ns)
-        known.waiting.wait(self.device.synchronize, planned)
+        if ready.sections:  # most of it was waited for; how long the next one takes is open
+            self.device.synchronize()
+        else:
+            known.waiting.wait(self.device.synchronize, planned)
+        if words is not None:
+            outputs = known.present(outputs, words)
         self._in_flight.clear()
         ended = clock()
         call.stages.update(
@@ -177,7 +186,7 @@ class SequentialEngine(Engine):
             kernels=launched - copied,
             copy_out=ended - launched,
         )
-        if pacer is None and ended - copied > self._brief_ns:
+        if pacer is None and not ready.sections and ended - copied > self._brief_ns:
             ready.took_long()
         self._check_deadline(call)
         return outputs
@@ -220,7 +229,13 @@ class SequentialEngine(Engine):
             results.append((name, end, slot.size_bytes, slot.offset_bytes))
             end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
-        return KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
+        made = KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
+        made.words = tuple(dict.fromkeys(plan.present_if.values()))
+        made.decided = tuple(
+            tuple(i for i, n in enumerate(program.outputs) if plan.present_if.get(n) == word)
+            for word in made.words
+        )
+        return made
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""
@@ -235,6 +250,9 @@ class SequentialEngine(Engine):
 
     def _launch(self, call: Call, ready: Ready) -> Pacer | None:
         """Launch all; gives what measures it, unless it is brief."""
+        if ready.sections:
+            self._run_sections(call, ready)
+            return None
         if ready.graph is not None:
             self.device.replay(ready.graph)
             return None
@@ -249,6 +267,17 @@ class SequentialEngine(Engine):
             for part in ready.times.cut(ready.plan.walk()):
                 pacer.launch(part, ready.steps)
         return pacer
+
+    def _run_sections(self, call: Call, ready: Ready) -> None:
+        def launch(section: Ready) -> None:
+            self.modules.prepare(section)
+            pacer = self._launch(call, section)
+            if pacer is not None:
+                pacer.finish()
+                section.ran(pacer.took_ns)
+
+        runner = SectionRunner(self._words, launch, lambda: self._check(call), self._brief_ns)
+        runner.run(ready.sections)
 
     def _copy_out(self, known: KnownCall, call: Call) -> InstanceSets:
         if not known.results:

@@ -42,6 +42,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Scalar,
     ScalarType,
     Size,
@@ -85,6 +86,7 @@ class Blueprint(OperationBuilder):
         self._batch = size_of(batch)
         self._buffers: dict[str, Size] = {}
         self._temporary: set[str] = set()
+        self._present_if: dict[str, str] = {}
         self._kernels: dict[str, Kernel] = {}
         self._levels: list[list[Action]] = [[]]
 
@@ -185,12 +187,40 @@ class Blueprint(OperationBuilder):
     @contextlib.contextmanager
     def repeat(self, times: SizeLike) -> Iterator[None]:
         """Repeat the launches inside the ``with`` block."""
+        with self._inside() as actions:
+            yield
+        self._add(Repeat(size_of(times), tuple(actions)))
+
+    @contextlib.contextmanager
+    def repeat_while(self, word: Buffer, *, at_most: SizeLike) -> Iterator[None]:
+        """Repeat the launches inside the ``with`` block while a word is not zero.
+
+        Args:
+            word: a buffer that begins with the word, an unsigned number of 32 bits. It is looked
+                at after each iteration.
+            at_most: the largest number of iterations.
+        """
+        with self._inside() as actions:
+            yield
+        self._add(RepeatWhile(size_of(at_most), word.name, tuple(actions)))
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[list[Action]]:
+        """Collect the actions of a ``with`` block."""
         self._levels.append([])
         try:
-            yield
+            yield self._levels[-1]
         finally:
-            actions = self._levels.pop()
-        self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
+            self._levels.pop()
+
+    def present_if(self, output: Buffer, word: Buffer) -> None:
+        """Leave an output out if a word is zero at the end of the call.
+
+        Args:
+            output: which; the set is empty then.
+            word: a buffer that begins with the word, an unsigned number of 32 bits.
+        """
+        self._present_if[output.name] = word.name
 
     def build(self) -> GpuConfig:
         """Return the records.
@@ -208,6 +238,7 @@ class Blueprint(OperationBuilder):
             outputs,
             tuple(self._levels[0]),
             self._batch,
+            dict(self._present_if),
         )
         config = GpuConfig(self._modules, tuple(self._kernels.values()), body)
         problems = check_blueprint(config)

@@ -20,6 +20,7 @@ from dandelion.blueprint.records import (
     MAX_DEPTH,
     MAX_LAUNCHES,
     SHARED_LIMIT_BYTES,
+    WORD_BYTES,
     Absolute,
     Access,
     Action,
@@ -40,6 +41,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -178,6 +180,23 @@ class _Checker:
                 yield Problem("duplicate", message, f"blueprint.buffers.{name}")
         for index, name in enumerate(self.body.outputs):
             yield from self.buffer(f"blueprint.outputs[{index}]", name)
+        for name, word in self.body.present_if.items():
+            where = f"blueprint.present_if.{name}"
+            if name not in self.body.outputs:
+                yield _unknown("output", name, self.body.outputs, where)
+            yield from self.word(where, word)
+
+    def word(self, where: str, name: str) -> Iterator[Problem]:
+        """Check the name of a buffer that begins with a word."""
+        yield from self.buffer(where, name)
+        if name in self.body.weights:
+            message = f"'{name}' is constant, so its word never changes"
+            yield Problem("constant-word", message, where, expected="a buffer or an input")
+        size = constant(self.body.buffers[name]) if name in self.body.buffers else None
+        if size is not None and 0 < size < WORD_BYTES:
+            message = f"'{name}' has no room for a word"
+            expected = f"at least {WORD_BYTES} bytes"
+            yield Problem("out-of-range", message, where, expected=expected, found=str(size))
 
     def buffer(self, where: str, name: str) -> Iterator[Problem]:
         if name not in self.buffers:
@@ -268,7 +287,11 @@ class _Checker:
             if isinstance(action, Gemm | Conv2d):
                 yield from self.operation(at, action)
                 continue
-            yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
+            smallest = 0
+            if isinstance(action, RepeatWhile):
+                smallest = 1
+                yield from self.word(f"{at}.word", action.word)
+            yield from self.size(f"{at}.times", action.times, smallest, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
 
     def exec_kernel(self, where: str, action: ExecKernel) -> Iterator[Problem]:
@@ -357,10 +380,10 @@ def _named(size: Size) -> set[str]:
 
 
 def launches(actions: tuple[Action, ...]) -> int:
-    """Count launches; a repeat whose number depends on the inputs counts once."""
+    """Count launches at most; a repeat whose number depends on the inputs counts once."""
     total = 0
     for action in actions:
-        if not isinstance(action, Repeat):
+        if not isinstance(action, Repeat | RepeatWhile):
             total += 1
         else:
             times = constant(action.times)

@@ -23,6 +23,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -70,6 +71,10 @@ def _steps(actions: Sequence[Action], indent: str) -> Iterator[tuple[Element, st
                 yield code(f"{indent}{type(action).__name__}"), "", "", code(_operation(action))
             case Repeat(times=times, actions=inner):
                 yield code(f"{indent}{size_expression(times)} times"), "", "", code("")
+                yield from _steps(inner, indent + _INDENT)
+            case RepeatWhile(times=times, word=word, actions=inner):
+                most = f"{indent}up to {size_expression(times)} times"
+                yield code(most), "", "", code(f"while {word}")
                 yield from _steps(inner, indent + _INDENT)
 
 

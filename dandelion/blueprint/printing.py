@@ -30,6 +30,7 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Raw,
+    RepeatWhile,
     ScalarType,
     Size,
     Sizeof,
@@ -139,6 +140,9 @@ class _Printer:
             fields["batch"] = self.size(blueprint.batch)
         fields["buffers"] = {n: self.size(s) for n, s in blueprint.buffers.items()}
         fields["outputs"] = list(blueprint.outputs)
+        if blueprint.present_if:
+            self.only("outputs that may be absent", Spelling.CANONICAL)
+            fields["present_if"] = dict(blueprint.present_if)
         fields["control_flow"] = [self.action(a) for a in blueprint.control_flow]
         return fields
 
@@ -155,7 +159,11 @@ class _Printer:
         if isinstance(action, Gemm | Conv2d):
             self.only("library operations", Spelling.CANONICAL)
             return {type(action).__name__: self.operation(action)}
-        return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
+        inner = [self.action(a) for a in action.actions]
+        if isinstance(action, RepeatWhile):
+            self.only("loops with a condition", Spelling.CANONICAL)
+            return {"RepeatWhile": [self.size(action.times), action.word, inner]}
+        return {"Repeat": [self.size(action.times), inner]}
 
     def operation(self, action: Gemm | Conv2d) -> Json:
         """The fields of a library operation that have not their default."""

@@ -47,6 +47,7 @@ from dandelion.blueprint.records import (
     Ptr,
     Raw,
     Repeat,
+    RepeatWhile,
     Scalar,
     ScalarType,
     Sizeof,
@@ -55,7 +56,7 @@ from dandelion.blueprint.records import (
 from dandelion.errors import Problem, nearest
 
 _ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *SCALARS)
-_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat")
+_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat", "RepeatWhile")
 _LAUNCH = LaunchConfig.__struct_fields__
 _LARGEST = sys.float_info.max
 
@@ -207,7 +208,7 @@ class _Reader(OperationReader):
     def blueprint(self, value: Json) -> ExecutionBlueprint:
         where = "blueprint"
         required = ("inputs", "buffers", "outputs", "control_flow")
-        fields = self.fields(where, value, required, ("weights", "batch"))
+        fields = self.fields(where, value, required, ("weights", "batch", "present_if"))
         buffers = fields.get("buffers", {})
         if not isinstance(buffers, dict):
             self.wrong(f"{where}.buffers", "an object from names to sizes", buffers)
@@ -223,7 +224,15 @@ class _Reader(OperationReader):
             self.items(f"{where}.outputs", fields.get("outputs", []), self.name),
             self.actions(f"{where}.control_flow", fields.get("control_flow", []), 0),
             self.size(f"{where}.batch", fields["batch"]) if "batch" in fields else Absolute(1),
+            self.present_if(f"{where}.present_if", fields.get("present_if", {})),
         )
+
+    def present_if(self, where: str, value: Json) -> dict[str, str]:
+        if not isinstance(value, dict):
+            self.wrong(where, "an object from outputs to buffers", value)
+            return {}
+        self.twice(where, value)
+        return {self.name(where, n): self.name(f"{where}.{n}", v) for n, v in value.items()}
 
     def actions(self, where: str, value: Json, depth: int) -> tuple[Action, ...]:
         if depth > MAX_DEPTH:
@@ -249,7 +258,17 @@ class _Reader(OperationReader):
                 return None
             times = self.size(f"{where}.times", content[0])
             return Repeat(times, self.actions(f"{where}.actions", content[1], depth + 1))
+        if tag == "RepeatWhile":
+            return self.repeat_while(where, content, depth)
         return None
+
+    def repeat_while(self, where: str, value: Json, depth: int) -> RepeatWhile | None:
+        if not isinstance(value, list) or len(value) != 3:
+            self.wrong(where, "RepeatWhile: [times, word, actions]", value)
+            return None
+        times = self.size(f"{where}.times", value[0])
+        word = self.name(f"{where}.word", value[1])
+        return RepeatWhile(times, word, self.actions(f"{where}.actions", value[2], depth + 1))
 
     def exec_kernel(self, where: str, value: Json) -> ExecKernel | None:
         if not isinstance(value, list) or len(value) != 3:

@@ -106,7 +106,23 @@ class Repeat(BlueprintRecord, frozen=True):
     actions: tuple[Action, ...]
 
 
-Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat
+class RepeatWhile(BlueprintRecord, frozen=True):
+    """Run actions, and again while a word on the device is not zero.
+
+    The word is looked at after each iteration, so there is at least one.
+
+    Attributes:
+        times: the largest number of iterations.
+        word: a buffer of at least `WORD_BYTES`, which begins with the word.
+        actions: of one iteration.
+    """
+
+    times: Size
+    word: str
+    actions: tuple[Action, ...]
+
+
+Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat | RepeatWhile
 
 
 class ExecutionBlueprint(BlueprintRecord, frozen=True):
@@ -119,6 +135,8 @@ class ExecutionBlueprint(BlueprintRecord, frozen=True):
         outputs: buffers that are copied out, which may include inputs.
         control_flow: the launches, in order.
         batch: the factor of `ByBatch`.
+        present_if: outputs that are absent if a word is zero at the end of a call, with the buffer
+            of at least `WORD_BYTES` that begins with the word.
     """
 
     inputs: tuple[str, ...] = ()
@@ -127,6 +145,7 @@ class ExecutionBlueprint(BlueprintRecord, frozen=True):
     outputs: tuple[str, ...] = ()
     control_flow: tuple[Action, ...] = ()
     batch: Size = Absolute(1)
+    present_if: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # --- code -----------------------------------------------------------------------------------
@@ -201,6 +220,9 @@ class GpuConfig(BlueprintRecord, frozen=True):
 
 MAX_LAUNCHES = 1_000_000
 """Bound on the launches of one call, repeats unrolled."""
+
+WORD_BYTES = 4
+"""Size of the words that a call's end and its loops depend on."""
 
 MAX_DEPTH = 16
 """Bound on nested repeats, and on nested arithmetic."""

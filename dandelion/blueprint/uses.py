@@ -21,6 +21,7 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Repeat,
+    RepeatWhile,
     Scalar,
     Size,
     ZeroBuffer,
@@ -63,6 +64,8 @@ def _is_text(data: Bytes) -> bool:
 def written_buffers(config: GpuConfig) -> set[str]:
     """Find the buffers that a blueprint may write to, and all its outputs.
 
+    Words that are read from the device count as outputs.
+
     Where nothing is known of a kernel's parameter, as with binaries, the blueprint's word counts:
     `weights` are constant.
 
@@ -71,7 +74,7 @@ def written_buffers(config: GpuConfig) -> set[str]:
     """
     body = config.blueprint
     access = {k.name: k.access for k in config.kernels}
-    weights, written = frozenset(body.weights), set(body.outputs)
+    weights, written = frozenset(body.weights), {*body.outputs, *body.present_if.values()}
 
     def launch(action: ExecKernel) -> None:
         ways = access[action.kernel]
@@ -86,6 +89,9 @@ def written_buffers(config: GpuConfig) -> set[str]:
         for action in actions:
             match action:
                 case Repeat(_, inner):
+                    look(inner)
+                case RepeatWhile(_, word, inner):
+                    written.add(word)
                     look(inner)
                 case CopyBuffer(target, _):
                     written.add(target)
@@ -121,6 +127,10 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                     found = look(inner)
                     if found and not constant(times):
                         return False  # perhaps it does not run
+                case RepeatWhile(_, word, inner):  # it runs at least once
+                    found = look(inner)
+                    if found is None and word == buffer:
+                        return False
                 case CopyBuffer(target, source):
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
@@ -153,7 +163,7 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
 
     def act(actions: tuple[Action, ...]) -> None:
         for action in actions:
-            if isinstance(action, Repeat):
+            if isinstance(action, Repeat | RepeatWhile):
                 look(action.times)
                 act(action.actions)
             if isinstance(action, Gemm | Conv2d):

@@ -11,7 +11,8 @@ So each part finds what it would find if it ran alone: its inputs as they were g
 its other buffers.
 
 A part that is repeated is a loop. Each iteration begins with fresh copies of the inputs that it
-changes, and with zeros; it ends with copies of the outputs that are inputs of the next one.
+changes, and with zeros; it ends with copies of the outputs that are inputs of the next one. Whether
+there is a next one may depend on the word that says whether an output is present.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from dandelion.blueprint import (
     Mul,
     Ptr,
     Repeat,
+    RepeatWhile,
     Scalar,
     Size,
     Sizeof,
@@ -63,6 +65,7 @@ class BlueprintPart:
         outputs: the values that it makes, by the name of its output.
         times: how often it is run.
         fed: for inputs that later iterations take from the one before: from which output.
+        until: the output whose absence ends the repetition; empty if only the number does.
     """
 
     config: GpuConfig
@@ -70,6 +73,7 @@ class BlueprintPart:
     outputs: Mapping[str, str]
     times: int = 1
     fed: Mapping[str, str] = field(default_factory=dict)
+    until: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ class _Whole:
     modules: list[Module] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)  # the buffer of each value
+    words: dict[str, str] = field(default_factory=dict)  # of values that may be absent
 
 
 def own_name(part: int, name: str, kind: str = "") -> str:
@@ -116,6 +121,11 @@ def fused_blueprint(
         {renamed(n): _size(s, renamed, renamed) for n, s in whole.buffers.items()},
         tuple(outputs.values()),
         tuple(_action(action, renamed, renamed, str) for action in whole.actions),
+        present_if={
+            name: renamed(whole.words[value])
+            for value, name in outputs.items()
+            if value in whole.words
+        },
     )
     return GpuConfig(tuple(whole.modules), tuple(whole.kernels), body)
 
@@ -159,9 +169,16 @@ def _add(whole: _Whole, number: int, part: BlueprintPart, uses: Mapping[str, int
         begin += [ZeroBuffer(names[name]) for name in stale]
         pairs = [(names[name], names[output]) for name, output in part.fed.items()]
         end = [CopyBuffer(state, made) for state, made in pairs if state != made]
-        whole.actions.append(Repeat(Absolute(part.times), (*begin, *actions, *end)))
+        word = body.present_if.get(part.until)
+        whole.actions.append(
+            Repeat(Absolute(part.times), (*begin, *actions, *end))
+            if word is None
+            else RepeatWhile(Absolute(part.times), names[word], (*begin, *actions, *end))
+        )
     for name, value in part.outputs.items():
         whole.places[value] = names[name]
+        if name in body.present_if:
+            whole.words[value] = names[body.present_if[name]]
 
 
 def _given(
@@ -204,6 +221,9 @@ def _without_batch(body: ExecutionBlueprint) -> ExecutionBlueprint:
 
 def _mapped(action: Action, size: Callable[[Size], Size]) -> Action:
     """Replace the sizes of an action."""
+    if isinstance(action, RepeatWhile):
+        inner = tuple(_mapped(a, size) for a in action.actions)
+        return RepeatWhile(size(action.times), action.word, inner)
     if isinstance(action, Repeat):
         return Repeat(size(action.times), tuple(_mapped(a, size) for a in action.actions))
     if isinstance(action, Gemm | Conv2d):
@@ -243,6 +263,9 @@ def _action(
         case Repeat(times, actions):
             inner = tuple(_action(a, buffer, integer, kernel) for a in actions)
             return Repeat(_size(times, buffer, integer), inner)
+        case RepeatWhile(times, word, actions):
+            inner = tuple(_action(a, buffer, integer, kernel) for a in actions)
+            return RepeatWhile(_size(times, buffer, integer), buffer(word), inner)
         case Gemm() | Conv2d():
             return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
     args = tuple(Ptr(buffer(a.buffer)) if isinstance(a, Ptr) else a for a in action.args)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.blueprint import GpuConfig, check_blueprint, print_blueprint
+from dandelion.blueprint import GpuConfig, RepeatWhile, check_blueprint, print_blueprint
 from dandelion.blueprint.check import launches
 from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec
@@ -35,6 +35,9 @@ FORMAT = "blueprint"
 LAUNCHES = 4096
 """Groups with more launches, loops unrolled, are run apart: others could not use the engine between
 them."""
+CONDITIONAL_LAUNCHES = 65536
+"""The same for groups with a loop that ends by a condition. Few of them run as long as they may, and
+apart each iteration would be a call."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
 
@@ -126,7 +129,7 @@ def _candidate(
     if name is None or set(spec.input_names) != {*body.inputs, *body.weights}:
         return None
     read = frozenset(size.bufname for size in integers_read(config))
-    candidate = Candidate(index, application, spec, name, read)
+    candidate = Candidate(index, application, spec, name, read, body.present_if)
     returned = {name for name in spec.output_names if name in spec.input_names}
     return candidate if has_plain_loop(candidate, returned) else None
 
@@ -181,12 +184,16 @@ def _joined(
             {output: _value(name) for name, output in m.makes.items()},
             m.times,
             m.fed,
+            m.until,
         )
         for m, sources in zip(members, bound, strict=True)
     ]
     whole = {_value(name): output for name, output in names.items()}
     config = fused_blueprint(parts, [value for _, value in inputs], whole)
-    if check_blueprint(config) or launches(config.blueprint.control_flow) > LAUNCHES:
+    flow = config.blueprint.control_flow
+    has_condition = any(isinstance(action, RepeatWhile) for action in flow)
+    most = CONDITIONAL_LAUNCHES if has_condition else LAUNCHES
+    if check_blueprint(config) or launches(flow) > most:
         return None
     specs = [spec for (_, _, spec), _ in inputs]
     function = _function(members, config, specs, names, loaded)

@@ -14,8 +14,10 @@ call means the same and does not delay anything:
 * **Sizes.** No size is read from the content of a set that is made within the group.
 * **Types.** A set that is passed on is declared alike on both sides, or not on the side that takes
   it.
-* **Loops.** Each iteration takes what is fed back to it from the one before, as it is, and ends for
-  sure: after a number of iterations, not by a condition.
+* **Loops.** Each iteration takes what is fed back to it from the one before, as it is. What is fed
+  back is there if there is a further iteration.
+* **Absent sets.** A set that may be absent is passed to no member: whether it runs would be known
+  on the device only.
 * **Failures.** No member has attempts or catches failures: each of its instances is a call of its
   own, whose failure is known.
 * **Names.** All outputs of the group take over the name and key of the same item.
@@ -45,6 +47,7 @@ class Candidate:
         spec: of its function.
         naming: the parameter whose item gives outputs their name and key.
         read: parameters that sizes are read from.
+        words: outputs that may be absent, with the buffer whose word says so.
         bindings: of the application, by parameter.
         makes: the sets that it makes, with the output that each one is.
     """
@@ -54,6 +57,7 @@ class Candidate:
     spec: FunctionSpec
     naming: str
     read: frozenset[str]
+    words: Mapping[str, str] = field(default_factory=dict)
     bindings: Mapping[str, Binding] = field(init=False)
     makes: Mapping[str, str] = field(init=False)
 
@@ -76,6 +80,12 @@ class Candidate:
         return {} if repeat is None else {f.parameter: f.output for f in repeat.feedback}
 
     @property
+    def until(self) -> str:
+        """The output whose absence ends the repetition; empty if there is none."""
+        repeat = self.application.repeat
+        return "" if repeat is None else repeat.until or ""
+
+    @property
     def each(self) -> str | None:
         """The parameter that it has an instance for each item of, if there is one."""
         return next((p for p, b in self.bindings.items() if b.sharding is Sharding.EACH), None)
@@ -87,8 +97,7 @@ def is_groupable(application: Application, spec: FunctionSpec) -> bool:
     shardings = [binding.sharding for binding in bindings]
     bound = {binding.parameter for binding in bindings}
     return (
-        (application.repeat is None or application.repeat.until is None)
-        and application.join is None
+        application.join is None
         and application.attempts is None
         and application.catch is None
         and bool(application.returns)
@@ -221,7 +230,8 @@ def _passes_on(member: Candidate, made: Mapping[str, Candidate]) -> bool:
         producer = made.get(binding.source)
         if producer is None:
             continue
-        if not _is_passed(producer.spec, producer.makes[binding.source], member, parameter):
+        output = producer.makes[binding.source]
+        if output in producer.words or not _is_passed(producer.spec, output, member, parameter):
             return False
     return True
 
@@ -241,7 +251,12 @@ def has_plain_loop(member: Candidate, returned: Container[str]) -> bool:
         member: which.
         returned: its inputs that are outputs, too, changed in place.
     """
+    going = member.words.get(member.until)
     for parameter, output in member.fed.items():
+        if member.words.get(output, going) != going:
+            return False  # it may be absent although the loop goes on
+        if parameter in member.words.values() and parameter != output:
+            return False  # it would be overwritten before its word is read
         if not _is_passed(member.spec, output, member, parameter):
             return False
         if parameter in returned and parameter != output:

@@ -78,9 +78,15 @@ def _kernel(letters: str) -> Callable[..., None]:
     return run
 
 
+def _flag(launch: Launch, word: Memory, read: Memory, salt: bytes) -> None:
+    """Write a word that is zero for one content in four."""
+    word[:4] = 0
+    word[0] = zlib.crc32(read.tobytes(), zlib.crc32(salt)) % 4
+
+
 FAULT = (77).to_bytes(8, "little")
 LETTERS = [a + b + c for a in "rb" for b in "wbr" for c in ("", "w", "b", "r")]
-KERNELS = {f"k{letters}": _kernel(letters) for letters in LETTERS}
+KERNELS = {f"k{letters}": _kernel(letters) for letters in LETTERS} | {"flag": _flag}
 HOST_FILE = " ".join(KERNELS).encode()
 
 
@@ -92,6 +98,7 @@ class World:
         typed: declare types of some sets.
         faults: some kernels fail.
         eaches: part of the applications that have an instance for each item of a set.
+        absent: the outputs of each function that may be absent.
     """
 
     source: random.Random
@@ -101,6 +108,7 @@ class World:
     catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
     functions: list[FunctionSpec] = field(default_factory=list)
+    absent: dict[str, frozenset[str]] = field(default_factory=lambda: {"P": frozenset()})
 
     def blob(self, data: bytes) -> Digest:
         digest = digest_of(data)
@@ -127,7 +135,18 @@ class World:
         outputs = source.sample(list(buffers), source.choice([1, min(2, len(buffers))]))
         if source.random() < 0.4:
             outputs.append(source.choice(given))
-        body = bp.ExecutionBlueprint(tuple(inputs), (), buffers, tuple(outputs), tuple(flow))
+        present_if: dict[str, str] = {}
+        if source.random() < 0.4:
+            chosen = source.sample(outputs, source.choice([1, len(outputs)]))
+            word = self.word(every, given, buffers, flow, kernels)
+            for output in chosen:
+                if source.random() < 0.2:
+                    word = self.word(every, given, buffers, flow, kernels)
+                present_if[output] = word
+        self.absent[name] = frozenset(present_if)
+        body = bp.ExecutionBlueprint(
+            tuple(inputs), (), buffers, tuple(outputs), tuple(flow), present_if=present_if
+        )
         module = bp.Module("m", (bp.Code("k.host"),))
         main = bp.print_blueprint(bp.GpuConfig((module,), tuple(kernels.values()), body)).encode()
         code = CodeObject("blueprint", self.blob(main), {"k.host": self.blob(HOST_FILE)})
@@ -142,6 +161,27 @@ class World:
                 version=1,
             )
         )
+
+    def word(
+        self,
+        every: Sequence[str],
+        given: Sequence[str],
+        buffers: dict[str, bp.Size],
+        flow: list[bp.Action],
+        kernels: dict[str, bp.Kernel],
+    ) -> str:
+        """Add a launch that writes a word; give the word's buffer."""
+        source = self.source
+        name = source.choice([*given, *buffers])
+        if source.random() < 0.6:
+            name = f"w{len(buffers)}"
+            buffers[name] = bp.Absolute(4)
+        access = (bp.Access.BOTH, bp.Access.READ, bp.Access.VALUE)
+        kernels.setdefault("flag", bp.Kernel("flag", "m", "", access))
+        salt = bp.Scalar(bp.ScalarType.U64, source.randrange(50))
+        args = (bp.Ptr(name), bp.Ptr(source.choice(every)), salt)
+        flow.append(bp.ExecKernel("flag", args, bp.LaunchConfig()))
+        return name
 
     def processor_function(self) -> None:
         """Register a function that runs on a processor."""
@@ -198,7 +238,7 @@ class World:
             if len(returns) > 1 and source.random() < 0.3:
                 returns.pop()
             known += [returned.target for returned in returns]
-            repeat = self.repeat(given, spec.output_names)
+            repeat = self.repeat(given, spec)
             applications.append(
                 Application(spec.name, tuple(bindings), tuple(returns), None, repeat)
             )
@@ -207,13 +247,15 @@ class World:
         source.shuffle(applications)
         return Composition("C", tuple(inputs), tuple(outputs), tuple(applications))
 
-    def repeat(self, given: Sequence[str], outputs: Sequence[str]) -> RepeatClause | None:
-        source = self.source
-        if source.random() > 0.25:
+    def repeat(self, given: Sequence[str], spec: FunctionSpec) -> RepeatClause | None:
+        source, outputs = self.source, spec.output_names
+        ends = [name for name in outputs if name in self.absent[spec.name]]
+        if source.random() > (0.7 if ends else 0.25):
             return None
         fed = source.sample(list(given), source.choice([1, len(given)]))
         feedback = tuple(Feed(name, source.choice(outputs)) for name in fed)
-        return RepeatClause(source.choice([1, 2, 3]), None, feedback)
+        until = source.choice(ends or outputs) if source.random() < 0.7 else None
+        return RepeatClause(source.choice([1, 2, 3, 7]), until, feedback)
 
     def sets(self, composition: Composition) -> list[ItemSet | None]:
         source = self.source
@@ -254,6 +296,7 @@ class Host:
         self.engine = SequentialEngine(HostDevice(KERNELS, POOL_BYTES), POOL_BYTES)
         self.domain = HeapDomain(1 << 26)
         self.fused_calls = 0
+        self.conditional_calls = 0
         self.failed_calls = 0
 
     def invoke(
@@ -284,6 +327,7 @@ class Host:
         own: dict[Digest, bytes] = {}
         if isinstance(spec, FusedFunction):
             self.fused_calls += 1
+            self.conditional_calls += b"RepeatWhile" in spec.blueprint
             own, spec = {spec.code[0].main: spec.blueprint}, spec.plain()
         if spec.code[0].format == "processor":
             items = [item for item_set in run.inputs if item_set for item in item_set.items]
@@ -360,6 +404,7 @@ def test_running_functions_as_one_changes_nothing(kind: str) -> None:
                 assert one == other, seed
     assert not expected.fused_calls
     assert found.fused_calls > 100, "the test is about them"
+    assert found.conditional_calls > 20, "and about loops that end by a word"
     assert kind != "faults" or found.failed_calls > 10
     expected.engine.close()
     found.engine.close()
