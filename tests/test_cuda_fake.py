@@ -25,6 +25,10 @@ def _missing() -> str:
 pytestmark = pytest.mark.skipif(bool(_missing()), reason=f"without {_missing()}")
 
 
+FILES = ("scenarios.py", "operations.py", "loops.py")
+SCENARIOS = [name for file in FILES for name in scenario_names(file)]
+
+
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     with working("cuda", tmp_path_factory.mktemp("fake")) as made:
@@ -37,7 +41,7 @@ def test_conformance(worker: Worker, name: str) -> None:
     assert answer == "ok", answer
 
 
-@pytest.mark.parametrize("name", [*scenario_names(), *scenario_names("operations.py")])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(worker: Worker, name: str) -> None:
     answer = worker.run(name)
     assert answer == "ok", answer

@@ -37,7 +37,9 @@ def test_conformance(worker: Worker, name: str) -> None:
     assert answer == "ok", answer
 
 
-@pytest.mark.parametrize("name", [*scenario_names(), "convolutions_are_right"])
+@pytest.mark.parametrize(
+    "name", [*scenario_names(), *scenario_names("loops.py"), "convolutions_are_right"]
+)
 def test_scenario(worker: Worker, name: str) -> None:
     answer = worker.run(name)
     assert answer == "ok", answer

@@ -329,9 +329,10 @@ class _Planner:
                 found[name] = Lifetime(self.sizes.buffer(name), -1, end, fresh=False)
             found[name].last = end
         for name, last in self._words():
-            if name not in found:
-                found[name] = Lifetime(self.sizes.buffer(name), -1, last, fresh=False)
-            found[name].last = max(found[name].last, last)
+            life = found.setdefault(name, Lifetime(self.sizes.buffer(name), -1, last, fresh=False))
+            if life.first > last:  # its word is read before anything is written
+                life.first, life.fresh = last, False
+            life.last = max(life.last, last)
         for first, last, _ in self.drafts.loops:
             for lifetime in found.values():
                 lifetime.extend(first, last)

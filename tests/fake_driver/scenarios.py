@@ -177,7 +177,7 @@ def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
         runner.engine.close()
 
 
-def _fail_each(
+def fail_each(
     fake: Fake, code: int, part_ns: int = LONG_NS, life: Callable[..., None] = _whole_life
 ) -> None:
     fake.reset()
@@ -209,19 +209,19 @@ def _fail_each(
 
 
 def every_call_fails_once_out_of_memory(fake: Fake) -> None:
-    _fail_each(fake, OUT_OF_MEMORY)
+    fail_each(fake, OUT_OF_MEMORY)
 
 
 def every_call_fails_once(fake: Fake) -> None:
-    _fail_each(fake, OTHER)
+    fail_each(fake, OTHER)
 
 
 def every_call_of_parts_fails_once(fake: Fake) -> None:
-    _fail_each(fake, OTHER, part_ns=1)
+    fail_each(fake, OTHER, part_ns=1)
 
 
 def every_call_breaks_the_device_once(fake: Fake) -> None:
-    _fail_each(fake, BROKEN)
+    fail_each(fake, BROKEN)
 
 
 def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
@@ -354,7 +354,7 @@ def _life_with_branches(fake: Fake, made: list[Runner], part_ns: int) -> None:
 
 
 def every_call_of_forked_graphs_fails_once(fake: Fake) -> None:
-    _fail_each(fake, OTHER, life=_life_with_branches)
+    fail_each(fake, OTHER, life=_life_with_branches)
 
 
 def forked_graphs_have_few_events(fake: Fake) -> None:

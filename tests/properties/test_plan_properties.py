@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dandelion.backends.gpu.drafts import Program
 from dandelion.backends.gpu.layout import aligned
 from dandelion.backends.gpu.plan import Copy, Plan, Pointer, Zero, plan
 from hypothesis import given, settings
@@ -85,7 +87,10 @@ plain_actions = st.one_of(
 )
 actions: st.SearchStrategy[bp.Action] = st.recursive(
     plain_actions,
-    lambda inner: st.builds(bp.Repeat, sizes, st.lists(inner, max_size=3).map(tuple)),
+    lambda inner: st.one_of(
+        st.builds(bp.Repeat, sizes, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(bp.RepeatWhile, sizes, names, st.lists(inner, max_size=3).map(tuple)),
+    ),
     max_leaves=5,
 )
 configs = st.builds(
@@ -123,6 +128,7 @@ configs = st.builds(
         st.lists(names, max_size=2).map(tuple),
         st.lists(actions, max_size=3).map(tuple),
         sizes,
+        st.dictionaries(names, names, max_size=2),
     ),
 )
 
@@ -138,7 +144,7 @@ def test_reading_what_was_printed_gives_the_same(config: bp.GpuConfig) -> None:
 # --- the layout -----------------------------------------------------------------------------
 
 
-def program(seed: int) -> bp.GpuConfig:
+def program(seed: int, conditions: bool = False) -> bp.GpuConfig:
     """A blueprint of kernels whose declared access is true, with loops.
 
     Few buffers and many launches, so that lives end and begin all over the place.
@@ -175,7 +181,11 @@ def program(seed: int) -> bp.GpuConfig:
         for _ in range(source.randint(1, 6 if depth == 0 else 4)):
             if depth < 3 and source.random() < 0.3:
                 times = bp.Absolute(source.choice([0, 1, 2, 2, 3]))
-                found.append(bp.Repeat(times, block(depth + 1)))
+                inner = block(depth + 1)
+                if conditions and times.value and source.random() < 0.5:
+                    found.append(bp.RepeatWhile(times, source.choice(every), inner))
+                else:
+                    found.append(bp.Repeat(times, inner))
             elif source.random() < 0.15:
                 found.append(other())
             else:
@@ -185,6 +195,9 @@ def program(seed: int) -> bp.GpuConfig:
     flow = block(0)
     outputs = tuple(source.sample(every, source.choice([0, 1, 2])))
     body = bp.ExecutionBlueprint(("in0", "in1"), ("w",), dict(buffers), outputs, flow)
+    if conditions:
+        present_if = {name: source.choice(every) for name in outputs}
+        body = msgspec.structs.replace(body, present_if=present_if)
     return bp.GpuConfig((bp.Module("m", (bp.Code("m.c"),)),), tuple(made.values()), body)
 
 
@@ -219,7 +232,22 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
             continue
         slot = made.slots[name]
         view(slot.offset_bytes, slot.size_bytes)[:] = np.frombuffer(data, dtype=np.uint8)
-    for index in made.walk():
+
+    def order(program: Program) -> Iterator[int]:
+        for step in program:
+            if isinstance(step, int):
+                yield step
+                continue
+            for _ in range(step.times):
+                yield from order(step.program)
+                if step.word and ends(view(made.words[step.word], 4)):
+                    break
+
+    def ends(word: Memory) -> bool:
+        seen.append(int(word.view(np.uint32)[0]))
+        return seen[-1] % 3 == 0
+
+    for index in order(made.program):
         step = made.steps[index]
         if isinstance(step, Zero):
             view(step.offset_bytes, step.size_bytes)[:] = 0
@@ -235,6 +263,7 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
         assert isinstance(salt, bytes)
         seen.append(run_kernel(step.kernel, views, salt))
     outputs = {n: view(s.offset_bytes, s.size_bytes).tobytes() for n, s in made.outputs.items()}
+    seen += [int(view(at, 4).view(np.uint32)[0]) for at in made.present_if.values()]
     return outputs, seen
 
 
@@ -255,6 +284,15 @@ def run_apart(
                 for _ in range(action.times.value):
                     act(action.actions)
                 continue
+            if isinstance(action, bp.RepeatWhile):
+                assert isinstance(action.times, bp.Absolute)
+                for _ in range(action.times.value):
+                    act(action.actions)
+                    if action.times.value > 1 and runs(action.actions):
+                        seen.append(word(action.word))
+                        if seen[-1] % 3 == 0:
+                            break
+                continue
             if isinstance(action, bp.CopyBuffer):
                 memory[action.target][:] = memory[action.source]
                 continue
@@ -267,8 +305,22 @@ def run_apart(
             views = [memory[a.buffer] for a in action.args if isinstance(a, bp.Ptr)]
             seen.append(run_kernel(action.kernel, views, salt.value.to_bytes(8, "little")))
 
+    def word(name: str) -> int:
+        return int(memory[name][:4].view(np.uint32)[0])
+
     act(config.blueprint.control_flow)
+    seen += map(word, config.blueprint.present_if.values())
     return {name: memory[name].tobytes() for name in config.blueprint.outputs}, seen
+
+
+def runs(actions: tuple[bp.Action, ...]) -> bool:
+    """Tell whether actions have anything to do; a loop without is left out of a plan."""
+    return any(
+        action.times != bp.Absolute(0) and runs(action.actions)
+        if isinstance(action, bp.Repeat | bp.RepeatWhile)
+        else True
+        for action in actions
+    )
 
 
 INPUTS = {"in0": b"\x07" * 300, "in1": bytes(range(200)), "w": b"weights!"}
@@ -295,6 +347,17 @@ def test_sharing_memory_changes_no_result(tight: bool) -> None:
         shared += made.used_bytes < sum(aligned(s.size_bytes) for s in made.slots.values())
         assert run_plan(made, INPUTS) == run_apart(config, INPUTS), seed
     assert shared > 100, "the programs must give something to share"
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_sharing_memory_changes_no_word(tight: bool) -> None:
+    looped = 0
+    for seed in range(500):
+        config = program(seed, conditions=True)
+        made = plan(config, SIZES, lambda n, i: 0, limit_bytes=1 if tight else None)
+        looped += bool(made.words)
+        assert run_plan(made, INPUTS) == run_apart(config, INPUTS), seed
+    assert looped > 100
 
 
 def test_only_the_tight_layout_zeroes_and_all_lies_inside() -> None:
