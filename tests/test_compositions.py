@@ -15,6 +15,8 @@ from dandelion.backends.gpu import pocl
 from dandelion.compositions.digits import bundle as digits
 from dandelion.compositions.digits import decode, tally
 from dandelion.compositions.digits import oracle as digit_oracle
+from dandelion.compositions.heat_plate import bundle as heat_plate
+from dandelion.compositions.heat_plate import oracle as heat_oracle
 from dandelion.compositions.inference import bundle as inference
 from dandelion.compositions.inference import oracle as inference_oracle
 from dandelion.compositions.matmul import bundle as matmul
@@ -314,7 +316,7 @@ def node() -> Iterator[Node]:
         yield started
 
 
-@pytest.mark.parametrize("name", ["inference", "matmul", "vector_add"])
+@pytest.mark.parametrize("name", ["heat_plate", "inference", "matmul", "vector_add"])
 def test_a_node_gives_what_the_oracle_gives(node: Node, name: str) -> None:
     bundle = compositions.load(name)
     node.register(bundle.document())
@@ -322,6 +324,29 @@ def test_a_node_gives_what_the_oracle_gives(node: Node, name: str) -> None:
         inputs = bundle.example_inputs(seed)
         results = bundle.results(node.invoke(name, **inputs))
         assert bundle.agrees(results, bundle.expected(inputs))
+
+
+def test_a_plate_is_one_call_however_long_it_takes(node: Node) -> None:
+    node.register(heat_plate.document())
+    plate = np.zeros((9, 11), np.float32)
+    plate[0] = 100
+    for tolerance, most in ((1.0, 50), (1e-3, 500), (200.0, 1)):
+        given = heat_plate.inputs(plate, tolerance)
+        _, left, sweeps = heat_oracle.relax(plate, float(np.float32(tolerance)))
+        assert left is None
+        assert sweeps <= most
+        sets = {name: item_set(name, value) for name, value in given.items()}
+        result = node.invoke_sets("heat_plate", sets)
+        assert [call.application for call in result.trace.calls] == ["relax"]
+        assert heat_plate.agrees(heat_plate.results(result.sets), heat_plate.expected(given))
+
+
+def test_a_plate_that_never_settles_says_so(node: Node) -> None:
+    node.register(heat_plate.document())
+    given = heat_plate.inputs(np.eye(4, dtype=np.float32), -1.0)
+    results = heat_plate.results(node.invoke("heat_plate", **given))
+    assert results["left"].shape == (1,)
+    assert heat_plate.agrees(results, heat_plate.expected(given))
 
 
 def test_repetitions_and_batch_of_inference(node: Node) -> None:

@@ -8,5 +8,6 @@ function at fault; see `dandelion.dispatcher.walk`.
 """
 
 from dandelion.fusion.functions import FORMAT, Fused, Loaded, fused
+from dandelion.fusion.wholes import Found, Whole, whole
 
-__all__ = ["FORMAT", "Fused", "Loaded", "fused"]
+__all__ = ["FORMAT", "Found", "Fused", "Loaded", "Whole", "fused", "whole"]

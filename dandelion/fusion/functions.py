@@ -29,6 +29,7 @@ from dandelion.function import (
 )
 from dandelion.fusion.blueprints import BlueprintPart, fused_blueprint, own_name
 from dandelion.fusion.groups import Candidate, Groups, has_plain_loop, is_groupable, naming
+from dandelion.fusion.wholes import Found, Whole, as_function
 
 FORMAT = "blueprint"
 """Format of the code objects that can be run together."""
@@ -36,7 +37,7 @@ LAUNCHES = 4096
 """Groups with more launches, loops unrolled, are run apart: others could not use the engine between
 them."""
 CONDITIONAL_LAUNCHES = 65536
-"""The same for groups with a loop that ends by a condition. Few of them run as long as they may, and
+"""The same for groups with a loop that ends by a condition. Most of them end much earlier, and run
 apart each iteration would be a call."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
@@ -75,25 +76,31 @@ class Fused:
 
 def fused(
     composition: Composition,
-    find: Callable[[str], FunctionSpec | None],
+    find: Callable[[str], Found],
     load: Callable[[FunctionSpec], Loaded | None],
 ) -> Fused | None:
     """Join GPU functions of a composition; None if there is nothing to join.
 
     Args:
         composition: valid.
-        find: gives the function of a name, None if it is a composition.
+        find: gives the function of a name, or that of a composition which is one; else None.
         load: gives the code of a function, None if it is no GPU function.
     """
     ids = application_ids(composition)
     loaded: dict[int, Loaded] = {}
     candidates: dict[int, Candidate] = {}
-    for index, application in enumerate(composition.applications):
-        spec = find(application.function)
-        if spec is None or not (_is_plain(spec) and is_groupable(application, spec)):
+    for index, written in enumerate(composition.applications):
+        found, application = find(written.function), written
+        if isinstance(found, Whole):
+            if written.repeat is None:
+                continue
+            found, application = found.function, as_function(written, found)
+        if found is None or not (_is_plain(found) and is_groupable(application, found)):
             continue
-        code = load(spec)
-        candidate = None if code is None else _candidate(index, application, spec, code.config)
+        code = load(found)
+        candidate = None
+        if code is not None:
+            candidate = _candidate(index, (written, application), found, code.config)
         if code is not None and candidate is not None:
             loaded[index], candidates[index] = code, candidate
     groups = Groups(composition, candidates)
@@ -121,7 +128,7 @@ def _is_plain(spec: FunctionSpec) -> bool:
 
 
 def _candidate(
-    index: int, application: Application, spec: FunctionSpec, config: GpuConfig
+    index: int, written: tuple[Application, Application], spec: FunctionSpec, config: GpuConfig
 ) -> Candidate | None:
     body = config.blueprint
     given = (name for name in body.inputs if name not in spec.static)
@@ -129,7 +136,7 @@ def _candidate(
     if name is None or set(spec.input_names) != {*body.inputs, *body.weights}:
         return None
     read = frozenset(size.bufname for size in integers_read(config))
-    candidate = Candidate(index, application, spec, name, read, body.present_if)
+    candidate = Candidate(index, *written, spec, name, read, body.present_if)
     returned = {name for name in spec.output_names if name in spec.input_names}
     return candidate if has_plain_loop(candidate, returned) else None
 
@@ -213,7 +220,7 @@ def _joined(
             name,
             tuple(dict.fromkeys(source for (source, _, _), _ in inputs)),
             tuple(outputs),
-            tuple(member.application for member in members),
+            tuple(member.written for member in members),
         ),
         tuple(ids[member.index] for member in members),
         tuple(member.index for member in members),
@@ -292,7 +299,7 @@ def _function(
     )
     main = print_blueprint(config).encode()
     digest = digest_of(main)
-    parts = tuple(dict.fromkeys((m.spec.name, m.spec.version) for m in members))
+    parts = tuple(dict.fromkeys(part for m in members for part in _parts(m.spec)))
     return FusedFunction(
         name=joined_name([member.spec.name for member in members]),
         inputs=tuple(sets),
@@ -304,6 +311,10 @@ def _function(
         parts=parts,
         blueprint=main,
     )
+
+
+def _parts(spec: FunctionSpec) -> tuple[tuple[str, int], ...]:
+    return spec.parts if isinstance(spec, FusedFunction) else ((spec.name, spec.version),)
 
 
 def joined_name(names: Sequence[str]) -> str:

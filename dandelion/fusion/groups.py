@@ -43,7 +43,8 @@ class Candidate:
 
     Attributes:
         index: of the application in its composition.
-        application: which.
+        written: which, as the composition has it.
+        application: the same as an application of its function.
         spec: of its function.
         naming: the parameter whose item gives outputs their name and key.
         read: parameters that sizes are read from.
@@ -53,6 +54,7 @@ class Candidate:
     """
 
     index: int
+    written: Application
     application: Application
     spec: FunctionSpec
     naming: str

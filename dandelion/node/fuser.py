@@ -14,8 +14,8 @@ from dandelion.blueprint.uses import with_access
 from dandelion.catalog import Catalog
 from dandelion.dataflow.graph import Composition
 from dandelion.errors import DandelionError
-from dandelion.function import CodeObject, FunctionSpec, digest_of
-from dandelion.fusion import FORMAT, Fused, Loaded, fused
+from dandelion.function import CodeObject, FunctionSpec, FusedFunction, digest_of
+from dandelion.fusion import FORMAT, Found, Fused, Loaded, fused
 
 _KEPT = 256
 _Found = TypeVar("_Found")
@@ -54,14 +54,12 @@ class Fuser:
         self._loaded: _Kept[Loaded] = _Kept()
         self._fused: _Kept[Fused | None] = _Kept()
 
-    def fuse(
-        self, composition: Composition, find: Callable[[str], FunctionSpec | None]
-    ) -> Fused | None:
+    def fuse(self, composition: Composition, find: Callable[[str], Found]) -> Fused | None:
         """Join GPU functions of a composition.
 
         Args:
             composition: valid.
-            find: gives the function of a name, None if it is a composition.
+            find: gives the function of a name, or that of a composition which is one; else None.
 
         Returns:
             None if there is nothing to join, or code cannot be read now: calls of its function tell
@@ -78,6 +76,8 @@ class Fuser:
         code = next((code for code in spec.code if code.format == FORMAT), None)
         if code is None or code.options:
             return None
+        if isinstance(spec, FusedFunction):
+            return Loaded(code, parse_blueprint(spec.blueprint))
         key = (code.main, tuple(code.files.items()))
         return self._loaded.find(key, lambda: self._read(code))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,6 +18,7 @@ from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest
 from dandelion.function import FunctionSpec, Limits, digest_of
+from dandelion.fusion import Found, Whole, whole
 from dandelion.node.fuser import Fuser
 
 PREPARED_LIMIT = 64
@@ -32,6 +33,14 @@ class _Prepared:
     record: CompositionRecord
     plan: CompositionPlan
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """Compositions that were compiled on the way, and the functions of those that are one."""
+
+    plans: dict[str, CompositionPlan] = field(default_factory=dict)
+    wholes: dict[str, Whole | None] = field(default_factory=dict)
 
 
 class Library:
@@ -163,9 +172,7 @@ class Library:
         )
         return self.plan(name, version) if is_function else None
 
-    def _plan(
-        self, record: CompositionRecord, made: dict[str, CompositionPlan] | None = None
-    ) -> CompositionPlan:
+    def _plan(self, record: CompositionRecord, made: _Compiled | None = None) -> CompositionPlan:
         """Compile a composition; its functions are the newest ones.
 
         Args:
@@ -173,7 +180,8 @@ class Library:
             made: compositions that were compiled on the way: each is compiled once, however often
                 others apply it.
         """
-        plans: dict[str, CompositionPlan] = {} if made is None else made
+        compiled = made or _Compiled()
+        plans = compiled.plans
         composition = next(
             (c for c in parse(record.text, record.name).compositions if c.name == record.name), None
         )
@@ -185,23 +193,28 @@ class Library:
             if isinstance(found, FunctionSpec):
                 return found
             if name not in plans:
-                plans[name] = self._plan(found, plans)
+                plans[name] = self._plan(found, compiled)
             return plans[name]
 
-        return self._compiled(composition, target)
+        return self._compiled(composition, target, compiled.wholes)
 
     def _compiled(
-        self, composition: Composition, target: Callable[[str], Target]
+        self,
+        composition: Composition,
+        target: Callable[[str], Target],
+        wholes: dict[str, Whole | None],
     ) -> CompositionPlan:
         """Compile a composition, with GPU functions that follow each other as one."""
 
-        def function(name: str) -> FunctionSpec | None:
+        def function(name: str) -> Found:
             found = target(name)
-            return found if isinstance(found, FunctionSpec) else None
+            return found if isinstance(found, FunctionSpec) else wholes.get(name)
 
         made = None if self._fuser is None else self._fuser.fuse(composition, function)
         if made is None:
+            wholes[composition.name] = whole(composition, function, {})
             return compile_composition(composition, target)
+        wholes[composition.name] = whole(made.composition, function, made.functions)
         parts = [
             None if part is None else compile_composition(part[0], target, part[1])
             for part in made.parts

@@ -7,10 +7,12 @@ that a caller sees: bytes, names, keys and the order of items, and errors with t
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from dandelion.backends.gpu.host import HostDevice, Memory
@@ -108,6 +110,7 @@ class World:
     catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
     functions: list[FunctionSpec] = field(default_factory=list)
+    inner: Composition | None = None
     absent: dict[str, frozenset[str]] = field(default_factory=lambda: {"P": frozenset()})
 
     def blob(self, data: bytes) -> Digest:
@@ -219,13 +222,35 @@ class World:
         args = (*map(bp.Ptr, used), bp.Scalar(bp.ScalarType.U64, salt))
         return bp.ExecKernel(name, args, bp.LaunchConfig())
 
-    def composition(self) -> Composition:
+    def inner_composition(self) -> None:
+        """Make a composition that others apply, perhaps one of GPU functions only."""
+        made = self.composition("D", self.source.choice([1, 1, 2, 2]))
+        if self.source.random() < 0.8:  # all inputs are used, so that it may be one function
+            used = {b.source for a in made.applications for b in a.bindings}
+            inputs = tuple(name for name in made.inputs if name in used)
+            made = msgspec.structs.replace(made, inputs=inputs)
+        self.absent["D"] = frozenset(
+            returned.target
+            for application in made.applications
+            for returned in application.returns
+            if returned.output in self.absent[application.function]
+        )
+        if self.absent["D"] and self.source.random() < 0.8:
+            outputs = dict.fromkeys((*sorted(self.absent["D"])[:1], *made.outputs))
+            made = msgspec.structs.replace(made, outputs=tuple(outputs))
+        self.inner = made
+
+    def composition(self, name: str, count: int) -> Composition:
         """Apply functions at random to the inputs and to each other's outputs."""
         source = self.source
         inputs = [f"x{i}" for i in range(source.choice([1, 1, 2, 3]))]
         known = list(inputs)
         applications = []
-        for number in range(source.choice([2, 3, 5, 7])):
+        for number in range(count):
+            if self.inner is not None and source.random() < 0.5:
+                applications.append(self.inner_application(self.inner, number, known))
+                known += [returned.target for returned in applications[-1].returns]
+                continue
             spec = source.choice(self.functions)
             likely = known[-3:] if source.random() < 0.8 else known
             given = [s.name for s in spec.inputs if s.name not in spec.static]
@@ -245,7 +270,21 @@ class World:
         made = known[len(inputs) :]
         outputs = source.sample(made, min(len(made), source.choice([1, 2])))
         source.shuffle(applications)
-        return Composition("C", tuple(inputs), tuple(outputs), tuple(applications))
+        return Composition(name, tuple(inputs), tuple(outputs), tuple(applications))
+
+    def inner_application(
+        self, inner: Composition, number: int, known: Sequence[str]
+    ) -> Application:
+        """Repeat the inner composition."""
+        source = self.source
+        bindings = [Binding(name, source.choice(known[-3:])) for name in inner.inputs]
+        returns = [Return(f"s{number}_{n}", n) for n in inner.outputs]
+        fed = source.sample(list(inner.inputs), source.choice([1, len(inner.inputs)]))
+        feedback = tuple(Feed(name, source.choice(inner.outputs)) for name in fed)
+        ends = [name for name in inner.outputs if name in self.absent["D"]] or inner.outputs
+        until = source.choice(ends) if source.random() < 0.8 else None
+        repeat = RepeatClause(source.choice([1, 2, 3, 7]), until, feedback)
+        return Application("D", tuple(bindings), tuple(returns), None, repeat)
 
     def repeat(self, given: Sequence[str], spec: FunctionSpec) -> RepeatClause | None:
         source, outputs = self.source, spec.output_names
@@ -273,16 +312,23 @@ class World:
         return found
 
     def register(self, composition: Composition) -> None:
+        records = [self.record(c) for c in (self.inner, composition) if c is not None]
+        self.catalog.register(Batch(self.functions, records, [], self.blobs))
+
+    def record(self, composition: Composition) -> CompositionRecord:
         declarations = tuple(
             Declaration(
                 s.name, tuple(n for n in s.input_names if n not in s.static), s.output_names
             )
             for s in self.functions
         )
+        if self.inner is not None and composition is not self.inner:
+            inner = self.inner
+            declarations = (*declarations, Declaration("D", inner.inputs, inner.outputs))
         text = print_module(CompositionModule(declarations, (composition,)))
         uses = tuple(dict.fromkeys(a.function for a in composition.applications))
-        record = CompositionRecord("C", text, composition.inputs, composition.outputs, uses)
-        self.catalog.register(Batch(self.functions, [record], [], self.blobs))
+        name, inputs, outputs = composition.name, composition.inputs, composition.outputs
+        return CompositionRecord(name, text, inputs, outputs, uses)
 
     def plan(self, fuse: bool) -> CompositionPlan:
         return Library(self.catalog, {}, Settings().caps, fuse).plan("C")
@@ -296,7 +342,7 @@ class Host:
         self.engine = SequentialEngine(HostDevice(KERNELS, POOL_BYTES), POOL_BYTES)
         self.domain = HeapDomain(1 << 26)
         self.fused_calls = 0
-        self.conditional_calls = 0
+        self.conditional_calls = self.inner_calls = 0
         self.failed_calls = 0
 
     def invoke(
@@ -328,6 +374,7 @@ class Host:
         if isinstance(spec, FusedFunction):
             self.fused_calls += 1
             self.conditional_calls += b"RepeatWhile" in spec.blueprint
+            self.inner_calls += re.search(rb"f\d_f\d_", spec.blueprint) is not None
             own, spec = {spec.code[0].main: spec.blueprint}, spec.plain()
         if spec.code[0].format == "processor":
             items = [item for item_set in run.inputs if item_set for item in item_set.items]
@@ -385,7 +432,9 @@ def test_running_functions_as_one_changes_nothing(kind: str) -> None:
             world.function(f"F{i}")
         if source.random() < 0.5:
             world.processor_function()
-        composition = world.composition()
+        if source.random() < 0.4:
+            world.inner_composition()
+        composition = world.composition("C", source.choice([2, 3, 5, 7]))
         world.register(composition)
         apart, joined = world.plan(fuse=False), world.plan(fuse=True)
         for again in range(3):
@@ -405,6 +454,7 @@ def test_running_functions_as_one_changes_nothing(kind: str) -> None:
     assert not expected.fused_calls
     assert found.fused_calls > 100, "the test is about them"
     assert found.conditional_calls > 20, "and about loops that end by a word"
+    assert found.inner_calls > 5, "and about loops over compositions"
     assert kind != "faults" or found.failed_calls > 10
     expected.engine.close()
     found.engine.close()
