@@ -27,17 +27,22 @@ def gpu(
     reads: str = "",
     static: str = "",
     typed: str = "",
+    absent: str = "",
     **fields: object,
 ) -> tuple[FunctionSpec, Loaded | None]:
-    """Describe a function; sets in `typed` are float32, and a size is read from `reads`."""
+    """Describe a function; sets in `typed` are float32, and a size is read from `reads`.
+
+    Outputs in `absent`, as ``output:buffer``, are absent if a word is zero.
+    """
     types = dict.fromkeys(typed.split(), ("float32", (-1,)))
     size: bp.Size = bp.FromInput(reads, 0) if reads else bp.Absolute(8)
     made = outputs.split()
     args = tuple(bp.Ptr(n) for n in (*inputs.split(), *made))
     flow = (bp.ExecKernel("k", args, bp.LaunchConfig()),)
     body = bp.ExecutionBlueprint(
-        tuple(inputs.split()), (), dict.fromkeys(made, size), tuple(made), flow
-    )
+        tuple(inputs.split()), (), dict.fromkeys(made, size), tuple(made), flow,
+        present_if=dict(pair.split(":") for pair in absent.split()),  # type: ignore[misc]  # pairs
+    )  # fmt: skip
     module = bp.Module("m", (bp.Code("k.c"),))
     config = bp.GpuConfig((module,), (bp.Kernel("k", "m"),), body)
     code = CodeObject("blueprint", Digest(name), {"k.c": Digest("file")})
@@ -141,6 +146,50 @@ def test_outputs_have_names_of_the_same_item() -> None:
     }}"""
     assert groups(text.format("x", "z")) == ["A+J+B"]
     assert groups(text.format("z", "x")) == ["A+B", "J"]
+
+
+GOING = [
+    gpu("L", "x", "y u", absent="u:u"),
+    gpu("M", "x", "y u", absent="u:u y:u"),
+    gpu("N", "x", "y u", absent="u:u y:y"),
+    gpu("O", "x", "y u", absent="u:x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("L(x = all in) => (out = y) repeat 9 until u feeding (x = y);", ["L"]),
+        ("L(x = all in) => (out = y) repeat 9 until u feeding (x = u);", ["L"]),
+        ("L(x = all in) => (out = y) repeat 9 feeding (x = u);", []),
+        ("L(x = all in) => (out = y) repeat 9 until y feeding (x = y);", ["L"]),
+        ("L(x = all in) => (out = u) repeat 9 until u feeding (x = y);", ["L"]),
+        ("M(x = all in) => (out = y) repeat 9 until u feeding (x = y);", ["M"]),
+        ("N(x = all in) => (out = y) repeat 9 until u feeding (x = y);", []),
+        ("O(x = all in) => (out = y) repeat 9 until u feeding (x = y);", []),
+        ("L(x = all in) => (out = y) repeat 65536 until u feeding (x = y);", []),
+        ("L(x = all in) => (a = u); A(x = all a) => (out = y);", []),
+        ("A(x = all in) => (a = y); L(x = all a) => (out = u);", ["A+L"]),
+        (
+            "L(x = all in) => (a = y) repeat 9 until u feeding (x = y); A(x = all a) => (out = y);",
+            ["L+A"],
+        ),
+    ],
+)
+def test_loops_with_a_condition(body: str, expected: list[str]) -> None:
+    assert groups(f"composition T(in) => (out) {{ {body} }}", *GOING) == expected
+
+
+@pytest.mark.parametrize(("until", "ends"), [("until u", True), ("until y", False), ("", False)])
+def test_a_condition_becomes_a_word(until: str, ends: bool) -> None:
+    body = f"L(x = all in) => (out = y, more = u) repeat 9 {until} feeding (x = y);"
+    made = joined(f"composition T(in) => (out, more) {{ {body} }}", *GOING)
+    assert made is not None
+    (function,) = made.functions.values()
+    body_of = bp.parse_blueprint(function.blueprint).blueprint
+    loops = [a for a in body_of.control_flow if isinstance(a, bp.Repeat | bp.RepeatWhile)]
+    assert [isinstance(a, bp.RepeatWhile) for a in loops] == [ends]
+    assert list(body_of.present_if) == ["u"]
 
 
 CHAIN = "composition T(in) => (out) { F(x = all in) => (a = y); G(x = all a) => (out = y); }"

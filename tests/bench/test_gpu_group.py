@@ -17,6 +17,7 @@ from dandelion.bench.experiments import (
     gpu_engines,
     gpu_fault,
     gpu_gemm,
+    gpu_loops,
     gpu_memory,
     gpu_sharing,
 )
@@ -65,6 +66,13 @@ def test_a_chain_of_functions_is_timed_beside_one_function() -> None:
     systems = [row.system for row in found.panels[0].rows]
     assert systems == [gpu_chain.ONE, gpu_chain.CHAIN, gpu_chain.APART]
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)
+    assert not found.budgets
+
+
+def test_a_loop_is_timed_as_one_call_and_as_many() -> None:
+    found = gpu_loops.loops(QUICK)
+    systems = [row.system for row in found.panels[0].rows]
+    assert systems == [gpu_loops.FIXED, gpu_loops.LOOP, gpu_loops.APART]
     assert not found.budgets
 
 
