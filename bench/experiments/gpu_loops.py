@@ -132,7 +132,7 @@ def loops(bench: Bench) -> Findings:
             axis = Axis("iterations")
             key = f"{shape[0]}x{shape[1]}"
             panels.append(Panel(key, title, axis, LATENCIES, tuple(rows), Plot.BARS, LOOP))
-            if not bench.quick:
+            if not bench.quick and (bench.gpu or shape == SHAPES[0]):
                 path = f"loop until, {sweeps[-1]} iterations, {key} points: one call over calls"
                 budgets.append(at_most(path, median[LOOP] / median[APART], MOST_RATIO, "x"))
     return Findings(tuple(panels), budgets=tuple(budgets))
