@@ -108,6 +108,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         policy: which waiting call is next, and on which engine: ``fair`` (engine time by weight),
             ``fifo``, ``lifo``, ``deadline``, ``balance`` (equal load), ``affinity`` (functions keep
             their engines), ``exclusive`` (one tenant at a time), ``static`` (fixed engines).
+        cores: how compute engines and I/O engines divide the machine's cores: ``shared`` (they do
+            not: the system shares them), ``COMPUTE:IO`` such as ``3:1``, ``controlled`` (moved by
+            load), or ``controlled:NUMBER`` for another number than the machine has. Each compute
+            backend then runs as many calls at once as it has cores, and each I/O engine 15 for
+            each core. GPU engines are not affected.
         fuse: run GPU functions of a composition that follow each other as one call, so that what
             they pass on stays on the device.
         packages_folder: folder with wheels, from which functions may have Python packages.
@@ -205,6 +210,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_concurrency: Count = 1_000_000
     max_queue_length: Count = 1_000_000
     policy: str = "fair"
+    cores: str = "shared"
     fuse: bool = True
     packages_folder: str = ""
     packages_index: str = ""

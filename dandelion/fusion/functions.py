@@ -94,7 +94,8 @@ def fused(
         if isinstance(found, Whole):
             if written.repeat is None:
                 continue
-            found, application = found.function, as_function(written, found)
+            application = as_function(written, found)
+            found = found.function
         if found is None or not (_is_plain(found) and is_groupable(application, found)):
             continue
         code = load(found)

@@ -97,6 +97,7 @@ from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecord
 from dandelion.registration import Target, blobs_of
 from dandelion.scheduler import InvocationState, Scheduler, Tenant, policy_of
 from dandelion.scheduler.concurrency import is_extra
+from dandelion.scheduler.cores import core_division
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.records import EnginePhase
 from dandelion.secrets import SecretStore
@@ -142,6 +143,11 @@ class Node:
         self._regions = SharedRegions(settings)
         self._spans = span_sender(settings)
         policy = policy_of(settings.policy)
+        division = core_division(settings.cores, len(os.sched_getaffinity(0)))
+        if division is not None and not policy.elastic:
+            raise InvalidInput(
+                "cores", f"the policy '{settings.policy}' fixes engines", "use cores = 'shared'"
+            )
         callbacks = CallbackRules.of(settings)
         package_source(settings)  # before anything is open
         for name in settings.tenants:
@@ -178,7 +184,7 @@ class Node:
             self._packages.environment,
         )
         memory_bytes = settings.functions_bytes or settings.arena_bytes // 2
-        scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting)
+        scheduler = Scheduler(policy, memory_bytes, store.sizes, settings.max_waiting, division)
         jobs = Jobs(store, self._cache, self._pool, lambda event: self._runtime.post(event))
         self._runtime = Runtime(
             scheduler, jobs, self._recorder, settings.spins_us[0], self._arena.recycle_some
@@ -187,7 +193,7 @@ class Node:
         self._runtime.changed = self._notify
         self._around = Surroundings(self._runtime, store, self._arena, self._transfers, self._pool)
         self._loop = NodeLoop(self._runtime, self._arena, self._pool)
-        self._starter = EngineStarter(settings, self._around, self._runtime)
+        self._starter = EngineStarter(settings, self._around, self._runtime, division)
         self._spaces = Spaces(
             self._all,
             platform,

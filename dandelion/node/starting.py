@@ -44,6 +44,7 @@ from dandelion.function import FunctionSpec
 from dandelion.node.runtime import Runtime
 from dandelion.registration import Target
 from dandelion.scheduler import EngineState
+from dandelion.scheduler.cores import CoreDivision, CoreSide
 from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings
 
@@ -53,6 +54,7 @@ counted as long, the thread would also wait for the loop after each call."""
 THREAD_AHEAD = 7
 """Calls that a thread runs one after the other without the loop, which then takes all their answers
 at once. With one call ahead, each call costs several switches between the thread and the loop."""
+_COMPUTES = (Hosting.THREAD, Hosting.CONFINED)
 ANY_NUMBER = 1 << 30
 """Places of an engine whose calls end where they begin."""
 
@@ -179,13 +181,21 @@ class EngineStarter:
         settings: of the node.
         around: what all executors share.
         runtime: takes them.
+        division: how compute and I/O engines divide cores; None if they do not.
 
     Attributes:
         sharings: what was prepared for workers; to be closed after the executors.
     """
 
-    def __init__(self, settings: Settings, around: Surroundings, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        around: Surroundings,
+        runtime: Runtime,
+        division: CoreDivision | None = None,
+    ) -> None:
         self._settings = settings
+        self._division = division
         self._around = around
         self._runtime = runtime
         self._demands = Demands()
@@ -206,7 +216,10 @@ class EngineStarter:
         resources = factory.probe()
         if not resources:
             raise BackendUnavailable(driver.name, "it finds nothing to run on")
-        wanted = self._settings.engines.get(driver.name, len(resources))
+        wanted = len(resources)
+        if self._division is not None and driver.hosting in _COMPUTES:
+            wanted = self._division.most_compute
+        wanted = self._settings.engines.get(driver.name, wanted)
         if driver.hosting is Hosting.CONFINED:
             for index in range(wanted):
                 self._add_confined(backend, resources[index % len(resources)])
@@ -217,7 +230,13 @@ class EngineStarter:
             self._runtime.add(self._executor(driver, info))
 
     def _state(self, driver: Driver, info: StartedEngine, places: int) -> EngineState:
-        return EngineState(next(self._ids), driver.formats, (info.backend, info.resource), places)
+        state = EngineState(next(self._ids), driver.formats, (info.backend, info.resource), places)
+        if self._division is not None:
+            if driver.hosting is Hosting.LOOP:
+                state.side = CoreSide.IO
+            elif driver.hosting in _COMPUTES:
+                state.side = CoreSide.COMPUTE
+        return state
 
     def _executor(self, driver: Driver, info: StartedEngine) -> Executor:
         factory, around = driver.factory(), self._around

@@ -130,7 +130,7 @@ class Calls:
 
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
-        self.sending.concurrency.changed(now_ns)
+        self.sending.choose_engines(now_ns)
         waiting = self.lines.drain(self.engines.changed())
         for call in waiting:
             if not call.cancelled:  # the failure of another one may have cancelled it

@@ -38,8 +38,9 @@ class Fleet:
         if engine.on_demand:
             engine.phase = EnginePhase.DORMANT
             self._engines.dormant.append(engine)
-            return
-        if self._calls.sending.concurrency.added(engine):
+        if self._calls.sending.cores is not None:
+            self._calls.sending.cores.choose()
+        if not engine.on_demand and self._calls.sending.concurrency.added(engine):
             self._act(Start(engine))
 
     def up(self, engine: EngineState, name: str, capacity: Capacity, now_ns: int) -> None:

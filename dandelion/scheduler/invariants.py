@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
+from dandelion.scheduler.cores import IO_CALLS, CoreSide
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import busy_owner
 from dandelion.scheduler.policy import NEVER
-from dandelion.scheduler.records import CallState, EnginePhase, Flow, Owner, Phase, Presence
+from dandelion.scheduler.records import (
+    CallState,
+    EnginePhase,
+    EngineState,
+    Flow,
+    Owner,
+    Phase,
+    Presence,
+)
 from dandelion.scheduler.scheduler import Scheduler
 
 
@@ -22,6 +31,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_pauses(scheduler)
     _check_engines(scheduler)
     _check_workers(scheduler)
+    _check_cores(scheduler)
     _check_tenants(scheduler)
     _check_lines(scheduler)
     _check_memory(scheduler, calls)
@@ -86,7 +96,7 @@ def _check_engines(scheduler: Scheduler) -> None:
             assert call.engine is engine, f"call {call.id} refers to another engine"
             both = engine.remote and call.invocation.served
             assert not both, f"call {call.id} came from another node and was sent to one"
-        if engine.places and not engine.remote:
+        if engine.places and not engine.remote and engine.side is None:
             assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
         if engine.phase is not EnginePhase.READY:
             assert engine.phase is EnginePhase.STARTING or not engine.sent
@@ -117,6 +127,24 @@ def _check_workers(scheduler: Scheduler) -> None:
     for lane in scheduler.calls.engines.lanes.values():
         active = any(engine.active for engine in lane.engines)
         assert active or not lane.engines, "no engine of a lane takes calls"
+
+
+def _check_cores(scheduler: Scheduler) -> None:
+    """Each side has a core at least, and each backend as many active engines as it may have."""
+    cores = scheduler.calls.sending.cores
+    if cores is None:
+        return
+    controller = cores.controller
+    assert min(controller.compute, controller.io) >= 1, "a side has no core"
+    backends: dict[str, list[EngineState]] = {}
+    for engine in scheduler.calls.engines.all.values():
+        if engine.side is CoreSide.COMPUTE:
+            backends.setdefault(engine.device[0], []).append(engine)
+        elif engine.side is CoreSide.IO:
+            assert engine.places == controller.io * IO_CALLS, f"engine {engine.id}: other places"
+    for name, engines in backends.items():
+        active = sum(engine.active for engine in engines)
+        assert active == min(len(engines), controller.compute), f"{name}: {active} are active"
 
 
 def _check_tenants(scheduler: Scheduler) -> None:

@@ -147,7 +147,7 @@ class Engines:
             suitable = self.running(name)
             if any(e.phase is EnginePhase.STARTING for e in suitable):
                 return None
-            dormant = next((e for e in self.dormant if name in e.formats), None)
+            dormant = next((e for e in self.dormant if e.active and name in e.formats), None)
             if dormant is not None:
                 return dormant
         return None

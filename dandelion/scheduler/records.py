@@ -29,6 +29,7 @@ from dandelion.trace_context import InvocationSpan
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
+    from dandelion.scheduler.cores import CoreSide
 
 SHORT_CALL_NS = 2_000_000
 """An engine whose calls are shorter on average gets its next call while one runs. With longer ones
@@ -339,6 +340,7 @@ class EngineState:
         transfer_ns, transfer_ns_per_byte: what it costs to run a call there instead of here.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
+        side: of the division of cores, if they are divided.
         held, contents: flows whose constants its device has, or will have when the calls before the
             next one have begun, and the content of these constants.
         capacity: known when it is ready.
@@ -385,6 +387,7 @@ class EngineState:
     pool: WorkerPool | None = None
     cycle_ns: int = 0
     active: bool = True
+    side: CoreSide | None = None
     held: Collection[Flow] = ()
     contents: Collection[Hashable] = ()
 

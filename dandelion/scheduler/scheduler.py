@@ -23,6 +23,7 @@ from dandelion.errors import (
 )
 from dandelion.scheduler.actions import Action, End
 from dandelion.scheduler.calls import Calls, Sizes
+from dandelion.scheduler.cores import CoreDivision
 from dandelion.scheduler.fleet import Fleet
 from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policy import Policy
@@ -42,16 +43,24 @@ class Scheduler:
         memory_bytes: the node's memory for code and constants of functions.
         sizes: of functions.
         invocations: limit on admitted invocations of all tenants.
+        cores: how compute and I/O engines divide cores; by default they do not.
 
     Attributes:
         limit: the same.
     """
 
     def __init__(
-        self, policy: Policy, memory_bytes: int, sizes: Sizes, invocations: int = 4096
+        self,
+        policy: Policy,
+        memory_bytes: int,
+        sizes: Sizes,
+        invocations: int = 4096,
+        cores: CoreDivision | None = None,
     ) -> None:
         self._actions: list[Action] = []
         self.calls = Calls(policy, memory_bytes, sizes, self._act, self)
+        if cores is not None:
+            self.calls.sending.divide_cores(cores)
         self.fleet = Fleet(self.calls, self._act)
         self.invocations: dict[str, InvocationState] = {}
         self.tenants: dict[str, Tenant] = {}
@@ -134,7 +143,7 @@ class Scheduler:
             self._apply(invocation, invocation.walk.cancel(error), now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """End invocations past their deadline; end pauses of instances and of engines."""
+        """End invocations past their deadline, and pauses of instances and engines; move cores."""
         heap = self._deadlines
         while heap and (heap[0][0] <= now_ns or heap[0][2].ended):
             invocation = heapq.heappop(heap)[2]
@@ -142,7 +151,10 @@ class Scheduler:
                 self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
         while (due := self.pauses.take_due(now_ns)) is not None:
             self._again(*due, now_ns)
-        self.calls.sending.due(now_ns)
+        sending = self.calls.sending
+        sending.due(now_ns)
+        if sending.cores is not None:
+            sending.cores.tick(now_ns)
         self.fleet.tick(now_ns)
 
     @property
@@ -151,10 +163,13 @@ class Scheduler:
         heap = self._deadlines
         while heap and heap[0][2].ended:
             heapq.heappop(heap)
+        sending = self.calls.sending
+        cores = sending.cores
         times = (
             heap[0][0] if heap else None,
             self.fleet.next_retry_ns,
-            self.calls.sending.batches.next_due_ns,
+            sending.batches.next_due_ns,
+            cores.next_look_ns(self.calls.lines.waiting) if cores is not None else None,
             self.pauses.next_due_ns,
         )
         return min([time_ns for time_ns in times if time_ns is not None], default=None)

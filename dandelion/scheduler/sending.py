@@ -9,6 +9,7 @@ from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
 from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
+from dandelion.scheduler.cores import CoreDivision, CoreShares
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
@@ -44,6 +45,7 @@ class Sending:
     Attributes:
         batches: joins calls.
         concurrency: chooses how many workers take calls.
+        cores: divides cores between compute and I/O; None if they are not divided.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Sending:
     ) -> None:
         self.batches = Batches(lines)
         self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
+        self.cores: CoreShares | None = None
         self._engines = engines
         self._lines = lines
         self._residency = residency
@@ -66,6 +69,16 @@ class Sending:
         self._fail = fail
         self._recount = recount
         self._number = 0
+
+    def divide_cores(self, division: CoreDivision) -> None:
+        """Divide cores between compute and I/O engines, before any is added."""
+        self.cores = CoreShares(division, self._engines, self._feed)
+
+    def choose_engines(self, now_ns: int) -> None:
+        """Choose the engines that take calls, after some were added, lost or changed."""
+        self.concurrency.changed(now_ns)
+        if self.cores is not None:
+            self.cores.choose()
 
     def next_number(self) -> int:
         """Return the id of a new call, or of one that is moved behind all others."""

@@ -57,6 +57,7 @@ from dandelion.scheduler.actions import (
     Stop,
 )
 from dandelion.scheduler.concurrency import is_extra
+from dandelion.scheduler.cores import CoreDivision, CoreSide
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
@@ -143,8 +144,15 @@ class Simulation:
         self.sizes: dict[str, tuple[int, int]] = {}
         self.crowded = self.random.random() < 0.3  # many calls of few functions, so they are joined
         self.device_only = self.random.random() < 0.4  # many functions share devices
+        self.cores = None  # they are divided between engines for "cpu" and "net"
+        if self.seed % 3 == 1 and POLICIES[self.policy].elastic:
+            self.cores = CoreDivision(1 + self.seed % 2, 1, controlled=True)
         self.scheduler = Scheduler(
-            policy_of(self.policy), MEMORY_BYTES, lambda flow: self.sizes[flow.spec.name], 64
+            policy_of(self.policy),
+            MEMORY_BYTES,
+            lambda flow: self.sizes[flow.spec.name],
+            64,
+            self.cores,
         )
         self.handles = self.seed % 3 == 2  # some compositions handle failures
         if self.handles:
@@ -240,7 +248,11 @@ class Simulation:
         for name, count in formats:
             for _ in range(count):
                 places = 1 if name == "cpu" else self.random.choice([3, 1 << 30])
-                self._add(EngineState(number, frozenset({name}), (name, str(number)), places))
+                engine = EngineState(number, frozenset({name}), (name, str(number)), places)
+                if self.cores is not None:
+                    engine.side = CoreSide.COMPUTE if name == "cpu" else CoreSide.IO
+                    engine.on_demand = name == "cpu" and self.random.random() < 0.3
+                self._add(engine)
                 number += 1
         elastic = self.elastic
         if self.seed % 4 == 1:

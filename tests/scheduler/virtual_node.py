@@ -23,6 +23,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send
+from dandelion.scheduler.cores import CoreDivision, CoreSide
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.records import UNKNOWN_CAPACITY
 from tests.scheduler.remembering_walk import RememberingWalk
@@ -72,6 +73,7 @@ class VirtualNode:
 
     Attributes:
         capacity: of each engine.
+        cores: how they are divided; engines for "net" are I/O engines then.
         constants_bytes: of each function.
     """
 
@@ -81,12 +83,16 @@ class VirtualNode:
     check: Callable[[Scheduler], None] = check_invariants
     capacity: Capacity = UNKNOWN_CAPACITY
     constants_bytes: int = 0
+    cores: CoreDivision | None = None
     now_ns: int = 0
     sent: list[Sent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
-            policy_of(self.policy), 1 << 30, lambda flow: (0, self.constants_bytes)
+            policy_of(self.policy),
+            1 << 30,
+            lambda flow: (0, self.constants_bytes),
+            cores=self.cores,
         )
         self._plans: dict[tuple[str, str], CompositionPlan] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -94,7 +100,10 @@ class VirtualNode:
         self._free_ns = Counter[int]()
         self._count = 0
         for number, format_name in enumerate(self.formats):
-            engine = EngineState(number, frozenset({format_name}), places=self.places)
+            device = (format_name, str(number))
+            engine = EngineState(number, frozenset({format_name}), device, self.places)
+            if self.cores is not None:
+                engine.side = CoreSide.IO if format_name == "net" else CoreSide.COMPUTE
             self.scheduler.fleet.added(engine)
             self.scheduler.fleet.up(engine, str(number), self.capacity, 0)
         self.scheduler.take()
@@ -146,7 +155,8 @@ class VirtualNode:
         assert call.engine is not None
         number = call.engine.id
         caller = self._callers[call.invocation.id]
-        began_ns = max(self.now_ns, self._free_ns[number])
+        at_once = call.engine.side is CoreSide.IO
+        began_ns = self.now_ns if at_once else max(self.now_ns, self._free_ns[number])
         ended_ns = self._free_ns[number] = began_ns + next(caller.durations)
         call.started_ns = began_ns
         self.sent.append(Sent(caller, number, began_ns - call.queued_ns, began_ns, ended_ns))
@@ -159,6 +169,12 @@ class VirtualNode:
     def run(self, until_ns: int) -> None:
         """Run until a time, or until nothing is left."""
         while self._events and self._events[0][0] < until_ns:
+            tick_ns = self.scheduler.next_tick_ns if self.cores is not None else None
+            if tick_ns is not None and tick_ns <= self._events[0][0]:
+                self.now_ns = max(self.now_ns, tick_ns)
+                self.scheduler.tick(self.now_ns)
+                self._act()
+                continue
             self.now_ns, _, event = heapq.heappop(self._events)
             event()
 
