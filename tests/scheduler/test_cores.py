@@ -11,8 +11,8 @@ from dandelion.errors import InvalidInput
 from dandelion.scheduler import Scheduler
 from dandelion.scheduler.cores import (
     IO_CALLS,
-    LOOK_NS,
     LOOKS,
+    PAUSE_LOOKS,
     CoreController,
     CoreDivision,
     CoreSide,
@@ -169,8 +169,7 @@ def test_a_small_difference_moves_nothing_and_a_lasting_one_does() -> None:
     for _ in range(LOOKS):
         assert not controller.look(NOTHING, short)
     lasting = SideLoad(IO_CALLS * 5, IO_CALLS * 4, IO_CALLS)
-    looks = next(n for n in itertools.count(1) if controller.look(NOTHING, lasting))
-    assert looks <= LOOKS
+    assert until_it_moves(controller, lasting) <= LOOKS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -194,14 +193,45 @@ def test_bounds_hold_and_no_core_comes_back_under_the_same_load(seed: int) -> No
         assert len(directions) <= 1
 
 
-def test_what_was_seen_before_a_pause_is_forgotten() -> None:
-    made = node(CoreDivision(7, 1, controlled=True))
-    load(made, "io", 240, 0, 2 * LOOK_NS)
-    made.run(S)
-    moves = moves_of(made)
-    load(made, "io", 18, 5 * S, 5 * S + LOOK_NS)
-    made.run(8 * S)
-    assert moves_of(made) == moves
+def until_it_moves(controller: CoreController, io: SideLoad) -> int:
+    """Count the looks until a core moves."""
+    return next(n for n in itertools.count(1) if controller.look(NOTHING, io))
+
+
+def test_no_core_moves_soon_after_another() -> None:
+    controller = CoreController(8, 1)
+    crowd = SideLoad(1000 * IO_CALLS, IO_CALLS, IO_CALLS)
+    assert until_it_moves(controller, crowd) == 1
+    assert until_it_moves(controller, crowd) == PAUSE_LOOKS + 1
+
+
+def test_what_was_seen_long_ago_is_forgotten() -> None:
+    lasting = SideLoad(IO_CALLS * 5, IO_CALLS * 4, IO_CALLS)
+    fresh = until_it_moves(CoreController(4, 4), lasting)
+    made = node(CoreDivision(4, 4, controlled=True))
+    cores = made.scheduler.calls.sending.cores
+    assert cores is not None
+    made.scheduler.tick(0)
+    for _ in range(fresh - 1):
+        assert not cores.controller.look(NOTHING, lasting)
+    made.scheduler.tick(5 * S)
+    assert until_it_moves(cores.controller, lasting) >= fresh
+
+
+def test_calls_that_an_engine_took_ahead_count_as_waiting() -> None:
+    made = node(CoreDivision(8, 1, controlled=True))
+    cores = made.scheduler.calls.sending.cores
+    assert cores is not None
+    cores.controller.compute, cores.controller.io = 1, 8
+    for engine in made.scheduler.calls.engines.all.values():
+        engine.ahead, engine.short_call_ns = 7, 25 * MS
+    cores.choose()
+    tenant = made.tenant("short")
+    for _ in range(8):
+        made.caller(Caller(tenant, "short", itertools.repeat(3 * MS)))
+    made.run(S // 2)
+    assert not made.scheduler.calls.lines.waiting, "one engine has them all"
+    assert cores.controller.compute > 2
 
 
 def test_reading_the_setting() -> None:
