@@ -34,6 +34,19 @@ class EngineCapacity(msgspec.Struct, frozen=True):
     busy: float
 
 
+class CoresCapacity(msgspec.Struct, frozen=True):
+    """How cores are divided now.
+
+    Attributes:
+        compute, io: cores of each side.
+        moves: how many were moved since the node was started.
+    """
+
+    compute: int
+    io: int
+    moves: int
+
+
 class WorkersCapacity(msgspec.Struct, frozen=True):
     """The workers of one device, where the node chooses how many of them run.
 
@@ -168,6 +181,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
         invocations, invocations_limit: admitted ones of all tenants, and how many may be.
         admission: the answer about one function, if it was asked for.
         workers: of devices where the node chooses how many workers run.
+        cores: how compute and I/O engines divide cores; None if they do not.
     """
 
     engines: tuple[EngineCapacity, ...]
@@ -177,6 +191,7 @@ class NodeCapacity(msgspec.Struct, frozen=True):
     invocations_limit: int
     admission: Admission | None = None
     workers: tuple[WorkersCapacity, ...] = ()
+    cores: CoresCapacity | None = None
 
     def _repr_html_(self) -> str:
         engines = [

@@ -10,6 +10,7 @@ from typing import Protocol
 from dandelion.capacity import (
     Admission,
     ArenaCapacity,
+    CoresCapacity,
     EngineCapacity,
     NodeCapacity,
     TenantCapacity,
@@ -98,7 +99,17 @@ def capacity_of(
         scheduler.limit,
         admission(scheduler, asking, spec) if spec is not None else None,
         workers_capacities(scheduler, shows_all),
+        cores_capacity(scheduler),
     )
+
+
+def cores_capacity(scheduler: Scheduler) -> CoresCapacity | None:
+    """Tell how cores are divided; None if they are not."""
+    cores = scheduler.calls.sending.cores
+    if cores is None:
+        return None
+    found = cores.controller
+    return CoresCapacity(found.compute, found.io, found.moves)
 
 
 def workers_capacities(scheduler: Scheduler, shows_all: bool) -> tuple[WorkersCapacity, ...]:

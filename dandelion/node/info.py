@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dandelion.capacity import ClusterInfo, TenantCapacity, WorkersCapacity
+from dandelion.capacity import ClusterInfo, CoresCapacity, TenantCapacity, WorkersCapacity
 from dandelion.data import SetSpec
 from dandelion.dispatcher import CompositionPlan
 from dandelion.executors import Executor
@@ -72,6 +72,7 @@ class NodeInfo:
         spans: what became of those to be exported; None if there are none.
         lines_dropped: of the access log.
         cluster: what the node knows of its cluster; None if it is in none.
+        cores: how compute and I/O engines divide cores; None if they do not.
     """
 
     invocations: dict[str, InvocationCounts]
@@ -92,6 +93,7 @@ class NodeInfo:
     spans: SpanCounts | None = None
     lines_dropped: int = 0
     cluster: ClusterInfo | None = None
+    cores: CoresCapacity | None = None
 
 
 _ERRORS = SetSpec("errors")

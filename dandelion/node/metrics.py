@@ -221,6 +221,18 @@ class _Snapshot(Collector):
             ready.add_metric(values, engine.state == "ready")
         yield from (calls, failures, busy, ready)
         yield from self._workers()
+        yield from self._cores()
+
+    def _cores(self) -> Iterator[Metric]:
+        text = "Cores of compute and I/O engines, where they are divided."
+        family = GaugeMetricFamily("dandelion_cores", text, labels=["side"])
+        moved = CounterMetricFamily("dandelion_cores_moved", "Cores that changed their side.")
+        cores = self._info.cores
+        if cores is not None:
+            family.add_metric(["compute"], cores.compute)
+            family.add_metric(["io"], cores.io)
+            moved.add_metric([], cores.moves)
+        yield from (family, moved)
 
     def _workers(self) -> Iterator[Metric]:
         labels = ["backend", "resource"]

@@ -63,7 +63,12 @@ from dandelion.node.attachment import ClusterPart, NodeParts
 from dandelion.node.cache import ResultCache
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.callback_sender import CallbackRules
-from dandelion.node.capacity import capacity_of, tenant_capacities, workers_capacities
+from dandelion.node.capacity import (
+    capacity_of,
+    cores_capacity,
+    tenant_capacities,
+    workers_capacities,
+)
 from dandelion.node.functions import FunctionStore
 from dandelion.node.info import EngineInfo, NodeInfo, Signature, engine_info, output_specs
 from dandelion.node.inputs import InputStager, positional
@@ -955,6 +960,7 @@ class Node:
             None if self._spans is None else self._spans.counts(),
             self._lines_dropped,
             self._cluster_info(),
+            cores_capacity(scheduler),
         )
 
     def totals(self, tenant: str = DEFAULT_TENANT) -> list[InvocationTotals]:
