@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.program import make_program
@@ -45,16 +46,13 @@ FILES = {"loop.c": SOURCE.encode(), "loop.host": " ".join(KERNELS).encode()}
 MODULES = {"loop": ["loop.c", "loop.host"]}
 
 
-def opencl() -> OpenClDevice:
-    return OpenClDevice()
-
-
 DEVICES: dict[str, Callable[[], Any]] = {
     "steps": lambda: HostDevice(KERNELS, POOL_BYTES, lazy=True),
     "at-once": lambda: HostDevice(KERNELS, POOL_BYTES),
     "graphs": lambda: HostDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True),
-    "opencl": opencl,
+    "opencl": OpenClDevice,
     "opencl-buffers": lambda: OpenClDevice(shared=False),
+    "cuda": CudaDevice,
 }
 
 

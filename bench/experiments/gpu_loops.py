@@ -124,7 +124,7 @@ def loops(bench: Bench) -> Findings:
                 }
                 timed = in_turns(
                     {what: called.call for what, called in calls.items()},
-                    count=bench.pick(2, 7, 30), warm_up=1, block=1,
+                    count=bench.pick(2, 7, 10), warm_up=1, block=1,
                 )  # fmt: skip
                 rows += [row(what, str(count), found) for what, found in timed.items()]
                 median = {what: found.median for what, found in timed.items()}

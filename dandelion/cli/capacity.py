@@ -44,6 +44,10 @@ def show(capacity: NodeCapacity, out: Output) -> None:
                 for w in capacity.workers
             ],
         )
+    if capacity.cores is not None:
+        cores = capacity.cores
+        moved = f"; {cores.moves} were moved" if cores.moves else ""
+        out.line(f"\ncores: {cores.compute} compute, {cores.io} for I/O{moved}")
     arena = capacity.arena
     out.line(
         f"\narena: {size_text(arena.used_bytes)} of {size_text(arena.total_bytes)} used, "

@@ -17,6 +17,7 @@ import pytest
 from dandelion.bench.experiment import Bench, all_experiments
 from dandelion.bench.experiments import (
     cold_start,
+    cores,
     data_path,
     dispatcher,
     http_calls,
@@ -104,6 +105,23 @@ def test_experiments_are_known() -> None:
     assert groups["applications"] == groups["http_noop"] == groups["language"] == "dispatcher"
     assert groups["data_path"] == groups["cold_start"] == groups["memory"] == "data"
     assert groups["sandbox"] == "sandbox"
+
+
+def test_loads_that_change_are_timed_with_moved_cores(
+    brief: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "DIVISIONS", (cores.CONTROLLED,))
+    monkeypatch.setattr(cores, "DELAY_S", 0.02)
+    found = cores.cores(brief)
+    assert [panel.key for panel in found.panels] == [
+        "settled-compute", "early-compute", "settled-io", "early-io"
+    ]  # fmt: skip
+    for panel in found.panels:
+        assert [row.x for row in panel.rows] == list(cores.PHASES)
+    settled = {row.x: row.values["achieved_per_s"] for row in found.panels[2].rows}
+    assert settled["I/O"] > settled["compute"]
+    assert not found.budgets
+    assert "at the ends of the phases: " in found.notes[0]
 
 
 def test_an_application_costs_more_than_a_bare_call(brief: Bench) -> None:

@@ -77,7 +77,7 @@ def assert_works(node: Node) -> None:
     assert matmul.agrees(matmul.results(outputs), matmul.expected(inputs))
 
 
-@pytest.mark.parametrize("name", ["inference", "matmul", "vector_add"])
+@pytest.mark.parametrize("name", ["heat_plate", "inference", "matmul", "vector_add"])
 def test_a_node_gives_what_the_oracle_gives(node: Node, name: str) -> None:
     bundle = compositions.load(name)
     node.register(bundle.document())
