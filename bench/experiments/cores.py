@@ -116,7 +116,9 @@ def cores(bench: Bench) -> Findings:
                             measured.cores = f"{divided.compute}:{divided.io}"
                         found.setdefault((division, phase), []).append(measured)
     panels = tuple(_panels(found, early_s, seconds))
-    rows = {(panel.key, row.x, row.system): row.values for panel in panels for row in panel.rows}
+    rows = {
+        (panel.key, str(row.x), row.system): row.values for panel in panels for row in panel.rows
+    }
     ended = {d: [found[d, phase][-1].cores for phase in PHASES] for d in (CONTROLLED,)}
     notes = [f"{d} at the ends of the phases: {', '.join(of)}" for d, of in ended.items()]
     notes.append(f"I/O waits {DELAY_S * 1e3:g} ms; callers wait for results; {CORES} cores divided")
