@@ -10,6 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 from dandelion.backends.cuda import CudaDevice
+from dandelion.backends.gpu import sections
+from dandelion.backends.gpu.adaptive_wait import LONG_NS as LONG_WAIT_NS
+from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.program import make_program
@@ -213,6 +216,34 @@ def test_a_section_that_turns_out_long_is_cut_into_parts() -> None:
     (loop,) = ready.sections
     assert not loop.sections[0].brief  # type: ignore[union-attr]  # a round
     runner.engine.close()
+
+
+def test_long_iterations_are_waited_for_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    now_ns = 0
+
+    class Timed(HostDevice):
+        def _synchronize(self) -> None:
+            waits.append("awake")
+            self.pass_time()
+
+        def _wait(self, mark: Handle) -> None:
+            waits.append("asleep")
+            self.pass_time()
+
+        def pass_time(self) -> None:
+            nonlocal now_ns
+            now_ns += durations.pop(0)
+            super()._synchronize()
+
+    durations = [10, 2 * LONG_WAIT_NS, 2 * LONG_WAIT_NS, 10, 10]
+    monkeypatch.setattr(sections.time, "perf_counter_ns", lambda: now_ns)
+    device = Timed(KERNELS, POOL_BYTES, lazy=True)
+    device.allocate(256)
+    reader = sections.WordReader(device)
+    device.copy_in(8, (7).to_bytes(4, "little"))
+    assert [reader.read(8) for _ in range(5)] == [7] * 5
+    assert waits == ["awake", "awake", "asleep", "asleep", "awake"]
 
 
 # --- what is checked ------------------------------------------------------------------------

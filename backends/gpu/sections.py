@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dandelion.blueprint.records import WORD_BYTES
 from dandelion.memory.context import address_of
 
+from .adaptive_wait import LONG_NS
 from .device import Device
 from .drafts import Loop, Program
 
@@ -117,6 +118,7 @@ class WordReader:
         self._device = device
         self._memory = memoryview(b"")
         self._kept: list[memoryview] = []  # all that the device was told of
+        self._waited_ns = 0
 
     def fetch(self, offsets: Sequence[int]) -> memoryview:
         """Have words copied; they are there when the device has done its work up to here.
@@ -137,9 +139,17 @@ class WordReader:
         return found
 
     def read(self, offset: int) -> int:
-        """Read one word; waits until the device has done its work up to here."""
+        """Read one word; waits until the device has done its work up to here.
+
+        If the last wait was short, this one is awake: waking up takes longer than many iterations.
+        """
         found = self.fetch([offset])
-        self._device.wait(self._device.mark())
+        began_ns = time.perf_counter_ns()
+        if self._waited_ns < LONG_NS:
+            self._device.synchronize()
+        else:
+            self._device.wait(self._device.mark())
+        self._waited_ns = time.perf_counter_ns() - began_ns
         return int.from_bytes(found, "little")
 
 
