@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dandelion.blueprint.check_operations import operation_problems
+from dandelion.blueprint.check_words import word_problems
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_parts import Operation, operands, sizes
 from dandelion.blueprint.reading import read_config
@@ -20,7 +21,6 @@ from dandelion.blueprint.records import (
     MAX_DEPTH,
     MAX_LAUNCHES,
     SHARED_LIMIT_BYTES,
-    WORD_BYTES,
     Absolute,
     Access,
     Action,
@@ -189,18 +189,7 @@ class _Checker:
     def word(self, where: str, name: str) -> Iterator[Problem]:
         """Check the name of a buffer that begins with a word."""
         yield from self.buffer(where, name)
-        if name in self.body.weights:
-            message = f"'{name}' is constant, so its word never changes"
-            yield Problem("constant-word", message, where, expected="a buffer or an input")
-        size = constant(self.body.buffers[name]) if name in self.body.buffers else None
-        if size is not None and 0 < size < WORD_BYTES:
-            message = f"'{name}' has no room for a word"
-            expected = f"at least {WORD_BYTES} bytes"
-            yield Problem("out-of-range", message, where, expected=expected, found=str(size))
-
-    def buffer(self, where: str, name: str) -> Iterator[Problem]:
-        if name not in self.buffers:
-            yield _unknown("buffer", name, self.buffers, where)
+        yield from word_problems(where, name, self.body)
 
     def size_cycles(self) -> Iterator[Problem]:
         """Report cycles of buffer sizes that refer to each other."""
