@@ -191,6 +191,10 @@ class _Checker:
         yield from self.buffer(where, name)
         yield from word_problems(where, name, self.body)
 
+    def buffer(self, where: str, name: str) -> Iterator[Problem]:
+        if name not in self.buffers:
+            yield _unknown("buffer", name, self.buffers, where)
+
     def size_cycles(self) -> Iterator[Problem]:
         """Report cycles of buffer sizes that refer to each other."""
         state: dict[str, int] = {}
