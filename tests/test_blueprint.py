@@ -483,19 +483,29 @@ def manual() -> str:
 
 def test_the_listings_of_the_manual_are_right() -> None:
     listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
-    assert len(listings) == 4
+    assert len(listings) == 6
     first = bp.parse_blueprint(listings[0])
     bp.parse_blueprint(listings[1])
-    for listing in listings[2:]:
+    loop, leaving_out, *rest = listings[2:]
+    body: dict[str, Any] = json.loads(leaving_out)
+    empty = bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
+    assert empty.blueprint.present_if == {"change": "going"}
+    body |= {"outputs": ["x"], "present_if": {}, "control_flow": [json.loads(loop)]}
+    kernels = {"step": "k", "is_far": "k"}
+    document = {"modules": {"k": "k.c"}, "kernels": kernels, "blueprint": body}
+    looping = bp.parse_blueprint(json.dumps(document)).blueprint.control_flow
+    for listing in rest:
         (fields,) = json.loads(listing).values()
         used = re.findall(r'"(x|weights|row|skip|b)"', listing)
         body = {"inputs": list(dict.fromkeys(used)), "buffers": {fields["out"]: 2**22}}
         body |= {"outputs": [fields["out"]], "control_flow": [json.loads(listing)]}
         bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
-    python, operations = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+    python, while_, operations = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(python, names)
     assert bp.parse_blueprint(names["text"]) == first
+    exec(while_, names)
+    assert names["b"].build().blueprint.control_flow == looping
     exec(operations, names)
     assert len(names["b"].build().blueprint.control_flow) == 2
 
