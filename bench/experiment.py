@@ -45,6 +45,7 @@ GROUPS = {
     "knix": "the experiments of KNIX on a shared GPU",
     "sharing": "how do tenants share a device?",
     "cluster": "what does a call on another node cost, and what do more nodes bring?",
+    "models": "how are exported models served?",
     "gpu": "what do the GPU engines cost over bare loops?",
 }
 """Groups of experiments, and what each asks."""
