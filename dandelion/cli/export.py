@@ -1,11 +1,13 @@
-"""``dandelion export``: a PyTorch module as a function, in a file or folder for ``register``."""
+"""``dandelion export``: a model of PyTorch or ONNX as a function, as a file for ``register``."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,6 +18,7 @@ from dandelion.cli.sources import load_module
 from dandelion.data import SetSpec, item_set
 from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
+from dandelion.export.onnx_binding import onnx_module
 from dandelion.export.report import ExportReport
 from dandelion.export.rows import with_rows
 from dandelion.export.torch_binding import (
@@ -48,14 +51,19 @@ class Exported(msgspec.Struct, frozen=True):
 
 def run(arguments: Arguments, out: Output) -> int:
     """Export one module."""
-    module, examples = _model(arguments.source, arguments.inputs)
-    name = arguments.name or arguments.source.rpartition(":")[2]
-    labels = arguments.outputs.split(",") if arguments.outputs else None
+    module, examples, inputs, labels = _model(arguments.source, arguments.inputs)
+    if inputs is not None and arguments.batch:
+        message = "a model in ONNX is exported for the shapes of its inputs"
+        raise InvalidInput("--batch", message, "leave it out, or export the model from PyTorch")
+    name = arguments.name or _name(arguments.source)
+    if arguments.outputs:
+        labels = arguments.outputs.split(",")
     with progress(f"exporting {name}") as show:
         made = export_module(
             name,
             module,
             examples,
+            inputs=inputs,
             outputs=labels,
             device=arguments.device,
             precision=arguments.precision,
@@ -80,17 +88,38 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0
 
 
-def _model(source: str, inputs: Sequence[str]) -> tuple[object, Sequence[object]]:
-    """Find the module, and its example inputs.
+Names: TypeAlias = Sequence[str] | None
+
+
+def _model(source: str, inputs: Sequence[str]) -> tuple[object, Sequence[object], Names, Names]:
+    """Find the module, its example inputs, and names of inputs and outputs that a file gives.
 
     Args:
-        source: ``FILE:NAME``; the name is that of a module, or of a function that makes a module,
-            or a module and its inputs.
-        inputs: types of the inputs, ``float32[1, 3, 224, 224]``, if the function gives none.
+        source: ``FILE.onnx``, or ``FILE:NAME``; the name is that of a module, or of a function that
+            makes a module, or a module and its inputs.
+        inputs: types of the inputs, ``float32[1, 3, 224, 224]``, if the source gives none.
     """
+    if source.endswith(".onnx"):
+        if not Path(source).is_file():
+            raise WrongUsage(source, "no such file")
+        return onnx_module(Path(source), [_input(text) for text in inputs])
+    return (*_python_model(source, inputs), None, None)
+
+
+def _name(source: str) -> str:
+    """Name a function after its source."""
+    if not source.endswith(".onnx"):
+        return source.rpartition(":")[2]
+    return re.sub(r"\W", "_", Path(source).stem)
+
+
+def _python_model(source: str, inputs: Sequence[str]) -> tuple[object, Sequence[object]]:
+    """Find the module in a Python file, and its example inputs; see `_model`."""
     file, colon, name = source.rpartition(":")
     if not colon or not file.endswith(".py"):
-        raise WrongUsage(source, "it is not FILE:NAME", "write it like models.py:resnet50")
+        raise WrongUsage(
+            source, "it is not FILE:NAME", "write it like models.py:resnet50, or model.onnx"
+        )
     path = Path(file)
     if not path.is_file():
         raise WrongUsage(file, "no such file")

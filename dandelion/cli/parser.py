@@ -301,7 +301,7 @@ def _replay(parser: VerbParser) -> None:
 def _export(parser: VerbParser) -> None:
     parser.add_argument(
         "source",
-        metavar="FILE:NAME",
+        metavar="FILE:NAME|FILE.onnx",
         help="a module in a Python file, or a function there that returns (module, inputs)",
     )
     parser.add_argument(

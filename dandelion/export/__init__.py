@@ -4,6 +4,7 @@ A node needs none of it: what is made here are ordinary documents. Triton, torch
 imported when a function is made, and not before. See ``docs/triton.md`` and ``docs/torch.md``.
 """
 
+from dandelion.export.onnx_binding import onnx_module
 from dandelion.export.report import ExportReport
 from dandelion.export.torch_document import ExportedModule, export_module, torch_function
 from dandelion.export.triton_arguments import Pointer
@@ -14,6 +15,7 @@ __all__ = [
     "ExportedModule",
     "Pointer",
     "export_module",
+    "onnx_module",
     "torch_function",
     "triton_function",
 ]

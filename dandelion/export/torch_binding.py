@@ -1,4 +1,4 @@
-"""PyTorch's exporter, and the only file that imports torch.
+"""PyTorch's exporter; `load` here is the only place that imports torch.
 
 `torch.export` follows one call of a module and gives a graph of ATen operators without Python. Its
 own decompositions then replace composite operators by about two hundred. Attention is kept whole,
