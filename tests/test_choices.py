@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dandelion.backends.gpu.device import Handle
+from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.plan import Launch, Plan, Pointer, plan
 from dandelion.backends.gpu.plan_cache import PlanCache
 
@@ -16,6 +18,7 @@ from dandelion.blueprint.uses import has_choices, is_written_first, written_buff
 from dandelion.documents import gpu_function
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.node import Node, Settings
+from tests.test_gpu_engine import KERNELS, MODULES, POOL_BYTES, Runner, first, function, one
 
 ROW = 12
 KERNEL = """
@@ -107,6 +110,33 @@ def test_sizes_of_one_case_share_what_a_device_prepares() -> None:
     assert [one.outputs["y"].size_bytes for one in made] == [8, 12, 16, 20]
     other = cache.get("g", config, (), {"x": ROW * 2}, lambda name, index: 0)
     assert other.twin is None, "another function"
+
+
+def test_calls_of_one_case_use_the_same_graph() -> None:
+    captured = 0
+
+    class CountingDevice(HostDevice):
+        def _capture(self, prepared: Any) -> Handle | None:
+            nonlocal captured
+            captured += 1
+            return super()._capture(prepared)
+
+    b = bp.Blueprint(["x"], outputs=["y"], modules=MODULES)
+    b.kernel("add", module="kernels", access=["read", "read", "both", "value"])
+    y = b.buffer("y", like="x")
+    with b.choose(b.x.elements("u32")) as choice:
+        for most in (4, 100):
+            with choice.case(most, {b.x: 4 * most, y: 4 * most}):
+                b.launch("add", [b.x, b.x, y, bp.scalar("u64", most)], grid=2, block=64)
+    wanted = function(b, ("y",))
+    runner = Runner(CountingDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True))
+    try:
+        for count in (5, 100, 7, 50, 5, 99, 3, 4, 1, 2):
+            x = np.arange(count, dtype=np.int32)
+            assert (first(runner.run(wanted, one("x", x))).numpy(np.int32) == 2 * x).all()
+    finally:
+        runner.engine.close()
+    assert captured == 2, "a graph for each case"
 
 
 def test_text_and_records() -> None:
