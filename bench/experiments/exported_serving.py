@@ -174,7 +174,7 @@ def _answer(port: int, path: str, made: ServedNetwork, number: int) -> Answer:
 
 
 def _loaded(bench: Bench, system: str, port: int, path: str, made: ServedNetwork) -> Row:
-    seconds, warm_up_s = (1.0, 0.5) if bench.quick else (5.0, 3.0)
+    seconds, warm_up_s = (1.0, 0.5) if bench.quick else (4.0, 2.0)
     requests = [HttpRequest(path, made.request(number).tobytes()) for number in range(8)]
     load = closed_loop(port, requests, callers=CALLERS, seconds=seconds, warm_up_s=warm_up_s)
     return Row(system, "one row each", load.values(), load.count, load.failed, load.note)

@@ -29,9 +29,9 @@ Compute = Callable[[list[bytes]], list[bytes]]
 
 
 class Batches:
-    """Computes up to so many requests at a time."""
+    """Computes up to so many requests at a time; there is a graph for each of the sizes."""
 
-    def __init__(self, served: ServedNetwork, tf32: bool) -> None:
+    def __init__(self, served: ServedNetwork, tf32: bool, sizes: tuple[int, ...]) -> None:
         self._torch = torch = torch_library()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         self._cuda = torch.cuda.is_available()
@@ -39,7 +39,7 @@ class Batches:
             torch.set_num_threads(1)  # several wait for each other while others use the cores
         self._module = served.module.cuda() if self._cuda else served.module
         self._dtype, self._shape = served.dtype, served.shape
-        self.sizes = served.batches
+        self.sizes = sizes
         self._graphs = {size: self._graph(size) for size in self.sizes} if self._cuda else {}
 
     def __call__(self, bodies: list[bytes]) -> list[bytes]:
@@ -121,8 +121,10 @@ def joined(compute: Compute, largest: int) -> Reply:
 
 def main(name: str, scale: str, mode: str, precision: str) -> None:
     """Serve until a signal comes."""
-    compute = Batches(network(name, scale), precision == "tf32")
-    reply = single(compute) if mode == "single" else joined(compute, compute.sizes[-1])
+    served = network(name, scale)
+    sizes = (1,) if mode == "single" else served.batches
+    compute = Batches(served, precision == "tf32", sizes)
+    reply = single(compute) if mode == "single" else joined(compute, sizes[-1])
     serve(application(reply))
 
 

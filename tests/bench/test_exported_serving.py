@@ -21,7 +21,7 @@ def test_torch_gives_each_request_its_answer() -> None:
     threads = torch.get_num_threads()
     try:
         served = network("images", "small")
-        compute = Batches(served, tf32=False)
+        compute = Batches(served, tf32=False, sizes=(1, 4))
         bodies = [served.request(number).tobytes() for number in range(3)]
         with torch.inference_mode():
             wanted = [served.module(torch.from_numpy(served.request(n))).numpy() for n in range(3)]
