@@ -75,7 +75,7 @@ def test_streams_and_levels_are_told_apart(node: Node) -> None:
         ("logging", "error", "ERROR:lib:four"),
         ("stdout", "", "five"),
         ("logging", "debug", "DEBUG:root:six"),
-        ("logging", "debug", "seven"),
+        ("stdout", "", "seven"),
     ]
     (first, *_) = lines
     assert (first.function, first.application, first.instance, first.attempt) == ("f", "f", 0, 1)
