@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dandelion.data import item_set
+from dandelion.data import SetSpec, item_set
 from dandelion.documents import python_function
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
@@ -52,6 +52,17 @@ SIZE = python_function(
     inputs=("word",),
     outputs=("size",),
 )
+COUNT = python_function(
+    "import json, logging\n\n"
+    "def count(words):\n"
+    "    print(words.text())\n"
+    "    logging.warning('counted')\n"
+    "    return {'found': json.dumps({'words': len(words.text().split())})}\n",
+    name="Count",
+    entry="count",
+    inputs=("words",),
+    outputs=(SetSpec("found", form="json"),),
+)
 TEXT = """function Split(text) => (words);
 function Size(word) => (size);
 composition Sizes(text) => (sizes) {
@@ -77,7 +88,7 @@ def node() -> Iterator[Node]:
     settings = Settings(backends=("null", "process"), engines={"process": 1}, arena_bytes=64 << 20)
     with Node(settings) as started:
         assert started.wait_ready(60)
-        started.register(SPLIT, SIZE, TEXT, function("echo", ("a",), ("b",)))
+        started.register(SPLIT, SIZE, COUNT, TEXT, function("echo", ("a",), ("b",)))
         yield started
 
 
@@ -195,6 +206,29 @@ def test_hostile_texts_are_shown_as_text(page: Page, node: Node) -> None:
     page.shows("no function '<script>")
     page.browser.get_log("browser")  # 404
     assert page.run("return document.querySelectorAll('iframe, main script, main img').length") == 0
+
+
+def test_json_results_and_what_functions_wrote_are_shown(page: Page, node: Node) -> None:
+    page.open("#/catalogue/Count")
+    page.shows("Try it")
+    given = "<b>one</b> two three"
+    page.browser.find_element("css selector", "textarea").send_keys(given)
+    page.browser.find_element("css selector", "main form button").click()
+    page.shows('{"words":3}')
+    page.browser.find_element("css selector", "main [role=status] a").click()
+    page.shows("Logs")
+    cells = "return [...document.querySelectorAll('main table td')].map(cell => cell.textContent)"
+    assert page.run(cells) == [
+        "Count[0]", "stdout", given, "Count[0]", "warning", "WARNING:root:counted",
+    ]  # fmt: skip
+
+
+def test_errors_are_one_line_in_the_list(page: Page, node: Node) -> None:
+    with pytest.raises(Exception, match="Size"):
+        node.invoke("Sizes", text="<first")
+    page.open("")
+    page.shows("raised ValueError: <first")
+    assert "Traceback" not in page.text
 
 
 def test_ten_thousand_invocations(page: Page, node: Node) -> None:

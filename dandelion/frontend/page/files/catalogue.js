@@ -73,7 +73,8 @@ function form(name, found) {
 
 function shown(result) {
   const rows = Object.entries(result.sets).flatMap(([set, items]) => (items || []).map(item => {
-    const data = item.text ?? (item.numbers !== undefined ? JSON.stringify(item.numbers) : null);
+    const json = item.numbers !== undefined ? item.numbers : item.value;  // null is a value, too
+    const data = item.text ?? (json !== undefined ? JSON.stringify(json) : null);
     const text = data === null ? `${bytes(Math.floor((item.data || "").length * 3 / 4))} of data` : data;
     return [set, item.name, String(item.key || 0), element("pre", {}, text.slice(0, 5000))];
   }));
