@@ -195,7 +195,7 @@ def test_results(kinds: tuple[str, ...], names: list[str], returned: Any, expect
         (("dict",), {1: 2}, "keys of JSON objects are text, not 1"),
         (("dict",), {"a": float("inf")}, "JSON has no number inf"),
         (("list",), [b"x"], "JSON has no bytes"),
-        (("list",), [object()], "a object is not a JSON value"),
+        (("list",), [object()], "a value of type object is not a JSON value"),
         (("list:int",), "12", "expected several values of int, found str"),
         (("str", "str"), ("a",), "a tuple of 1 values was returned for 2 output sets"),
         (("str", "str"), "a", "a str was returned; return a dict or a tuple with a, b"),

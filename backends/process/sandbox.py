@@ -326,7 +326,7 @@ def warm_up(theirs: socket.socket, ours: socket.socket) -> None:
 
 
 def warm_up_streams(count: int) -> None:
-    """Write to the standard streams and to `logging` as functions do; what is written is dropped."""
+    """Write to the standard streams and to `logging` as functions do, into a pipe of its own."""
     kept = os.dup(1), os.dup(2)
     source, sink = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     os.dup2(sink, 1)
