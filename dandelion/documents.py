@@ -247,7 +247,8 @@ def name_of(named: str | Named) -> str:
     if isinstance(name, str):
         return name
     hint = "give a name, or a function with @dandelion.function, or a composition"
-    raise InvalidInput("name", f"a value of type {type(named).__name__} has no registered name", hint)
+    message = f"a value of type {type(named).__name__} has no registered name"
+    raise InvalidInput("name", message, hint)
 
 
 def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:

@@ -129,6 +129,7 @@ def test_iterators_and_sets() -> None:
         ("int", "1.5", "expected int", "'1.5'"),
         ("int", np.array([1, 2]), "expected int", "an array int64[2]"),
         ("int", np.array(1.5), "expected int", "an array float64[]"),
+        ("int", [1, 2], "a list of numbers is one item", "'[1,2]'"),
         ("float", b"\xff", "expected float", "1 bytes that are not text"),
         ("bool", "yes", "expected bool", "'yes'"),
         ("array", b"1234", "expected an array", "'1234'"),
