@@ -83,6 +83,23 @@ def test_streams_and_levels_are_told_apart(node: Node) -> None:
     assert {line.invocation for line in lines} == {first.invocation}
 
 
+def test_pieces_of_a_line_belong_together(node: Node) -> None:
+    lines = run(
+        node,
+        "sys.stderr.write('a'); sys.stderr.write('b\\r\\n'); print('c', end=''); print('d')\n"
+        "sys.stdout.buffer.write(b'raw\\xff\\n'); logging.warning('e\\nf')\n"
+        "print(sys.stdout.isatty(), sys.stdout.seekable(), sys.stderr.isatty())",
+    )
+    assert [(line.stream, line.text) for line in lines] == [
+        ("stderr", "ab"),
+        ("stdout", "cd"),
+        ("stdout", "raw\ufffd"),
+        ("logging", "WARNING:root:e"),
+        ("logging", "f"),
+        ("stdout", "False False False"),
+    ]
+
+
 def test_calls_that_fail_have_lines_and_their_errors_too(node: Node) -> None:
     before = node.logs().last
     with pytest.raises(DandelionError) as failed:

@@ -63,6 +63,13 @@ COUNT = python_function(
     inputs=("words",),
     outputs=(SetSpec("found", form="json"),),
 )
+TWICE = python_function(
+    "import numpy\n\ndef twice(x):\n    return 2 * x.numpy()\n",
+    name="Twice",
+    entry="twice",
+    inputs=("x",),
+    outputs=("y",),
+)
 TEXT = """function Split(text) => (words);
 function Size(word) => (size);
 composition Sizes(text) => (sizes) {
@@ -88,7 +95,7 @@ def node() -> Iterator[Node]:
     settings = Settings(backends=("null", "process"), engines={"process": 1}, arena_bytes=64 << 20)
     with Node(settings) as started:
         assert started.wait_ready(60)
-        started.register(SPLIT, SIZE, COUNT, TEXT, function("echo", ("a",), ("b",)))
+        started.register(SPLIT, SIZE, COUNT, TWICE, TEXT, function("echo", ("a",), ("b",)))
         yield started
 
 
@@ -223,6 +230,15 @@ def test_json_results_and_what_functions_wrote_are_shown(page: Page, node: Node)
     ]  # fmt: skip
 
 
+def test_arrays_can_be_tried(page: Page, node: Node) -> None:
+    page.open("#/catalogue/Twice")
+    page.shows("Try it")
+    page.browser.find_element("css selector", "textarea").send_keys("[1, 2.5]")
+    page.browser.find_element("css selector", "option[value=float32]").click()
+    page.browser.find_element("css selector", "main form button").click()
+    page.shows("[2,5]")
+
+
 def test_errors_are_one_line_in_the_list(page: Page, node: Node) -> None:
     with pytest.raises(Exception, match="Size"):
         node.invoke("Sizes", text="<first")
@@ -253,7 +269,7 @@ def test_by_keyboard_alone(page: Page, node: Node) -> None:
     page.open("#/catalogue/echo")
     page.shows("Try it")
     page.run("document.getElementById('view').focus()")
-    page.keys(keys.TAB, "typed", keys.TAB, keys.ENTER)
+    page.keys(keys.TAB, keys.TAB, "typed", keys.TAB, keys.ENTER)  # type, text, button
     page.shows("typed")
     page.wait(lambda: "Invocation " in page.text)
 
