@@ -184,6 +184,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["pair", "left=x", "right=y", "--set", "rigth"], 1, "did you mean 'right'"),
         (["fails", "x=y"], 1, "ValueError: no"),
         (["matrix", 'm:={"a": {}}'], 1, "is a dict"),
+        (["matrix", "m=[[1,2]]"], 1, "write m:=[[1,2]]"),
     ],
 )
 def test_invocations_that_go_wrong(
