@@ -69,6 +69,8 @@ class LogPage(msgspec.Struct, frozen=True):
 
 def printed_lines(text: str, stream: str, level: str = "") -> list[PrintedLine]:
     """Divide a text into lines; empty ones are left out, long ones are cut off."""
+    if 1 < len(text) <= LINE_LIMIT and text.find("\n") == len(text) - 1 and text[-2] != "\r":
+        return [PrintedLine(stream, text[:-1], level)]
     pieces = text.replace("\r\n", "\n").split("\n", CALL_LINES * 4)[: CALL_LINES * 4]
     return [PrintedLine(stream, _cut(piece), level) for piece in pieces if piece]
 

@@ -250,6 +250,9 @@ def _structure(set_name: str, item: Item, kind: _Kind, cls: type) -> Any:
         _mismatch(set_name, item, kind, str(error))
 
 
+_ONE_ITEM = "a list of numbers is one item; give {name: number, ...} for an item of each"
+
+
 def _number(set_name: str, item: Item, kind: _Kind) -> int | float:
     value: Any
     if item.dtype is not None:
@@ -266,7 +269,8 @@ def _number(set_name: str, item: Item, kind: _Kind) -> int | float:
     try:
         return int(value) if kind.name == "int" else float(value)
     except (ValueError, OverflowError):
-        _mismatch(set_name, item, kind)
+        many = isinstance(value, str) and value.startswith("[")
+        _mismatch(set_name, item, kind, _ONE_ITEM if many else "")
 
 
 def _truth(set_name: str, item: Item, kind: _Kind) -> bool:

@@ -227,6 +227,30 @@ def python_function(
     )
 
 
+class Named(Protocol):
+    """Something with the name under which it is registered: a handle, a document, a record."""
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+
+
+def name_of(named: str | Named) -> str:
+    """Return the name of what is invoked, which is given by name or as it was registered.
+
+    Raises:
+        InvalidInput: it has no name.
+    """
+    if isinstance(named, str):
+        return named
+    name = getattr(named, "name", None)
+    if isinstance(name, str):
+        return name
+    hint = "give a name, or a function with @dandelion.function, or a composition"
+    message = f"a value of type {type(named).__name__} has no registered name"
+    raise InvalidInput("name", message, hint)
+
+
 def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:
     """Return texts as a tuple; one text alone is one of them."""
     return (given,) if isinstance(given, str) else tuple(given)

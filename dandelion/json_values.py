@@ -44,7 +44,7 @@ def _check_json(value: Any) -> None:
 def _plain_numbers(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is not a JSON value")
+    raise TypeError(f"a value of type {type(value).__name__} is not a JSON value")
 
 
 def text_key(text: str) -> int:

@@ -53,6 +53,7 @@ def test_the_newest_come_first() -> None:
     assert numbers(log, "other") == ([], False)
     (last,), _ = log.find("t", ActivityQuery(limit=1))
     assert (last.outcome, last.duration_ms, len(last.message)) == ("Raised", 2.5, MESSAGE_LIMIT)
+    assert last.message.endswith("\u2026")
 
 
 def test_each_tenant_keeps_and_counts_its_own() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from dandelion.cli import doctor, serve
 from dandelion.cli.main import main
 from dandelion.cli.settings import load_settings, setting_help, unknown_variables
 from dandelion.errors import InvalidInput
+from dandelion.frontend.logs import TextLines
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
@@ -181,6 +184,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["pair", "left=x", "right=y", "--set", "rigth"], 1, "did you mean 'right'"),
         (["fails", "x=y"], 1, "ValueError: no"),
         (["matrix", 'm:={"a": {}}'], 1, "is a dict"),
+        (["matrix", "m=[[1,2]]"], 1, "write m:=[[1,2]]"),
     ],
 )
 def test_invocations_that_go_wrong(
@@ -605,6 +609,12 @@ def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("DANDELION_")} | environment,
     )
+
+
+def test_a_terminal_shows_logs_as_text() -> None:
+    record = logging.makeLogRecord({"msg": "a\x1b[2J", "levelname": "INFO", "port": 8080})
+    line = TextLines().format(record)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d info a\\x1b\[2J port=8080", line)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -63,12 +63,26 @@ def test_the_tests_of_a_new_project_pass(app: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+ADD = """
+
+@dd.function
+def add(a: int, b: int, more: list) -> int:
+    return a + b + sum(more)
+"""
+
+
 def test_run(command: Command, app: Path) -> None:
     code, out, _ = command("run", app, "pages=One and one", "--json")
     assert code == 0
     assert json.loads(out)["sets"]["words"][0]["value"] == {"one": 2, "and": 1}
     code, out, _ = command("run", f"{app}:count", "page=a b a", "--raw")
     assert (code, json.loads(out)) == (0, {"a": 2, "b": 1})
+    app.write_text(app.read_text() + ADD)
+    code, out, _ = command("run", f"{app}:add", "a:=1", "b=2", "more:=[3, 4]", "--raw")
+    assert (code, json.loads(out)) == (0, 10)
+    code, _, error = command("run", f"{app}:add", "a=[1]", "b=2", "more:=[3]")
+    assert code == 1
+    assert "a list of numbers is one item" in error
     code, _, error = command("run", f"{app}:cound", "page=a")
     assert code == 2
     assert "did you mean 'count'?" in error
@@ -95,15 +109,15 @@ def test_a_file_that_cannot_be_loaded(app: Path, text: str, said: str) -> None:
 
 
 def test_register_shows_only_lines_of_the_user(command: Command, app: Path) -> None:
-    app.write_text(app.read_text() + "\n\n@dd.composition\ndef bad(x):\n    return x.none\n")
+    app.write_text(app.read_text() + "\n\n@dd.composition\ndef bad(x):\n    return missing\n")
     with pytest.raises(ProgramFailed) as caught:
         read_sources([app])
-    assert "return x.none" in caught.value.message
+    assert "return missing" in caught.value.message
     assert "importlib" not in str(caught.value)
     assert "dsl.py" not in str(caught.value)
     code, _, error = command("register", app, "--url", "http://127.0.0.1:1")
     assert code == 1
-    assert "AttributeError" in error
+    assert "NameError" in error
 
 
 def test_register_finds_files_beside_the_program(app: Path) -> None:

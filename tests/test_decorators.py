@@ -13,7 +13,7 @@ import pytest
 import dandelion as dd
 from dandelion.blueprint import Blueprint
 from dandelion.cli.sources import read_sources
-from dandelion.data import SetSpec
+from dandelion.data import SetSpec, item_set
 from dandelion.dataflow.dsl import handle_of
 from dandelion.documents import (
     CodeDocument,
@@ -24,6 +24,7 @@ from dandelion.documents import (
     python_function,
 )
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, Raised
+from dandelion.frontend.server import BackgroundServer
 from dandelion.function import Batching, Limits
 from dandelion.node import Node, Settings
 
@@ -111,6 +112,52 @@ def test_secrets_are_parameters_that_are_not_bound() -> None:
     assert secret.document.secrets == {"table": "key"}
     assert [b.parameter for b in uses.composition.applications[0].bindings] == ["values"]
     assert secret("a", table="b") == "ab"
+
+
+def test_secrets_may_be_listed_by_name() -> None:
+    @dd.function(secrets=["key"])
+    def secret(values: str, key: str) -> str:
+        return values + key
+
+    assert secret.document.secrets == {"key": "key"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "part"), [({"wall": 1}, "did you mean 'wall_s'"), ({"wall_s": "long"}, "wall_s")]
+)
+def test_wrong_limits_are_refused_at_their_line(limits: Any, part: str) -> None:
+    with pytest.raises(InvalidInput, match=part) as caught:
+
+        @dd.function(limits=limits)
+        def limited(x: str) -> str:
+            return x
+
+    assert caught.value.where.startswith(f"{__file__}:")
+
+
+def test_what_was_registered_can_be_invoked(node: Node) -> None:
+    @dd.function
+    def twice(x: str) -> str:
+        return x + x
+
+    @dd.composition
+    def applied(x: Any) -> Any:
+        return twice(x)
+
+    node.register(applied)
+    assert node.invoke(twice, x="a").result.text() == "aa"
+    assert node.invoke(applied, x="a").result.text() == "aa"
+    assert node.invoke_sets(applied, {"x": item_set("x", "b")}).sets.result.text() == "bb"
+    with BackgroundServer(node) as server, dd.Client(server.url) as client:
+        assert client.invoke(applied, x="c").result.text() == "cc"
+    with pytest.raises(InvalidInput, match="int has no registered name"):
+        node.invoke(3, x="a")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_misspelt_set_is_named_before_the_missing_one(node: Node) -> None:
+    with pytest.raises(InvalidInput, match="did you mean 'values'") as caught:
+        node.invoke("scale", vales=np.ones(3))
+    assert caught.value.where == "sets.vales"
 
 
 def test_a_composition_is_enough_to_register() -> None:
@@ -266,6 +313,24 @@ def test_plain_values_in_a_composition_are_refused_at_their_line() -> None:
     (problem,) = caught.value.problems
     assert problem.where.startswith(__file__)
     assert "static=" in problem.expected
+
+
+def test_functions_without_the_decorator_are_named_in_a_composition() -> None:
+    def words(page: Any) -> Any:
+        return page.split()
+
+    def page(page: Any) -> Any:
+        return {"y": page}
+
+    for plain, line in ((words, "return page.split()"), (page, "def wrong")):
+        with pytest.raises(InvalidComposition, match=r"@dandelion\.function") as caught:
+
+            @dd.composition
+            def wrong(x: Any) -> Any:
+                return plain(dd.each(x))  # noqa: B023 - it runs at once
+
+        (problem,) = caught.value.problems
+        assert line in HERE.read_text().splitlines()[problem.line - 1]
 
 
 def test_the_name_of_the_decorator_is_not_the_module_of_that_name() -> None:

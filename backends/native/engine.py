@@ -23,7 +23,6 @@ from dandelion.errors import (
     ContextFull,
     DandelionError,
     EngineDied,
-    Exited,
     Faulted,
     OutOfMemory,
     SandboxLost,
@@ -41,8 +40,6 @@ from .structures import NATIVE, NOT_EXITED
 
 EXIT_OUT_OF_MEMORY = 259
 """Exit code of the original's runtime when its heap is used up."""
-
-STDERR_BYTES = 16 * 1024
 
 _STATUS_LIMIT_NS = 1_000_000_000
 
@@ -185,11 +182,7 @@ class NativeEngine(Engine):
             raise report.error_of(found, spec, context.layout, self._architecture)
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, context.layout.limit_bytes)
-        call.printed = reader.printed(data)
-        if data.exit_code:
-            printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
-            raise Exited(spec.name, data.exit_code, printed)
-        return reader.outputs(reader.entries(data), call.domain)
+        return reader.result(data, call)
 
     def _unreported(self, function: str) -> DandelionError:
         """Explain a missing report: it was killed, or it ended by the launcher's own exit."""

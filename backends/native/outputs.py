@@ -19,8 +19,8 @@ from typing import Protocol
 
 from dandelion.call_logs import STDERR, STDOUT, PrintedLine, bounded, printed_lines
 from dandelion.data import KEY_LIMIT, NAME_LIMIT_BYTES, Bytes, Item, ItemSet
-from dandelion.driver import InstanceSets
-from dandelion.errors import BadOutput
+from dandelion.driver import Call, InstanceSets
+from dandelion.errors import BadOutput, Exited
 from dandelion.function import FunctionSpec
 from dandelion.memory import MemoryDomain
 
@@ -164,27 +164,40 @@ class OutputReader:
     def _bad(self, message: str) -> BadOutput:
         return BadOutput(self._spec.name, message)
 
-    def text(self, set_name: str, item_name: str, limit_bytes: int, data: SystemData) -> str:
-        """Read an item as text, cut off at a limit; empty if it is missing or invalid."""
-        try:
-            entries = self.entries(data)
-        except BadOutput:
-            return ""
-        for name, listed in zip(self._names, entries, strict=True):
-            for entry in listed if name == set_name else ():
-                if entry.name == item_name and entry.size_bytes:
-                    size = min(entry.size_bytes, limit_bytes)
+    def result(self, data: SystemData, call: Call) -> InstanceSets:
+        """Read what a call that has ended wrote, and its outputs.
+
+        Raises:
+            Exited: its exit code is not 0.
+            BadOutput: a check failed.
+            ContextFull: the domain has no room.
+        """
+        if data.exit_code:
+            try:
+                entries = self.entries(data)
+            except BadOutput:
+                entries = []
+            call.printed = self._printed(entries)
+            written = self._text(entries, STDERR)
+            raise Exited(self._spec.name, data.exit_code, written)
+        entries = self.entries(data)
+        call.printed = self._printed(entries)
+        return self.outputs(entries, call.domain)
+
+    def _printed(self, entries: list[list[OutputEntry]]) -> tuple[PrintedLine, ...]:
+        lines: list[PrintedLine] = []
+        for stream in (STDOUT, STDERR):
+            lines += printed_lines(self._text(entries, stream), stream)
+        return bounded(lines)
+
+    def _text(self, entries: list[list[OutputEntry]], stream: str) -> str:
+        """Read what was written to a stream, cut off at a limit; empty if that was nothing."""
+        for name, listed in zip(self._names, entries, strict=False):
+            for entry in listed if name == "stdio" else ():
+                if entry.name == stream and entry.size_bytes:
+                    size = min(entry.size_bytes, _LOG_BYTES)
                     return self._memory.read(entry.address, size).decode("utf-8", "replace")
         return ""
-
-    def printed(self, data: SystemData) -> tuple[PrintedLine, ...]:
-        """Read what the function wrote, if it declares the set ``stdio``."""
-        if not any(spec.name == "stdio" for spec in self._spec.outputs):
-            return ()
-        lines = []
-        for stream in (STDOUT, STDERR):
-            lines += printed_lines(self.text("stdio", stream, _LOG_BYTES, data), stream)
-        return bounded(lines)
 
     def outputs(self, entries: list[list[OutputEntry]], domain: MemoryDomain) -> InstanceSets:
         """Copy the data of all items out, once.

@@ -57,6 +57,7 @@ _FRAME_LIMIT = 100
 _LINE_LIMIT = 200
 _RECORD_BYTES = 64 * 1024
 _ENTRY_BYTES = 450  # a name of 255 bytes, a key, a size, a type of up to 32 dimensions
+_NEXT_ERROR = wire.STDOUT_MARK + wire.STDERR_MARK  # more of standard error follows
 _reply_decoder: msgspec.msgpack.Decoder[wire.Reply] = msgspec.msgpack.Decoder(wire.Reply)
 
 
@@ -236,13 +237,14 @@ def read_log(sandbox: Sandbox) -> bytes:
     """Read what a sandbox wrote to its log until now, one byte more than `LOG_BYTES` at most."""
     kept = b""
     while len(kept) <= LOG_BYTES:
+        wanted = LOG_BYTES + 1 - len(kept)
         try:
-            part = os.read(sandbox.log, LOG_BYTES + 1 - len(kept))
+            part = os.read(sandbox.log, wanted)
         except BlockingIOError:
             break
-        if not part:
-            break
         kept += part
+        if len(part) < wanted:  # a read takes all that the pipe has
+            break
     return kept
 
 
@@ -255,11 +257,13 @@ def printed(written: bytes) -> str:
 
 def lines_of(written: bytes) -> tuple[PrintedLine, ...]:
     """Return what a sandbox wrote as lines with their streams."""
-    first, *marked = written[:LOG_BYTES].split(wire.MARK, LOG_BYTES)
+    first, *marked = written[:LOG_BYTES].replace(_NEXT_ERROR, b"").split(wire.MARK, LOG_BYTES)
     lines = printed_lines(first.decode("utf-8", "replace"), STDOUT)
     for part in marked:
+        if len(part) < 2:
+            continue
         text = part[1:].decode("utf-8", "replace")
-        level = wire.LEVELS.get(part[0], "") if part else ""
+        level = wire.LEVELS.get(part[0], "")
         if level:
             lines += printed_lines(text, LOGGING, level)
         else:

@@ -15,7 +15,6 @@ it shares with the zygote before it can receive a call.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import io
 import linecache
@@ -52,30 +51,34 @@ _encoder = msgspec.msgpack.Encoder()
 _EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.MemoryExhausted()), ())
 
 
-class _Log(io.BufferedIOBase):
-    """Standard output or error; drops what does not fit into the pipe, without waiting.
+class _StandardOutput(io.FileIO):
+    """Standard output. What does not fit into the pipe is dropped, without waiting.
 
-    Args:
-        mark: of the stream.
+    Writing is the method of `io.FileIO`: each Python function that a sandbox runs for the first
+    time makes the kernel copy pages, which takes longer than the function. So lines have no mark,
+    and everything else that is written is followed by `wire.STDOUT_MARK`.
     """
 
-    last = wire.STDOUT_MARK
-    """Of both streams: the mark that counts now. Native code writes without a mark."""
+    def isatty(self) -> bool:
+        return False
 
-    def __init__(self, mark: bytes) -> None:
-        self._mark = mark
+    def seekable(self) -> bool:
+        return False
 
-    def writable(self) -> bool:
-        return True
+
+class _StandardError(_StandardOutput):
+    """Standard error: what is written is between marks."""
 
     def write(self, data: Any) -> int:  # Any: memoryview does not accept typeshed's Buffer
-        with contextlib.suppress(BlockingIOError):
-            if _Log.last is not self._mark:
-                _Log.last = self._mark
-                os.write(2, b"%b%b" % (self._mark, data))
-            else:
-                os.write(2, data)
+        _write_or_drop(b"%b%b%b" % (wire.STDERR_MARK, data, wire.STDOUT_MARK))
         return memoryview(data).nbytes
+
+
+def _write_or_drop(data: bytes) -> None:
+    try:
+        os.write(2, data)
+    except BlockingIOError:
+        return
 
 
 _LEVEL_MARKS = (
@@ -91,24 +94,26 @@ _emit = logging.StreamHandler.emit
 
 def _emit_marked(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
     """Write a record of `logging` with its level, if it goes to one of the two streams."""
-    if not isinstance(getattr(handler.stream, "buffer", None), _Log):
+    if not isinstance(getattr(handler.stream, "buffer", None), _StandardOutput):
         _emit(handler, record)
         return
     try:
         text = handler.format(record) + handler.terminator
-        mark = next((m for level, m in _LEVEL_MARKS if record.levelno >= level), b"\0d")
-        _Log.last = b""
-        with contextlib.suppress(BlockingIOError):
-            os.write(2, mark + text.encode("utf-8", "backslashreplace"))
+        mark = b"\0d"
+        for level, candidate in _LEVEL_MARKS:
+            if record.levelno >= level:
+                mark = candidate
+                break
+        _write_or_drop(mark + text.encode("utf-8", "backslashreplace") + wire.STDOUT_MARK)
     except RecursionError:
         raise
     except Exception:  # as the method that this replaces
         handler.handleError(record)
 
 
-def _text_log(mark: bytes) -> io.TextIOWrapper:
-    log: Any = _Log(mark)  # typeshed also requires a file's `name`
-    return io.TextIOWrapper(log, "utf-8", "backslashreplace", write_through=True)
+def _text_stream(stream: io.FileIO) -> io.TextIOWrapper:
+    binary: Any = stream  # typeshed asks for a buffered stream
+    return io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
 
 
 def prepare_interpreter() -> None:
@@ -116,7 +121,8 @@ def prepare_interpreter() -> None:
     linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
     os.cpu_count = lambda: 1
     modules.close()
-    sys.stdout, sys.stderr = _text_log(wire.STDOUT_MARK), _text_log(wire.STDERR_MARK)
+    sys.stdout = _text_stream(_StandardOutput(1, "wb", closefd=False))
+    sys.stderr = _text_stream(_StandardError(2, "wb", closefd=False))
     logging.StreamHandler.emit = _emit_marked  # type: ignore[method-assign,assignment]
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
@@ -317,6 +323,32 @@ def warm_up(theirs: socket.socket, ours: socket.socket) -> None:
     wire.send(ours, _answer(memoryview(message), 0))
     wire.receive(theirs, wire.PREFIX.size + wire.INLINE_BYTES, 1)
     del sys.modules[MODULE]
+
+
+def warm_up_streams(count: int) -> None:
+    """Write to the standard streams and to `logging` as functions do, into a pipe of its own."""
+    kept = os.dup(1), os.dup(2)
+    source, sink = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    try:
+        for _ in range(count):
+            root.handlers.clear()
+            print("warm-up")
+            print("warm-up", file=sys.stderr)
+            logging.warning("warm-up")
+            os.read(source, 4096)
+    except Exception:  # an import changed print or logging; calls are slower then, and work
+        pass
+    finally:
+        root.handlers[:] = handlers
+        for number, file in enumerate(kept, 1):
+            os.dup2(file, number)
+            os.close(file)
+        os.close(source)
+        os.close(sink)
 
 
 def _warm_up_parcel() -> wire.Buffers:

@@ -144,6 +144,7 @@ def _prepare(
     with theirs, ours:
         for _ in range(_WARM_UP_COUNT):
             sandbox.warm_up(theirs, ours)
+        sandbox.warm_up_streams(_WARM_UP_COUNT)
     gc.collect()
     gc.freeze()  # otherwise the collector writes to, and so copies, every shared page
     return wire.ZygoteReady(facts, mapped_bytes)

@@ -21,7 +21,6 @@ from dandelion.errors import (
     Cancelled,
     DandelionError,
     EngineDied,
-    Exited,
     Faulted,
     InvalidFunction,
     OutOfMemory,
@@ -42,7 +41,6 @@ FUEL_PER_CPU_S = 4_000_000_000
 """About one unit for each instruction; more than a current processor executes in a second."""
 
 EXIT_OUT_OF_MEMORY = 259
-STDERR_BYTES = 16 * 1024
 
 _ADDRESS_LIMIT = 2**32
 _TABLE_ELEMENTS, _TABLES = 100_000, 4
@@ -237,11 +235,7 @@ class WasmEngine(Engine):
             raise Faulted(spec.name, _fault(trap))
         if data.exit_code == EXIT_OUT_OF_MEMORY:
             raise OutOfMemory(spec.name, limit)
-        call.printed = reader.printed(data)
-        if data.exit_code:
-            printed = reader.text("stdio", "stderr", STDERR_BYTES, data)
-            raise Exited(spec.name, data.exit_code, printed)
-        return reader.outputs(reader.entries(data), call.domain)
+        return reader.result(data, call)
 
     def compiled(self, main: bytes) -> bytes:
         """Compile a trusted module in this process."""

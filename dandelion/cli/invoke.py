@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ PREVIEW = 60  # characters
 def run(arguments: Arguments, out: Output) -> int:
     """Invoke, and print or write the sets."""
     sets = read_sets(arguments.sets)
-    with connect(arguments) as client:
+    with connect(arguments) as client, explaining_json(arguments.sets):
         id_, result = client.invoke_sets(
             arguments.name,
             sets,
@@ -80,6 +81,19 @@ def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
         else:
             sets[name] = [*_several(sets[name]), made]
     return sets
+
+
+@contextlib.contextmanager
+def explaining_json(arguments: Iterable[str]) -> Iterator[None]:
+    """Say how JSON is written, where a set that looks like it was given as text and refused."""
+    try:
+        yield
+    except InvalidInput as error:
+        for argument in arguments:
+            name, _, value = argument.partition("=")
+            if error.where == f"sets.{name}" and value[:1] in ("[", "{") and not error.hint:
+                error.hint = f"for a JSON value, write {name}:={value:.60}"
+        raise
 
 
 def _several(value: Any) -> list[Item]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from dandelion.cli.invoke import read_sets, show_result
+from dandelion.cli.invoke import explaining_json, read_sets, show_result
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings
 from dandelion.cli.wheel_folder import wheel_flags
+from dandelion.data import ItemSet
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import nearest
+from dandelion.frontend.client_protocol import request_body
+from dandelion.frontend.codecs import decode_msgpack
 from dandelion.node import Node
 
 _READY_S = 120.0
@@ -27,9 +32,17 @@ def run(arguments: Arguments, out: Output) -> int:
         node.wait_ready(_READY_S)
         registered = [r.name for r in node.register(document) if r.kind != "library"]
         chosen = _chosen(name, registered, document)
-        result = node.invoke(chosen, deadline_s=arguments.deadline, **read_sets(arguments.sets))
-        show_result(arguments, out, "", result)
+        with explaining_json(arguments.sets):
+            sets = _declared_sets(node, chosen, read_sets(arguments.sets))
+            result = node.invoke_sets(chosen, sets, deadline_s=arguments.deadline)
+        show_result(arguments, out, "", result.sets)
     return 0
+
+
+def _declared_sets(node: Node, name: str, given: Mapping[str, Any]) -> Mapping[str, ItemSet | None]:
+    """Make sets of what was given as a node does that gets it from ``dandelion invoke``."""
+    specs = {spec.name: spec for spec in node.signature(name).inputs}
+    return decode_msgpack(b"".join(request_body(given)), specs)
 
 
 def split_target(text: str) -> tuple[Path, str]:

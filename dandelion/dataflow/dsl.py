@@ -8,8 +8,10 @@ are two views of one graph. Errors name the file and line of the user's program.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, overload
 
 from dandelion.data import SetSpec, next_name
@@ -357,13 +359,29 @@ def _describe(function: Callable[..., Any], name: str) -> CompositionHandle:
     place = definition_place(function)
     parameters = _input_names(function, name, place)
     with drafting(name, place) as draft:
-        returned = function(**{p: draft.add_input(p) for p in parameters})
+        with _sets_are_no_values():
+            returned = function(**{p: draft.add_input(p) for p in parameters})
         module = draft.close(_outputs(draft, returned))
         sources = draft.sources
     problems = with_excerpts(check_module(module), python_line)
     if problems:
         raise InvalidComposition(tuple(problems))
     return CompositionHandle(module, function.__doc__, sources)
+
+
+@contextlib.contextmanager
+def _sets_are_no_values() -> Iterator[None]:
+    """Explain at its line that code under the decorator used a set as if it had the data."""
+    try:
+        yield
+    except AttributeError as error:
+        if not isinstance(error.obj, SetHandle | BoundSet):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = SourcePosition(frame.lineno or 0, (frame.colno or 0) + 1, frame.filename)
+        message = f"a set has no attribute '{error.name}' while the composition is described"
+        expected = "@dandelion.function above each function that uses data"
+        refuse("bad-description", message, place, expected=expected)
 
 
 def _input_names(function: Callable[..., Any], name: str, place: SourcePosition) -> list[str]:
@@ -385,7 +403,8 @@ def _outputs(draft: Draft, returned: object) -> dict[str, SetHandle]:
         what = f"composition '{draft.name}' has to return sets: a dict of outputs, or one set"
         if not isinstance(name, str) or not isinstance(value, (SetHandle, ApplicationHandle)):
             found = f"{name!r:.40}: {value!r:.60}" if returned is named else f"{value!r:.60}"
-            refuse("bad-return", what, draft.place, found=found)
+            expected = "results of functions with @dandelion.function, or input sets"
+            refuse("bad-return", what, draft.place, expected=expected, found=found)
         handle = only_set(value, draft.place)
         if handle.draft is not draft:
             message = f"output '{name}' of '{draft.name}' is a set of another composition"

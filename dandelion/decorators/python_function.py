@@ -36,7 +36,7 @@ from dandelion.documents import (
     set_spec,
     static_contents,
 )
-from dandelion.errors import InvalidFunction, InvalidInput, Problem
+from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.function import Batching, Limits
 from dandelion.markup import clipped, element, heading, page, table
 
@@ -286,7 +286,7 @@ def function(
     limits: Limits | Mapping[str, float] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
-    secrets: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | Iterable[str] | None = None,
     packages: Iterable[str] | str = (),
 ) -> Callable[[Callable[..., Any]], PythonFunction]: ...
 
@@ -304,7 +304,7 @@ def function(
     limits: Limits | Mapping[str, float] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
-    secrets: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | Iterable[str] | None = None,
     packages: Iterable[str] | str = (),
 ) -> PythonFunction | Callable[[Callable[..., Any]], PythonFunction]:
     """Make a function of a program a compute function; see ``docs/python-functions.md``.
@@ -321,8 +321,8 @@ def function(
         limits: what one instance may use; a `Limits` or its fields.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
-        secrets: names of secrets of the node, by the parameter that each fills; in a test, give the
-            parameter.
+        secrets: names of secrets of the node, by the parameter that each fills; a list if both
+            have the same name. In a test, give the parameter.
         packages: requirements of Python packages, such as ``scipy>=1.13``. The node prepares them
             at registration; this program needs them only where it calls the function itself.
 
@@ -337,15 +337,34 @@ def function(
         tuple(include),
         dict(files or {}),
         dict(static or {}),
-        limits if isinstance(limits, Limits) else msgspec.convert(dict(limits or {}), Limits),
+        limits if isinstance(limits, Limits) else _limits(limits or {}),
         cache,
         batching,
-        dict(secrets or {}),
+        _secrets(secrets),
         as_texts(packages),
     )
     if given is None:
         return lambda below: PythonFunction(below, options)
     return PythonFunction(given, options)
+
+
+def _limits(given: Mapping[str, float]) -> Limits:
+    known = Limits.__struct_fields__
+    for name in given:
+        if name not in known:
+            close = nearest(name, known) or next((k for k in known if k.startswith(name)), None)
+            hint = f"did you mean '{close}'?" if close else f"the limits are {', '.join(known)}"
+            raise InvalidInput(f"{user_place()}: limits", f"no limit '{name}'", hint)
+    try:
+        return msgspec.convert(dict(given), Limits)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{user_place()}: limits", str(error)) from None
+
+
+def _secrets(given: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    return {name: name for name in as_texts(given or ())}
 
 
 _ROLES = Roles((function,), (composition,))

@@ -14,7 +14,14 @@ from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, Kep
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
-from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
+from dandelion.documents import (
+    ContentLike,
+    FunctionDocument,
+    Named,
+    Registered,
+    Registrable,
+    name_of,
+)
 from dandelion.frontend import client_protocol
 from dandelion.frontend.async_connections import AsyncConnections
 from dandelion.frontend.client_protocol import (
@@ -91,7 +98,7 @@ class AsyncClient:
 
     async def invoke(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -113,7 +120,7 @@ class AsyncClient:
 
     async def invoke_sets(
         self,
-        name: str,
+        name: str | Named,
         sets: Mapping[str, Value],
         *,
         version: int | None = None,
@@ -123,12 +130,14 @@ class AsyncClient:
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
         return await self._run(
-            client_protocol.invoke(name, sets, version, deadline_s, priority, idempotency_key)
+            client_protocol.invoke(
+                name_of(name), sets, version, deadline_s, priority, idempotency_key
+            )
         )
 
     async def submit(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -140,7 +149,7 @@ class AsyncClient:
     ) -> AsyncInvocationHandle:
         """Submit an asynchronous invocation, and return at once, as `Client.submit`."""
         asked = KeptRequest(
-            name=name,
+            name=name_of(name),
             version=version,
             deadline_s=deadline_s,
             priority=priority,

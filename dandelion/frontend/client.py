@@ -23,7 +23,14 @@ from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, Kep
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
-from dandelion.documents import ContentLike, FunctionDocument, Registered, Registrable
+from dandelion.documents import (
+    ContentLike,
+    FunctionDocument,
+    Named,
+    Registered,
+    Registrable,
+    name_of,
+)
 from dandelion.frontend import client_protocol
 from dandelion.frontend.client_protocol import (
     CONNECTIONS,
@@ -114,7 +121,7 @@ class Client:
 
     def invoke(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -126,7 +133,7 @@ class Client:
         """Invoke a function or composition, as `dandelion.node.Node.invoke`.
 
         Args:
-            name: what to invoke.
+            name: what to invoke: a name, or a decorated function or composition.
             version: which version; by default the newest.
             deadline_s: seconds until the node cancels the invocation.
             priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
@@ -153,7 +160,7 @@ class Client:
 
     def invoke_sets(
         self,
-        name: str,
+        name: str | Named,
         sets: Mapping[str, Value],
         *,
         version: int | None = None,
@@ -163,14 +170,16 @@ class Client:
     ) -> tuple[str, Sets]:
         """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
         return self._run(
-            client_protocol.invoke(name, sets, version, deadline_s, priority, idempotency_key)
+            client_protocol.invoke(
+                name_of(name), sets, version, deadline_s, priority, idempotency_key
+            )
         )
 
     # --- invoking asynchronously ----------------------------------------------------------------
 
     def submit(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -194,7 +203,7 @@ class Client:
             Unreachable: the node gave no answer.
         """
         asked = KeptRequest(
-            name=name,
+            name=name_of(name),
             version=version,
             deadline_s=deadline_s,
             priority=priority,

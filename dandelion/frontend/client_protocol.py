@@ -265,7 +265,7 @@ def record(
 def _invocation(
     path: str, sets: Mapping[str, Value], deadline_s: float | None, more: Mapping[str, str]
 ) -> ClientRequest:
-    chunks = _request_body(sets)
+    chunks = request_body(sets)
     headers, timeout_s = {**_MSGPACK, **more}, None
     if deadline_s is not None:
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
@@ -275,7 +275,7 @@ def _invocation(
 
 def submit(asked: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
     """Submit an asynchronous invocation; returns its id."""
-    chunks = _request_body(sets)
+    chunks = request_body(sets)
     headers = {**_MSGPACK, "Prefer": "respond-async"}
     if asked.deadline_s is not None:
         headers["Dandelion-Deadline"] = repr(float(asked.deadline_s))
@@ -330,7 +330,12 @@ def list_kept(state: KeptState | None, after: str, limit: int) -> Steps[KeptPage
     return KeptPage(tuple(map(kept_view, found.invocations)), found.after)
 
 
-def _request_body(sets: Mapping[str, Value]) -> list[Bytes]:
+def request_body(sets: Mapping[str, Value]) -> list[Bytes]:
+    """Write the sets of an invocation as MessagePack.
+
+    Raises:
+        InvalidInput: a value cannot be sent.
+    """
     items, values = outgoing_sets(sets)
     try:
         return encode_request(items, values)

@@ -1,4 +1,4 @@
-"""Logs of a process that serves: JSON lines on standard error."""
+"""Logs of a process that serves: on standard error, JSON lines, or text on a terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 import time
+
+from dandelion.call_logs import shown
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
@@ -28,9 +30,21 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextLines(logging.Formatter):
+    """Writes a log record for people, with its extra fields; a terminal shows no JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        more = [f"{k}={v}" for k, v in vars(record).items() if k not in _PLAIN]
+        line = " ".join([clock, record.levelname.lower(), shown(record.getMessage()), *more])
+        traceback = self.formatException(record.exc_info) if record.exc_info else ""
+        return f"{line}\n{traceback}" if traceback else line
+
+
 def log_to_stderr(level: int | str) -> None:
     """Write what is logged from that level on, and every change of the catalogue."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(TextLines() if sys.stderr.isatty() else JsonLines())
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("dandelion.audit").setLevel(logging.INFO)

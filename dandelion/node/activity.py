@@ -20,7 +20,7 @@ from dandelion.node.invocation import Invocation
 from dandelion.scheduler import Flow, InvocationState
 from dandelion.scheduler.counts import FlowCounts
 
-MESSAGE_LIMIT = 300  # characters
+MESSAGE_LIMIT = 500  # characters
 RUNNING_LIMIT = 100
 
 
@@ -60,7 +60,7 @@ class ActivityLog:
                 invocation.id,
                 invocation.walk.plan.name,
                 "ok" if error is None else type(error).__name__,
-                "" if error is None else str(error)[:MESSAGE_LIMIT],
+                "" if error is None else _message(error),
                 self.unix_s(started_ns),
                 (ended_ns - started_ns) / 1e6,
                 invocation.queued_ns / 1e6,
@@ -86,6 +86,12 @@ class ActivityLog:
         """Give the number of the tenant's last invocation."""
         kept = self._by_tenant.get(tenant)
         return 0 if kept is None else kept.count
+
+
+def _message(error: DandelionError) -> str:
+    """Give the text of an error, shortened; what a function wrote is in its logs."""
+    text = str(error).partition("\n--- stderr ---\n")[0]
+    return text if len(text) <= MESSAGE_LIMIT else text[: MESSAGE_LIMIT - 1] + "\u2026"
 
 
 def _fitting(

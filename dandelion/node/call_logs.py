@@ -62,10 +62,15 @@ class CallLogs:
     def add(self, call: CallState) -> None:
         """Keep what a call wrote."""
         lines, run = call.printed, call.run
-        size = sum([len(line.text) + _LINE_BYTES for line in lines])
+        size = _LINE_BYTES * len(lines)
+        for line in lines:
+            size += len(line.text)
         if size > self._tenant_bytes:
             return
-        ring = self._rings.setdefault(call.flow.tenant.name, _Ring())
+        tenant = call.flow.tenant.name
+        ring = self._rings.get(tenant)
+        if ring is None:
+            ring = self._rings[tenant] = _Ring()
         while ring.size_bytes + size > self._tenant_bytes:
             self._size_bytes -= ring.drop_oldest()
         while self._size_bytes + size > TENANTS * self._tenant_bytes:

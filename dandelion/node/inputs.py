@@ -34,18 +34,25 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
         inputs = tuple([sets[spec.name] for spec in plan.inputs])
     except KeyError:
         names = [spec.name for spec in plan.inputs]
+        _refuse_others(plan, sets, names)  # a misspelt name is also missing
         missing = ", ".join(s.name for s in plan.inputs if s.name not in sets and not s.optional)
         if missing:
-            hint = f"'{plan.name}' takes {', '.join(names)}; give null for an empty set"
+            hint = f"'{plan.name}' takes {', '.join(names)}; give null or None for an empty set"
             raise InvalidInput("sets", f"missing: {missing}", hint) from None
         return positional(plan, {**dict.fromkeys(names), **sets})
     if len(sets) != len(inputs):
-        names = [spec.name for spec in plan.inputs]
-        extra = next(n for n in sets if n not in names)
+        _refuse_others(plan, sets, [spec.name for spec in plan.inputs])
+    return inputs
+
+
+def _refuse_others(
+    plan: CompositionPlan, sets: Mapping[str, ItemSet | None], names: list[str]
+) -> None:
+    extra = next((name for name in sets if name not in names), None)
+    if extra is not None:
         close = nearest(extra, names)
         hint = f"did you mean '{close}'?" if close else f"it takes {', '.join(names) or 'no sets'}"
         raise InvalidInput(f"sets.{extra}", f"'{plan.name}' has no such input set", hint)
-    return inputs
 
 
 class InputStager:

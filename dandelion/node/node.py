@@ -40,11 +40,13 @@ from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
+    Named,
     PlannedChange,
     Registered,
     Registrable,
     RegistrationDocument,
     collect,
+    name_of,
 )
 from dandelion.driver import Driver, Hosting, InstanceSets
 from dandelion.errors import (
@@ -594,7 +596,7 @@ class Node:
 
     def invoke(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -607,7 +609,7 @@ class Node:
         """Invoke a function or composition with Python values; see `dandelion.data.item_set`.
 
         Args:
-            name: what to invoke.
+            name: what to invoke: a name, or a decorated function or composition.
             version: which version; by default the newest.
             deadline_s: seconds until the invocation is given up.
             priority: from -1000 to 1000. Of the waiting calls of this tenant, those of the highest
@@ -625,14 +627,14 @@ class Node:
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
         """
-        plan = self._spaces.of(tenant).library.plan(name, version)
+        plan = self._spaces.of(tenant).library.plan(name_of(name), version)
         inputs = positional(plan, _converted(plan, sets))
         trace_context = trace_context or current_context()
         return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context).sets
 
     async def invoke_async(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -643,7 +645,7 @@ class Node:
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
-        plan = await self._invoker.plan(name, version, tenant)
+        plan = await self._invoker.plan(name_of(name), version, tenant)
         inputs = positional(plan, _converted(plan, sets))
         trace_context = trace_context or current_context()
         result = await self._invoker.await_result(
@@ -653,7 +655,7 @@ class Node:
 
     def invoke_sets(
         self,
-        name: str,
+        name: str | Named,
         sets: Mapping[str, ItemSet | None],
         *,
         version: int | None = None,
@@ -663,7 +665,7 @@ class Node:
         trace_context: CallerSpan = None,
     ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
-        plan = self._spaces.of(tenant).library.plan(name, version)
+        plan = self._spaces.of(tenant).library.plan(name_of(name), version)
         inputs = positional(plan, sets)
         trace_context = trace_context or current_context()
         return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context)
@@ -697,7 +699,7 @@ class Node:
 
     def record(
         self,
-        name: str,
+        name: str | Named,
         sets: Mapping[str, ItemSet | None],
         *,
         version: int | None = None,
@@ -721,6 +723,7 @@ class Node:
             Unknown, InvalidInput, CapacityError, Cancelled: it was not run, or not to its end.
             TooLarge: what a replay needs exceeds the limit.
         """
+        name = name_of(name)
         space = self._spaces.of(tenant)
         plan = space.library.separate_plan(name, version)
         code = code_of(name, version, space.library.find, space.catalog)
@@ -779,7 +782,7 @@ class Node:
 
     def submit(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -805,20 +808,20 @@ class Node:
             Overloaded, KeptFull, DiskFull, CatalogUnavailable: it cannot be kept now.
         """
         request = KeptRequest(
-            name=name,
+            name=name_of(name),
             version=version,
             deadline_s=deadline_s,
             priority=priority,
             key=key,
             callback=callback,
         )
-        plan = self._spaces.of(tenant).library.plan(name, version)
+        plan = self._spaces.of(tenant).library.plan(name_of(name), version)
         access = BlockingKept(self.kept, tenant)
         return InvocationHandle(access.submit(request, _converted(plan, sets)), access)
 
     async def submit_async(
         self,
-        name: str,
+        name: str | Named,
         /,
         *,
         version: int | None = None,
@@ -831,14 +834,14 @@ class Node:
     ) -> AsyncInvocationHandle:
         """Accept an asynchronous invocation as `submit` does, from any event loop."""
         request = KeptRequest(
-            name=name,
+            name=name_of(name),
             version=version,
             deadline_s=deadline_s,
             priority=priority,
             key=key,
             callback=callback,
         )
-        plan = await self._invoker.plan(name, version, tenant)
+        plan = await self._invoker.plan(name_of(name), version, tenant)
         view = await self.kept.submit(request, _converted(plan, sets), tenant=tenant)
         return AsyncInvocationHandle(view.id, TenantKept(self.kept, tenant))
 

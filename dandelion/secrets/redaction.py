@@ -58,6 +58,8 @@ def _spelled(value: bytes) -> Iterable[str]:
         yield repr(data)[2:-1]
         yield repr(text)[1:-1]
         yield json.dumps(text)[1:-1]
+        for wide in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+            yield repr(text.encode(wide, "surrogatepass"))[2:-1]
         yield data.hex()
         yield data.hex().upper()
         for encode in (base64.b64encode, base64.urlsafe_b64encode):

@@ -75,12 +75,29 @@ def test_streams_and_levels_are_told_apart(node: Node) -> None:
         ("logging", "error", "ERROR:lib:four"),
         ("stdout", "", "five"),
         ("logging", "debug", "DEBUG:root:six"),
-        ("logging", "debug", "seven"),
+        ("stdout", "", "seven"),
     ]
     (first, *_) = lines
     assert (first.function, first.application, first.instance, first.attempt) == ("f", "f", 0, 1)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.time)
     assert {line.invocation for line in lines} == {first.invocation}
+
+
+def test_pieces_of_a_line_belong_together(node: Node) -> None:
+    lines = run(
+        node,
+        "sys.stderr.write('a'); sys.stderr.write('b\\r\\n'); print('c', end=''); print('d')\n"
+        "sys.stdout.buffer.write(b'raw\\xff\\n'); logging.warning('e\\nf')\n"
+        "print(sys.stdout.isatty(), sys.stdout.seekable(), sys.stderr.isatty())",
+    )
+    assert [(line.stream, line.text) for line in lines] == [
+        ("stderr", "ab"),
+        ("stdout", "cd"),
+        ("stdout", "raw\ufffd"),
+        ("logging", "WARNING:root:e"),
+        ("logging", "f"),
+        ("stdout", "False False False"),
+    ]
 
 
 def test_calls_that_fail_have_lines_and_their_errors_too(node: Node) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dandelion.data import item_set
+from dandelion.data import SetSpec, item_set
 from dandelion.documents import python_function
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
@@ -52,6 +52,24 @@ SIZE = python_function(
     inputs=("word",),
     outputs=("size",),
 )
+COUNT = python_function(
+    "import json, logging\n\n"
+    "def count(words):\n"
+    "    print(words.text())\n"
+    "    logging.warning('counted')\n"
+    "    return {'found': json.dumps({'words': len(words.text().split())})}\n",
+    name="Count",
+    entry="count",
+    inputs=("words",),
+    outputs=(SetSpec("found", form="json"),),
+)
+TWICE = python_function(
+    "import numpy\n\ndef twice(x):\n    return 2 * x.numpy()\n",
+    name="Twice",
+    entry="twice",
+    inputs=("x",),
+    outputs=("y",),
+)
 TEXT = """function Split(text) => (words);
 function Size(word) => (size);
 composition Sizes(text) => (sizes) {
@@ -77,7 +95,7 @@ def node() -> Iterator[Node]:
     settings = Settings(backends=("null", "process"), engines={"process": 1}, arena_bytes=64 << 20)
     with Node(settings) as started:
         assert started.wait_ready(60)
-        started.register(SPLIT, SIZE, TEXT, function("echo", ("a",), ("b",)))
+        started.register(SPLIT, SIZE, COUNT, TWICE, TEXT, function("echo", ("a",), ("b",)))
         yield started
 
 
@@ -197,6 +215,38 @@ def test_hostile_texts_are_shown_as_text(page: Page, node: Node) -> None:
     assert page.run("return document.querySelectorAll('iframe, main script, main img').length") == 0
 
 
+def test_json_results_and_what_functions_wrote_are_shown(page: Page, node: Node) -> None:
+    page.open("#/catalogue/Count")
+    page.shows("Try it")
+    given = "<b>one</b> two three"
+    page.browser.find_element("css selector", "textarea").send_keys(given)
+    page.browser.find_element("css selector", "main form button").click()
+    page.shows('{"words":3}')
+    page.browser.find_element("css selector", "main [role=status] a").click()
+    page.shows("Logs")
+    cells = "return [...document.querySelectorAll('main table td')].map(cell => cell.textContent)"
+    assert page.run(cells) == [
+        "Count[0]", "stdout", given, "Count[0]", "warning", "WARNING:root:counted",
+    ]  # fmt: skip
+
+
+def test_arrays_can_be_tried(page: Page, node: Node) -> None:
+    page.open("#/catalogue/Twice")
+    page.shows("Try it")
+    page.browser.find_element("css selector", "textarea").send_keys("[1, 2.5]")
+    page.browser.find_element("css selector", "option[value=float32]").click()
+    page.browser.find_element("css selector", "main form button").click()
+    page.shows("[2,5]")
+
+
+def test_errors_are_one_line_in_the_list(page: Page, node: Node) -> None:
+    with pytest.raises(Exception, match="Size"):
+        node.invoke("Sizes", text="<first")
+    page.open("")
+    page.shows("raised ValueError: <first")
+    assert "Traceback" not in page.text
+
+
 def test_ten_thousand_invocations(page: Page, node: Node) -> None:
     for _ in range(10_000):
         node.invoke_sets("echo", {"a": None})
@@ -219,7 +269,7 @@ def test_by_keyboard_alone(page: Page, node: Node) -> None:
     page.open("#/catalogue/echo")
     page.shows("Try it")
     page.run("document.getElementById('view').focus()")
-    page.keys(keys.TAB, "typed", keys.TAB, keys.ENTER)
+    page.keys(keys.TAB, keys.TAB, "typed", keys.TAB, keys.ENTER)  # type, text, button
     page.shows("typed")
     page.wait(lambda: "Invocation " in page.text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import urllib.request
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from dandelion import Client
+from dandelion.activity import ActivityQuery
 from dandelion.data import Item, ItemSet, item_set
 from dandelion.documents import (
     CodeDocument,
@@ -145,7 +147,9 @@ LEAKS = {
 
 def spellings() -> list[bytes]:
     data = SECRET.encode()
-    return [data, data.hex().encode()]
+    wide = repr(SECRET.encode("utf-16-le"))[2:-1].encode()
+    escaped = wide.replace(b"\\", b"\\\\")  # as in JSON
+    return [data, data.hex().encode(), base64.b64encode(data).rstrip(b"="), wide, escaped]
 
 
 @pytest.mark.parametrize("way", LEAKS)
@@ -158,6 +162,7 @@ def test_failures_do_not_show_it(node: Node, way: str, caplog: pytest.LogCapture
     trace = node.trace(caught.value.invocation)
     assert trace is not None
     seen = shown.encode() + trace + node.record("leaks", {"x": item_set("x", "")})
+    seen += msgspec.json.encode((node.logs(function="leaks"), node.activity(ActivityQuery())))
     for spelling in spellings():
         assert spelling not in seen
 

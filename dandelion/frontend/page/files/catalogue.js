@@ -42,24 +42,30 @@ export async function showEntry(view, name) {
   view.append(element("h3", {}, "Try it"), form(name, found));
 }
 
-// A set that declares a type takes JSON numbers; another takes text, or JSON if it is an object or list.
-function value(spec, text) {
+// A set that declares a type takes JSON numbers of this type; for another one the type is chosen.
+function value(spec, text, dtype) {
   if (text === "") return null;
-  if (!spec.dtype) return text;
-  return [{ name: spec.name, numbers: JSON.parse(text), dtype: spec.dtype }];
+  return dtype ? [{ name: spec.name, numbers: JSON.parse(text), dtype }] : text;
+}
+
+function types(spec) {
+  const given = spec.dtype ? [[spec.dtype, "JSON numbers"]]
+    : [["", "text or JSON"], ["float32", "array float32"], ["float64", "array float64"], ["int64", "array int64"]];
+  return element("select", { "aria-label": `type of ${spec.name}` },
+    ...given.map(([type, text]) => element("option", { value: type }, text)));
 }
 
 function form(name, found) {
   const fields = found.inputs.map(spec => element("textarea", { id: `set-${spec.name}`, spellcheck: "false" }));
+  const kinds = found.inputs.map(types);
   const answer = element("div", { role: "status" });
   const made = element("form", {}, ...found.inputs.map((spec, at) => element("p", {},
-    element("label", { for: `set-${spec.name}` }, typed(spec) + (spec.dtype ? " (JSON numbers)" : " (text)")),
-    fields[at])), element("button", {}, "Invoke"));
+    element("label", { for: `set-${spec.name}` }, typed(spec)), kinds[at], fields[at])), element("button", {}, "Invoke"));
   made.addEventListener("submit", async event => {
     event.preventDefault();
     answer.replaceChildren(element("p", { class: "dim" }, "running"));
     try {
-      const sets = Object.fromEntries(found.inputs.map((spec, at) => [spec.name, value(spec, fields[at].value)]));
+      const sets = Object.fromEntries(found.inputs.map((spec, at) => [spec.name, value(spec, fields[at].value, kinds[at].value)]));
       const result = await json(`/v1/invoke/${encodeURIComponent(name)}`, { method: "POST",
         headers: { "Content-Type": "application/json", Accept: "application/json" },
         body: JSON.stringify({ sets }) });
@@ -73,7 +79,8 @@ function form(name, found) {
 
 function shown(result) {
   const rows = Object.entries(result.sets).flatMap(([set, items]) => (items || []).map(item => {
-    const data = item.text ?? (item.numbers !== undefined ? JSON.stringify(item.numbers) : null);
+    const json = item.numbers !== undefined ? item.numbers : item.value;  // null is a value, too
+    const data = item.text ?? (json !== undefined ? JSON.stringify(json) : null);
     const text = data === null ? `${bytes(Math.floor((item.data || "").length * 3 / 4))} of data` : data;
     return [set, item.name, String(item.key || 0), element("pre", {}, text.slice(0, 5000))];
   }));

@@ -4,13 +4,13 @@ import { json, Problem } from "./api.js";
 import { clock, element, facts, link, ms, outcome, split, table } from "./dom.js";
 import { drawing, timeline } from "./graph.js";
 
-const COLUMNS = [["Started", "tight"], ["Invocation", "tight"], ["Name"], ["Outcome"], ["Duration", "number"],
+const COLUMNS = [["Started", "tight"], ["Invocation", "tight"], ["Name", "name"], ["Outcome", "name"], ["Duration", "number"],
   ["Calls", "number"], ["Waiting, running"], ["Error"]];
 const PAGE = 100;
 
 function row(one) {
   return [clock(one.started_s), link(["invocations", one.id], one.id), link(["catalogue", one.name], one.name),
-    outcome(one.outcome), ms(one.duration_ms), String(one.calls), split(one.queued_ms, one.run_ms), one.message];
+    outcome(one.outcome), ms(one.duration_ms), String(one.calls), split(one.queued_ms, one.run_ms), one.message.split("\n", 1)[0]];
 }
 
 function matches(one, filter) {
@@ -22,6 +22,7 @@ export class Invocations {
     this.filter = { name: "", failed: false };
     this.list = [];
     this.more = false;
+    this.pending = null;  // what ended while the list is loaded
   }
 
   async show(view) {
@@ -37,8 +38,12 @@ export class Invocations {
       this.draw();
     });
     this.place = element("div");
+    this.pending = [];
     view.replaceChildren(element("h2", {}, "Invocations"), tools, this.place);
     await this.load();
+    const ended = this.pending;
+    this.pending = null;
+    this.add(ended);
     this.draw();
   }
 
@@ -54,11 +59,19 @@ export class Invocations {
 
   update(activity) {
     if (!this.place || !this.place.isConnected) return;
-    const newest = this.list.length ? this.list[0].number : 0;
-    const fresh = activity.invocations.filter(one => one.number > newest && matches(one, this.filter));
+    if (this.pending) {
+      this.pending.unshift(...activity.invocations);
+      return;
+    }
     this.running = activity.running;
-    this.list = [...fresh, ...this.list].slice(0, Math.max(PAGE, this.list.length));
+    this.add(activity.invocations);
     if (!this.place.contains(document.activeElement)) this.draw();  // do not take the focus away
+  }
+
+  add(ended) {
+    const newest = this.list.length ? this.list[0].number : 0;
+    const fresh = ended.filter(one => one.number > newest && matches(one, this.filter));
+    this.list = [...fresh, ...this.list].slice(0, Math.max(PAGE, this.list.length));
   }
 
   draw() {
@@ -70,7 +83,7 @@ export class Invocations {
     });
     this.place.replaceChildren(
       ...(running.length ? [element("h3", {}, "Running"),
-        table("running invocations", [["Started", "tight"], ["Invocation", "tight"], ["Name"], ["Open calls", "number"]], running, "")] : []),
+        table("running invocations", [["Started", "tight"], ["Invocation", "tight"], ["Name", "name"], ["Open calls", "number"]], running, "")] : []),
       element("h3", {}, "Ended"),
       table("invocations that ended", COLUMNS, this.list.map(row), "None yet. Invoke something, and it appears here."),
       ...(this.more ? [older] : []));
@@ -88,6 +101,28 @@ export async function showInvocation(view, id, known) {
     if (one.message) parts.push(element("h3", {}, "Error"), element("pre", {}, one.message));
   }
   view.replaceChildren(...parts);
+  await Promise.all([showCalls(place(view), id, one), showLogs(place(view), id)]);
+}
+
+function place(view) {
+  const made = element("div");
+  view.append(made);
+  return made;
+}
+
+async function showLogs(view, id) {
+  try {
+    const { lines } = await json(`/v1/logs?invocation=${encodeURIComponent(id)}`, { headers: { Accept: "application/json" } });
+    if (!lines.length) return;
+    const rows = lines.map(line => [`${line.application}[${line.instance}]`, line.level || line.stream, element("code", {}, line.text)]);
+    view.append(element("h3", {}, "Logs"), table("lines that functions wrote", [["Instance", "tight"], ["Stream", "tight"], ["Text"]], rows, ""));
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    view.append(element("h3", {}, "Logs"), element("p", { class: "dim" }, error.message));
+  }
+}
+
+async function showCalls(view, id, one) {
   let trace;
   try {
     trace = await json(`/v1/traces/${encodeURIComponent(id)}`);

@@ -77,7 +77,8 @@ async function follow() {
 
 addEventListener("hashchange", async () => {
   await route();
-  view.focus();
+  view.focus({ preventScroll: true });
+  scrollTo(0, 0);
 });
 route();
 follow();
