@@ -21,6 +21,7 @@ from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
 
+from dandelion.asynchronous.store import KeptStore
 from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
@@ -32,6 +33,7 @@ from dandelion.cluster.doors import Door, bound_socket
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.executor import RemoteEngines
 from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.kept_keeper import KeptKeeper
 from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
@@ -39,10 +41,12 @@ from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membershi
 from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
+from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
 from dandelion.cluster.status import members_of
+from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
@@ -98,6 +102,8 @@ class Cluster(NodeSide):
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
         self.thread = 0
+        self._kept = KeptKeeper(self.name, self.voters, self._membership, self._links, self._spawn)
+        self.elsewhere = self._kept.elsewhere
         self._file: LogFile | None = None
 
     # --- the node's side --------------------------------------------------------------------------
@@ -118,6 +124,10 @@ class Cluster(NodeSide):
         self.catalog = ClusterCatalog(catalog, self.name, self.source)
         return self.catalog
 
+    def wrap_store(self, store: KeptStore) -> KeptStore:
+        """See `ClusterPart.wrap_store`."""
+        return self._kept.wrap(store, self._post)
+
     def start(self, parts: NodeParts) -> None:
         """See `ClusterPart.start`."""
         self.thread = threading.get_ident()
@@ -131,6 +141,7 @@ class Cluster(NodeSide):
             replica, self._file, self.catalog, self.source, self._post, self._send_ballot
         )
         self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
+        self._kept.start(parts.kept)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
         if self._discovery is not None:
@@ -243,6 +254,7 @@ class Cluster(NodeSide):
             if now_ns - link.heard_ns > SILENT_NS:
                 link.close("it sent no heartbeat")
         self._log.tick()
+        self._kept.tick(now_ns / 1e9)
 
     def _act(self) -> None:
         """Carry out what membership decided."""
@@ -308,6 +320,7 @@ class Cluster(NodeSide):
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
         self._log.linked(name, link)
+        self._kept.linked(name, link)
         self._placement.joined(name)
         self._placement.loaded(name, load)
         log.info("node %s is a member", name)
@@ -359,10 +372,11 @@ class Cluster(NodeSide):
             if self._in_links.get(link.peer) is link:
                 del self._in_links[link.peer]
             return
-        if self._links.get(link.peer) is not link:
+        if not isinstance(link, OutLink) or self._links.get(link.peer) is not link:
             return
         del self._links[link.peer]
-        self._lost += link.lost_calls if isinstance(link, OutLink) else 0
+        self._kept.unlinked(link.peer, link)
+        self._lost += link.lost_calls
         self._round_trips.pop(link.peer, None)
         self._placement.left(link.peer)
         if not self._left:
@@ -391,6 +405,10 @@ class Cluster(NodeSide):
     def ballot(self, peer: str, content: bytes) -> None:
         """See `Hub`."""
         self._log.received(peer, content, self._links.get(peer) or self._in_links.get(peer))
+
+    async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
+        """See `Hub`."""
+        return await self._kept.answer(peer, content, data)
 
     def registered(self) -> int:
         """See `Host`."""

@@ -15,6 +15,7 @@ from caller    answer                       meaning
 `StopRun`      -                            its result is not needed
 `Ballot`       `Ballot`                     replication of the catalogue, see `replication`
 `GetBlob`      `BlobAt`                     where a blob can be pulled from; either side may ask
+`Question`     `Reply`                      asynchronous invocations, see `kept_messages`
 `Leave`        -                            the node shuts down
 ============== ============================ =======================================================
 
@@ -291,6 +292,28 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, tag="ballot"):
     content: bytes
 
 
+class Question(msgspec.Struct, frozen=True, array_like=True, tag="question"):
+    """Something about asynchronous invocations; answered by a `Reply`. Either side may ask.
+
+    Attributes:
+        number: unique on the connection.
+        content: see `kept_messages`.
+        region: of the sender, that has the data; None if the frame has it, or there is none.
+    """
+
+    number: Count
+    content: bytes
+    region: RegionSize | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The answer; its parts are those of the question."""
+
+    number: Count
+    content: bytes
+    region: RegionSize | None = None
+
+
 class Pull(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pull"):
     """Send a part of a region."""
 
@@ -347,6 +370,8 @@ Message: TypeAlias = (
     | GetBlob
     | BlobAt
     | Ballot
+    | Question
+    | Reply
     | Pull
     | Piece
     | Gone
