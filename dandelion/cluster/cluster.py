@@ -45,6 +45,7 @@ from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
+from dandelion.cluster.shares import UsedElsewhere
 from dandelion.cluster.status import members_of
 from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, InvalidInput
@@ -96,6 +97,7 @@ class Cluster(NodeSide):
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
         self._round_trips: dict[str, int] = {}
+        self._used = UsedElsewhere()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = self._left = False
@@ -321,6 +323,7 @@ class Cluster(NodeSide):
         link.on_leave = partial(self.left, name)
         self._log.linked(name, link)
         self._kept.linked(name, link)
+        self._used.joined(name)
         self._placement.joined(name)
         self._placement.loaded(name, load)
         log.info("node %s is a member", name)
@@ -333,6 +336,9 @@ class Cluster(NodeSide):
             self._membership.learned(other)
         self._placement.loaded(name, pong.load)
         self._log.heard_length(name, pong.registered)
+        scheduler = self.parts.runtime.scheduler
+        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns):
+            scheduler.used_elsewhere(tenant, backend, used_ns)
         self._act()
 
     def _answered(self, name: str, backend: str, refused: bool, message: Done | Failed) -> None:

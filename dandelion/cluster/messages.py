@@ -130,6 +130,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
         members: names of the nodes that it knows.
         registered: length of its catalogue's log.
         draining: it takes no more calls.
+        used_ns: how long each tenant has used engines there, by tenant and backend, without calls
+            of the reader.
     """
 
     number: Count
@@ -137,6 +139,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     members: tuple[Name, ...] = ()
     registered: Count = 0
     draining: bool = False
+    used_ns: dict[str, dict[str, Count]] = {}
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):

@@ -32,6 +32,7 @@ from dandelion.cluster.messages import (
     StopRun,
     Undefine,
 )
+from dandelion.cluster.shares import Used
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
 from dandelion.data import ItemSet, Origin
 from dandelion.dataflow.sharding import Partitioning
@@ -69,6 +70,9 @@ class Host(Hub, Protocol):
 
     def load(self, received: int) -> Load:
         """Tell what this node has."""
+
+    def used_ns(self, served: Used) -> dict[str, dict[str, int]]:
+        """Tell how long tenants have used engines here, without these calls."""
 
     def members(self) -> tuple[str, ...]:
         """Names of the nodes that this one knows."""
@@ -172,6 +176,7 @@ class InLink(ControlEnd):
     Attributes:
         count: of calls that came.
         heard_ns: when its last message came; it sends heartbeats.
+        used_ns: how long its calls were on engines, by tenant and backend.
     """
 
     def __init__(self, peer: str, control: Frames, exchange: Exchange, host: Host) -> None:
@@ -180,6 +185,7 @@ class InLink(ControlEnd):
         self._functions: dict[int, _Known] = {}
         self._runs: dict[int, _Served] = {}
         self.count = 0
+        self.used_ns: dict[str, dict[str, int]] = {}
         self.heard_ns = time.monotonic_ns()
 
     @property
@@ -194,8 +200,16 @@ class InLink(ControlEnd):
         elif isinstance(message, Ping):
             host = self._host
             load = host.load(self.count)
-            pong = Pong(message.number, load, host.members(), host.registered(), host.draining)
-            self.control.send(pong)
+            self.control.send(
+                Pong(
+                    message.number,
+                    load,
+                    host.members(),
+                    host.registered(),
+                    host.draining,
+                    host.used_ns(self.used_ns),
+                )
+            )
         elif isinstance(message, Define):
             self._define(message)
         elif isinstance(message, Undefine):
@@ -292,6 +306,7 @@ class InLink(ControlEnd):
                 sum([s.size_bytes for s in inputs if s is not None]),
                 message.priority,
                 served=True,
+                served_ns=self.used_ns.setdefault(tenant.name, {}),
                 trace=Trace(id_, known.spec.name, now_ns, tenant.name),
             )
             pure = known.spec.kind == "compute" or known.spec.idempotent
