@@ -230,7 +230,13 @@ class Cluster(NodeSide):
         """See `ClusterPart.info`."""
         links = (self._links, self._in_links, self._round_trips)
         members = members_of(
-            self.name, self.voters, self.load(0), self._membership, self._placement, *links
+            self.name,
+            self.voters,
+            self.load(0),
+            self.used_ns(),
+            self._membership,
+            self._placement,
+            *links,
         )
         ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
         return ClusterInfo(
@@ -243,6 +249,8 @@ class Cluster(NodeSide):
             self._lost,
             self._sent_bytes + sum([end.sent_bytes for end in ends]),
             self._received_bytes + sum([end.received_bytes for end in ends]),
+            self._kept.copies,
+            self._kept.taken_over,
         )
 
     # --- time and members -------------------------------------------------------------------------
@@ -335,9 +343,10 @@ class Cluster(NodeSide):
         for other in pong.members:
             self._membership.learned(other)
         self._placement.loaded(name, pong.load)
+        self._placement.used(name, pong.used_ns)
         self._log.heard_length(name, pong.registered)
         scheduler = self.parts.runtime.scheduler
-        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns):
+        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.served_ns):
             scheduler.used_elsewhere(tenant, backend, used_ns)
         self._act()
 

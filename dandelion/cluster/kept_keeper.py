@@ -141,6 +141,11 @@ class KeptKeeper:
             self._takeover.look(now_s)
 
     @property
+    def copies(self) -> int:
+        """How many invocations of any node this one has a copy of."""
+        return len(self._copies.records)
+
+    @property
     def taken_over(self) -> int:
         """How many invocations of other nodes this one has gone on with."""
         return 0 if self._takeover is None else self._takeover.count

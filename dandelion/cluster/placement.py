@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dandelion.cluster.messages import EngineGroup, Load
+from dandelion.cluster.shares import Used
 
 PARTNERS = 16
 NS_PER_BYTE = 1.0
@@ -44,6 +45,7 @@ class View:
         open: it takes calls.
         refused: it refused a call since it last said what it has.
         turn: when it last got a call, as a count.
+        used_ns: how long tenants have used its engines, by tenant and backend.
     """
 
     groups: dict[str, EngineGroup] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class View:
     refused: bool = False
     waiting: int = 0
     turn: int = 0
+    used_ns: Used = field(default_factory=dict)
 
     def free(self, backend: str) -> int:
         """How many more calls it takes for all that is known."""
@@ -127,6 +130,12 @@ class Placement:
                 view.unseen = {b: -(-n * left // total) for b, n in view.unseen.items()}
         view.seen = load.received
         self._free.clear()
+
+    def used(self, name: str, used_ns: Used) -> None:
+        """A node said how long tenants have used its engines."""
+        view = self.views.get(name)
+        if view is not None:
+            view.used_ns = used_ns
 
     def free(self, backend: str) -> int:
         """How many more calls the partners take together."""

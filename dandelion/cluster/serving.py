@@ -32,7 +32,6 @@ from dandelion.cluster.messages import (
     StopRun,
     Undefine,
 )
-from dandelion.cluster.shares import Used
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
 from dandelion.data import ItemSet, Origin
 from dandelion.dataflow.sharding import Partitioning
@@ -71,8 +70,8 @@ class Host(Hub, Protocol):
     def load(self, received: int) -> Load:
         """Tell what this node has."""
 
-    def used_ns(self, served: Used) -> dict[str, dict[str, int]]:
-        """Tell how long tenants have used engines here, without these calls."""
+    def used_ns(self) -> dict[str, dict[str, int]]:
+        """Tell how long tenants have used engines here, by tenant and backend."""
 
     def members(self) -> tuple[str, ...]:
         """Names of the nodes that this one knows."""
@@ -207,7 +206,8 @@ class InLink(ControlEnd):
                     host.members(),
                     host.registered(),
                     host.draining,
-                    host.used_ns(self.used_ns),
+                    host.used_ns(),
+                    self.used_ns,
                 )
             )
         elif isinstance(message, Define):

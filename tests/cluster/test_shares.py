@@ -90,8 +90,8 @@ class SharedNodes:
         """Every node hears what this one has run."""
         for other in range(3):
             if self.told and other != number:
-                used = used_here(self.tenants[number].values(), {})
-                for name, backend, used_ns in self.heard[other].heard(str(number), used):
+                used = used_here(self.tenants[number].values())
+                for name, backend, used_ns in self.heard[other].heard(str(number), used, {}):
                     self.schedulers[other].used_elsewhere(name, backend, used_ns)
                 self.act(other)
         self.later(250 * MS, partial(self.beat, number))
@@ -145,15 +145,14 @@ def test_a_tenant_that_had_other_nodes_for_itself_is_not_kept_away() -> None:
 
 def test_counters_become_what_is_new() -> None:
     heard = UsedElsewhere()
-    assert heard.heard("a", {"t": {"cpu": 5}}) == []
-    assert heard.heard("a", {"t": {"cpu": 7, "gpu": 1}, "u": {"cpu": 2}}) == [
-        ("t", "cpu", 2),
-        ("t", "gpu", 1),
-        ("u", "cpu", 2),
-    ]
+    assert heard.heard("a", {"t": {"cpu": 5}}, {}) == []
+    totals = {"t": {"cpu": 7, "gpu": 1}, "u": {"cpu": 2}}
+    assert heard.heard("a", totals, {"u": {"cpu": 2}}) == [("t", "cpu", 2), ("t", "gpu", 1)]
+    assert heard.heard("a", totals, {"u": {"cpu": 2}}) == []
     heard.joined("a")
-    assert heard.heard("a", {"t": {"cpu": 100}}) == []
+    assert heard.heard("a", {"t": {"cpu": 100}}, {}) == []
     tenant = Tenant("t")
     tenant.used_ns["cpu"] = 10
-    assert used_here([tenant, Tenant("idle")], {"t": {"cpu": 4}}) == {"t": {"cpu": 6}}
-    assert used_here([tenant], {"t": {"cpu": 10}}) == {}
+    assert used_here([tenant, Tenant("idle")]) == {"t": {"cpu": 10}}
+    many = [Tenant(str(n), used_ns={"cpu": n + 1}) for n in range(1500)]
+    assert set(used_here(many)) == {str(n) for n in range(500, 1500)}
