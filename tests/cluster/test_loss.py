@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,14 +26,15 @@ class Members:
     Args:
         folder: for pipes.
         peers: addresses of all nodes.
+        prefix: of the command that starts the process.
     """
 
-    def __init__(self, folder: Path, peers: list[str]) -> None:
+    def __init__(self, folder: Path, peers: list[str], prefix: Sequence[str] = ()) -> None:
         self.folder, self.peers = folder, peers
         self.count = 0
         self.made: list[Member] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.member", str(folder)],
+            [*prefix, sys.executable, "-m", "tests.cluster.member", str(folder)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
