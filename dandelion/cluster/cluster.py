@@ -103,7 +103,7 @@ class Cluster(NodeSide):
         self._draining = self._left = False
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
-        self.thread = 0
+        self.thread = self._wanted = 0
         self._kept = KeptKeeper(self.name, self.voters, self._membership, self._links, self._spawn)
         self.elsewhere = self._kept.elsewhere
         self._file: LogFile | None = None
@@ -148,7 +148,7 @@ class Cluster(NodeSide):
         self._spawn(self._door.listen(self._socket))
         if self._discovery is not None:
             resources = {group.backend: group.engines for group in self.load(0).groups}
-            self._discovery.start(self.name, resources, self._found)
+            self._discovery.start(self.name, resources, self._found, lambda: self._wanted)
         self._tick()
 
     def _found(self, name: str) -> None:
@@ -265,6 +265,7 @@ class Cluster(NodeSide):
                 link.close("it sent no heartbeat")
         self._log.tick()
         self._kept.tick(now_ns / 1e9)
+        self._wanted = self._placement.wanted(self.load(0)) if self._discovery else 0
 
     def _act(self) -> None:
         """Carry out what membership decided."""
