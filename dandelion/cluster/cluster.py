@@ -16,8 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.control_end import ControlEnd
+from dandelion.cluster.departure import Departure
 from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.doors import Door, bound_socket
 from dandelion.cluster.exchange import Exchange
@@ -55,13 +54,11 @@ from dandelion.node.attachment import NodeParts
 TICK_S = 0.05
 SILENT_NS = 2 * DEAD_NS
 """After so long without a message of a node, its calls here are ended."""
-DRAIN_S = 5.0
-"""How long calls of other nodes may take when this one leaves."""
 
 log = logging.getLogger("dandelion.cluster")
 
 
-class Cluster(NodeSide):
+class Cluster(NodeSide, Departure):
     """One node's part of a cluster. Use it for one node.
 
     Args:
@@ -163,59 +160,6 @@ class Cluster(NodeSide):
     def _refuse_on_loop(self) -> None:
         if threading.get_ident() == self.thread:
             raise refused_on_loop()
-
-    def close(self) -> None:
-        """See `ClusterPart.close`."""
-        if not self.thread:
-            self._socket.close()
-            if self._file is not None:
-                self._file.close()
-            return
-        if self._discovery is not None:
-            self._discovery.close()
-        self._post(self._drain)
-        deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
-            idle: Future[bool] = Future()
-            self._post(lambda idle=idle: idle.set_result(self._is_idle()))  # type: ignore[misc]
-            if idle.result(DRAIN_S):
-                break
-            time.sleep(0.02)  # not on the loop; calls of others end meanwhile
-        ended: Future[None] = Future()
-        self._post(partial(self._leave, ended))
-        try:
-            ended.result(DRAIN_S)
-        except Late:
-            log.error("the cluster was not left in time")
-        self._log.close()
-
-    def _drain(self) -> None:
-        self._draining = True
-        for name in list(self._placement.views):
-            self._placement.views[name].open = False
-
-    def _is_idle(self) -> bool:
-        links: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
-        return not any(link.under_way for link in links)
-
-    def _leave(self, ended: Future[None]) -> None:
-        self._left = True
-        if self._ticker is not None:
-            self._ticker.cancel()
-        self._door.close()
-        for task in list(self._tasks):
-            task.cancel()
-        self._ending = asyncio.get_running_loop().create_task(self._end(ended))
-
-    async def _end(self, ended: Future[None]) -> None:
-        """End all connections."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in list(self._links.values()):
-            link.leave()
-        for end in [*self._links.values(), *self._in_links.values()]:
-            end.close("this node shuts down", politely=True)
-        await self._door.wait_closed()
-        ended.set_result(None)
 
     def check_acknowledges(self) -> None:
         """See `ClusterPart.check_acknowledges`."""

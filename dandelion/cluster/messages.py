@@ -297,11 +297,10 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, tag="ballot"):
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True, tag="question"):
-    """Something about asynchronous invocations; answered by a `Reply`. Either side may ask.
+    """About asynchronous invocations, see `kept_messages`; answered by a `Reply`.
 
     Attributes:
         number: unique on the connection.
-        content: see `kept_messages`.
         region: of the sender, that has the data; None if the frame has it, or there is none.
     """
 

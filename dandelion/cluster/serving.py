@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.instance_walk import InstanceWalk
 from dandelion.cluster.messages import (
     Define,
     Done,
@@ -33,10 +33,7 @@ from dandelion.cluster.messages import (
     Undefine,
 )
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
-from dandelion.data import ItemSet, Origin
-from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import Cancel, Complete, CompositionPlan, Fail, Instruction, Walk
-from dandelion.dispatcher import Run as RunInstance
+from dandelion.dispatcher import CompositionPlan
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
@@ -60,7 +57,6 @@ RUNS_LIMIT = 65536
 """Calls that one other node may have here at once."""
 _REFUSALS = (NoEngine, BackendUnavailable, NodeLost, Overloaded)
 """Errors of calls that did not begin, since this node lacks something."""
-_POLICY = Partitioning("fixed", 1, 1)
 _ids = itertools.count(1)
 
 
@@ -103,51 +99,6 @@ class Host(Hub, Protocol):
 
     def left(self, peer: str) -> None:
         """Another node shuts down."""
-
-
-class InstanceWalk(Walk):
-    """The walk of one instance, whose sets and origin are known."""
-
-    def __init__(self, plan: CompositionPlan, origin: Origin | None, attempt: int) -> None:
-        super().__init__(plan, _POLICY)
-        self._origin_item = origin
-        self._attempt = attempt
-        self._inputs: InstanceSets = ()
-
-    @property
-    def in_flight(self) -> int:
-        return int(not self.done)
-
-    def expects(self, instance: int) -> bool:
-        return not self.done
-
-    def start(self, inputs: Sequence[ItemSet | None]) -> list[Instruction]:
-        application = self.plan.applications[0]
-        spec = application.target
-        assert isinstance(spec, FunctionSpec), "it is the plan of a function"
-        self._inputs = tuple(inputs)
-        origin, attempt = self._origin_item, self._attempt
-        return [RunInstance(0, spec, self._inputs, application, 0, origin, attempt)]
-
-    def finished(self, instance: int, outputs: InstanceSets) -> list[Instruction]:
-        if self.done:
-            return []
-        self.done = True
-        return [Complete(outputs)]
-
-    def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
-        return [] if self.done else self._end(error)
-
-    def cancel(self, error: DandelionError) -> list[Instruction]:
-        return [] if self.done else [Cancel(0), *self._end(error)]
-
-    def _end(self, error: DandelionError) -> list[Instruction]:
-        self.done = True
-        return [Fail(error)]
-
-    def held(self) -> tuple[int, int]:
-        sets = [one for one in self._inputs if one is not None]
-        return sum([one.size_bytes for one in sets]), sum(map(len, sets))
 
 
 class _Served:
