@@ -125,3 +125,32 @@ def test_a_node_alone_goes_on_with_what_it_has(tmp_path: Path) -> None:
     with node() as third:
         wait_until(lambda: len(list_all(third)) == 3)
         assert text_of(third.submitted(ids[0]).result(5)["y"]) == "0"
+
+
+def test_a_node_that_comes_back_does_not_run_what_others_took_over(tmp_path: Path) -> None:
+    gates = [Gate(0.2), Gate(), Gate(), Gate()]
+    catalogs = [f"sqlite:{tmp_path / str(number)}" for number in range(3)]
+    with nodes([[scripted(gate.run)] for gate in gates[:3]], catalogs=catalogs) as made:
+        first, b, c = made
+        first.register(function("work"))
+        for node in made:
+            wait_until(lambda node=node: len(node.records()) == 1)  # type: ignore[misc]
+        ids = [first.submit("work", x=b"%d" % number).id for number in range(5)]
+        info = first.cluster()
+        assert info is not None
+        voters = tuple(member.name for member in info.members)
+        first.close()
+        for gate in gates:
+            gate.opened.set()
+        texts = [text_of(b.submitted(id_).result(20)["y"]) for id_ in ids]
+        assert texts == [str(number) for number in range(5)]
+        cluster = Cluster(ClusterSettings(info.node, SECRET, peers=voters))
+        with Node(settings(catalog=catalogs[0]), [scripted(gates[3].run)], cluster) as again:
+            wait_until(lambda: alive(again) == alive(b) == alive(c) == 2)
+            wait_until(lambda: sorted(list_all(again)) == sorted(ids))
+            views = [again.submitted(id_).view() for id_ in ids]
+            assert views == [b.submitted(id_).view() for id_ in ids]
+            assert gates[3].seen == []
+            infos = [one for one in (node.cluster() for node in (b, c, again)) if one is not None]
+            assert sum(one.taken_over for one in infos) == 5
+            assert [one.kept_copies for one in infos] == [5, 5, 5]
