@@ -7,6 +7,7 @@ loop, unless said otherwise.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,8 @@ from dandelion.cluster.questions import Answer
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError, Unknown
 from dandelion.node.kept_service import KeptService
+
+_ID = re.compile(r"[0-9a-f]{32}")
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -213,6 +216,8 @@ class KeptKeeper:
                 if self._copies.drop(asked.journal, step.id, step.version):
                     local.append(Drop(step.id))
                 continue
+            if _ID.fullmatch(step.id) is None:  # stores make names of files of it
+                raise BadPeer("an id of an invocation is none")
             if at > view.nbytes or record.id != step.id or record.mark is None:
                 raise BadPeer("a version of an invocation is not whole")
             if record.mark.journal != asked.journal:

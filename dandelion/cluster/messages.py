@@ -301,12 +301,12 @@ class Question(msgspec.Struct, frozen=True, array_like=True, tag="question"):
 
     Attributes:
         number: unique on the connection.
-        region: of the sender, that has the data; None if the frame has it, or there is none.
+        regions: of the sender, that have the data in order; none if the frame has it.
     """
 
     number: Count
     content: bytes
-    region: RegionSize | None = None
+    regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -314,7 +314,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
     number: Count
     content: bytes
-    region: RegionSize | None = None
+    regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pull"):

@@ -1,6 +1,7 @@
 """Questions between two nodes, each with an answer: bytes, and perhaps data in pieces.
 
-Small data comes with its message. Larger data is a region that the other side pulls and releases.
+Small data comes with its message. Larger data is held in regions of `PART_BYTES`, which the other
+side pulls one after the other: its arena needs room for one of them only.
 A question whose link ends before the answer fails with `NodeLost`; the other side may have done
 what was asked.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dandelion.cluster.exchange import Exchange, Fetched
@@ -19,6 +20,7 @@ from dandelion.cluster.messages import INLINE_BYTES, Question, RegionSize, Reply
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError, NodeLost
 
+PART_BYTES = 8 << 20
 QUESTIONS_LIMIT = 8192
 """Of one node, that are being answered."""
 
@@ -73,14 +75,13 @@ class Questions:
         number = self._number
         answered: asyncio.Future[tuple[bytes, Bytes]]
         answered = self._asked[number] = asyncio.get_running_loop().create_future()
-        region: RegionSize | None = None
+        regions: list[int] = []
         try:
-            region = self._send(Question, number, content, chunks)
+            regions = self._send(Question, number, content, chunks)
             return await answered
         finally:
             self._asked.pop(number, None)
-            if region is not None:
-                self._exchange.withdraw([region.region])
+            self._exchange.withdraw(regions)
 
     def _send(
         self,
@@ -88,19 +89,20 @@ class Questions:
         number: int,
         content: bytes,
         chunks: Sequence[Bytes],
-    ) -> RegionSize | None:
-        pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
-        region = None
-        if sum([piece.nbytes for piece in pieces]) > INLINE_BYTES:
-            region = self._exchange.regions.hold(pieces)
+    ) -> list[int]:
+        """Send a message; return the regions that hold its data."""
+        pieces: list[Bytes] = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
+        held: list[RegionSize] = []
+        if sum(map(len, pieces)) > INLINE_BYTES:
+            held = [self._exchange.regions.hold(part) for part in _parts(pieces)]
             pieces = []
+        regions = [one.region for one in held]
         try:
-            self._control.send(kind(number, content, region), list(pieces))
+            self._control.send(kind(number, content, tuple(held)), pieces)
         except DandelionError:
-            if region is not None:
-                self._exchange.withdraw([region.region])
+            self._exchange.withdraw(regions)
             raise
-        return region
+        return regions
 
     def received(self, message: Question | Reply, data: memoryview | None) -> None:
         """Take a message of the other node."""
@@ -119,17 +121,26 @@ class Questions:
         data: memoryview | None,
         done: Callable[[int, bytes, Bytes | DandelionError], None],
     ) -> None:
-        region = message.region
-        if region is None:
+        if not message.regions:
             done(message.number, message.content, b"" if data is None else data)
             return
+        whole = bytearray()
+        left = list(message.regions)
 
         def fetched(found: Fetched | DandelionError) -> None:
-            there = found if isinstance(found, DandelionError) else found[region.region]
-            self._exchange.release([region.region])
-            done(message.number, message.content, there)
+            region = left.pop(0).region
+            if isinstance(found, DandelionError):
+                self._exchange.release([region, *(one.region for one in left)])
+                done(message.number, message.content, found)
+                return
+            whole.extend(found[region])
+            self._exchange.release([region])
+            if left:
+                self._exchange.fetch(left[:1], fetched)
+            else:
+                done(message.number, message.content, memoryview(whole).toreadonly())
 
-        self._exchange.fetch([region], fetched)
+        self._exchange.fetch(left[:1], fetched)
 
     def _replied(self, number: int, content: bytes, data: Bytes | DandelionError) -> None:
         answered = self._asked.get(number)
@@ -169,3 +180,19 @@ class Questions:
                 answered.set_exception(NodeLost(self._peer, reason))
         for task in self._answering:
             task.cancel()
+
+
+def _parts(pieces: Sequence[Bytes]) -> Iterator[list[Bytes]]:
+    """Divide data into parts of `PART_BYTES`, without copying."""
+    part: list[Bytes] = []
+    room = PART_BYTES
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest):
+            part.append(rest[:room])
+            rest, room = rest[room:], room - len(part[-1])
+            if not room:
+                yield part
+                part, room = [], PART_BYTES
+    if part:
+        yield part

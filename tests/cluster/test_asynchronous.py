@@ -48,7 +48,7 @@ def test_any_node_answers_for_all() -> None:
         a.register(function("work"))
         for node in made:
             wait_until(lambda node=node: len(node.records()) == 1)  # type: ignore[misc]
-        large = bytes(range(256)) * 8192
+        large = bytes(range(256)) * 8192 * 5  # in two parts between nodes
         first = a.submit("work", x=large, key="one")
         second = a.submit("work", x=b"second")
         assert b.submitted(first.id).state() in (KeptState.WAITING, KeptState.RUNNING)
