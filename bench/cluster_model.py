@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from dandelion.cluster.instance_walk import InstanceWalk
 from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.cluster.placement import PARTNERS, Placement, partners_of
-from dandelion.cluster.serving import InstanceWalk
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Walk

@@ -104,6 +104,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
         sent: calls of the asked node that it has.
         served: calls of it that the asked node has.
         round_trip_s: of the last heartbeat, in seconds; 0 if there was none.
+        waiting: calls that wait there for engines.
+        used_s: how long each tenant has used its engines since its start, in seconds.
     """
 
     name: str
@@ -114,6 +116,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
     sent: int = 0
     served: int = 0
     round_trip_s: float = 0.0
+    waiting: int = 0
+    used_s: dict[str, float] = {}
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
@@ -127,6 +131,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         sent_calls, served_calls: counters of calls that went to others, and came from them.
         lost_calls: of those that went, how many were lost with their node.
         sent_bytes, received_bytes: counters of all connections.
+        kept_copies: asynchronous invocations, of any node, that this one has a copy of.
+        taken_over: counter of those of lost nodes that this one has gone on with.
     """
 
     node: str
@@ -138,6 +144,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     lost_calls: int
     sent_bytes: int
     received_bytes: int
+    kept_copies: int = 0
+    taken_over: int = 0
 
 
 class ArenaCapacity(msgspec.Struct, frozen=True):

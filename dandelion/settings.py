@@ -157,6 +157,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cluster: a Ray cluster by which the nodes find each other: ``auto`` for the one that this
             machine belongs to, ``local`` for a new one, or ``HOST:PORT``; needs the extra
             ``cluster``.
+        cluster_reserve: resources of its Ray node that a node takes for itself, such as ``CPU=8``,
+            ``GPU=1`` or own ones; while calls wait, Ray's autoscaler is asked for more such nodes.
         cluster_listen: the address for other nodes, ``HOST:PORT``; port 0 chooses a free one.
         cluster_address: how other nodes reach this one, if that is another address.
         cluster_secret: file with a secret of 16 bytes or more, which all nodes have.
@@ -237,6 +239,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     callback_secrets: str = ""
     peers: tuple[str, ...] = ()
     cluster: str = ""
+    cluster_reserve: dict[str, float] = {}
     cluster_listen: str = ""
     cluster_address: str = ""
     cluster_secret: str = ""

@@ -100,8 +100,8 @@ def cluster(backends: tuple[str, ...], own: tuple[str, ...], others: int) -> Ite
             given = {**shared, "backends": backends, "cluster_listen": "127.0.0.1:0"}
             stack.enter_context(node_server(given))
         wait_engines(node)
-        _until(lambda: alive(node) == others)
-        _until(lambda: _registered(node))
+        until(lambda: alive(node) == others)
+        until(lambda: _registered(node))
         yield node
 
 
@@ -116,7 +116,8 @@ def _registered(node: Node) -> bool:
     return True
 
 
-def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait until a condition holds; raise `BackendUnavailable` if that takes too long."""
     end_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end_s:

@@ -82,7 +82,7 @@ class SharedNode(Tenants):
         self.workers = workers or 0
         self._functions = [kaas_graphs.function_name(given.shape, t) for t in range(tenants)]
         self._closing = contextlib.ExitStack()
-        settings = _settings(backend, given, tenants, workers, weights_bytes)
+        settings = node_settings(backend, given, tenants, workers, weights_bytes)
         settings |= {"policy": policy}
         wanted = 0 if workers is None else workers + 1
         self.node = self._closing.enter_context(open_node(settings, wanted))
@@ -117,9 +117,10 @@ def _tenant(number: int) -> str:
     return f"tenant{number}"
 
 
-def _settings(
+def node_settings(
     backend: str, given: TunedShape, tenants: int, workers: int | None, weights_bytes: int
 ) -> dict[str, object]:
+    """Give settings of a node with room for the functions of so many tenants; see `SharedNode`."""
     shape = given.shape
     # With its alignment and that of its mapping; each static set is in the arena, too.
     constants = shape.constant_bytes + 512 * len(shape.sizes()) + 2 * MIB

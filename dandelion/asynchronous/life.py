@@ -274,22 +274,26 @@ class KeptLives:
         self._fill(now_s)
 
     def recovered(self, records: Iterable[KeptRecord], now_s: float) -> None:
-        """Go on with what the store has, after a start of the process.
+        """Go on with what the store has: after a start of the process, or from another node.
 
         Erasures that did not reach the store are done again, as far as it is known: of two records
         with the same key the older one was forgotten, and limits hold.
         """
         oldest_first = sorted(records, key=lambda r: (r.created_s, r.id))
+        over = []
         newest = {(r.tenant, r.request.key): r.id for r in oldest_first if r.request.key}
         for record in oldest_first:
             if newest.get((record.tenant, record.request.key), record.id) != record.id:
                 self._actions.append(Erase(record.id))
                 continue
+            if record.id in self.books.all:
+                continue
             kept = Kept(record, Phase.ENDED, shown=record)
             self.books.add(kept)
-            if not record.state.has_ended:
+            if record.state.has_ended:
+                over.append(kept)
+            else:
                 self._recover(kept, now_s)
-        over = [k for k in self.books.values() if k.phase is Phase.ENDED]
         for kept in sorted(over, key=lambda k: k.record.ended_s):
             self._enter_ended(kept)
         for tenant in list(self.books.tenants):
@@ -303,6 +307,29 @@ class KeptLives:
             return
         kept.is_suspect = 0 < attempts == self.limits.attempts - 1
         self._queue(kept)
+
+    def abandoned(self, ids: Iterable[str], error: DandelionError, now_s: float) -> None:
+        """Another node has taken these: forget them, and erase nothing.
+
+        Args:
+            ids: of invocations; unknown ones are passed over.
+            error: why those that are not accepted yet are refused.
+            now_s: the time.
+        """
+        for id_ in ids:
+            kept = self.books.all.get(id_)
+            if kept is None:
+                continue
+            self._line.remove(id_)
+            self._suspects.remove(id_)
+            self._unplace(kept)
+            self._unsaved.discard(id_)
+            self.books.remove(kept)
+            if kept.phase is Phase.RUNNING:
+                self._actions.append(Stop(id_))
+            accepted = kept.phase is not Phase.ACCEPTING
+            self._actions.append(Changed(id_) if accepted else Refused(id_, error))
+        self._fill(now_s)
 
     def closing(self) -> None:
         """The node closes in order: attempts under way do not count.

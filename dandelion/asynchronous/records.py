@@ -79,6 +79,31 @@ class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     callback: str = ""
 
 
+Ballot: TypeAlias = tuple[int, str]
+"""A number, and the node that gave it: the higher one holds."""
+
+
+class KeptMark(msgspec.Struct, frozen=True, array_like=True):
+    """Which version of a record this is, among the nodes of a cluster.
+
+    Attributes:
+        journal: of the node that accepted the invocation.
+        ballot: under which its holder wrote this.
+        step: counts what that holder wrote.
+        data: names the inputs or the result that belong to it; empty if there are none.
+    """
+
+    journal: str
+    ballot: Ballot
+    step: int
+    data: str = ""
+
+    @property
+    def version(self) -> tuple[Ballot, int]:
+        """Of two versions of a record the higher one is newer."""
+        return self.ballot, self.step
+
+
 class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One asynchronous invocation, as it is stored.
 
@@ -93,6 +118,7 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         input_bytes, result_bytes: what the store keeps.
         error: why it failed.
         callback: what becomes of it.
+        mark: its version, in a cluster.
     """
 
     id: str
@@ -108,6 +134,7 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     result_bytes: int = 0
     error: ErrorRecord | None = None
     callback: CallbackRecord | None = None
+    mark: KeptMark | None = None
 
     @property
     def kept_bytes(self) -> int:

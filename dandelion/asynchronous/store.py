@@ -88,6 +88,9 @@ class KeptStore(abc.ABC):
             CatalogCorrupt, CatalogUnavailable: it cannot be read.
         """
 
+    def closing(self) -> None:
+        """Writes from now on wait only for what is certain to come."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Close it; may be called twice."""

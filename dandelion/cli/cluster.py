@@ -23,15 +23,24 @@ def run(arguments: Arguments, out: Output) -> int:
 
 def _show(info: ClusterInfo, out: Output) -> None:
     out.table(
-        ("node", "state", "voter", "free engines", "sent", "served", "round trip"),
+        ("node", "state", "voter", "free engines", "waiting", "sent", "served", "round trip"),
         [_row(member) for member in info.members],
     )
+    tenants = sorted({name for member in info.members for name in member.used_s})
+    if tenants:
+        out.line("")
+        rows = [
+            (tenant, *[f"{m.used_s.get(tenant, 0.0):.1f} s" for m in info.members])
+            for tenant in tenants
+        ]
+        out.table(("engine time of tenant", *[member.name for member in info.members]), rows)
     if not info.majority:
         out.line("\nonly a minority of the voters is seen: changes are not acknowledged")
     out.line(
         f"\n{info.node}: {info.registered} changes of the catalogue; {info.sent_calls} calls sent, "
         f"{info.lost_calls} lost, {info.served_calls} served; {size_text(info.sent_bytes)} sent, "
-        f"{size_text(info.received_bytes)} received"
+        f"{size_text(info.received_bytes)} received; copies of {info.kept_copies} asynchronous "
+        f"invocations, {info.taken_over} taken over"
     )
 
 
@@ -42,6 +51,7 @@ def _row(member: MemberInfo) -> tuple[str, ...]:
         member.state,
         "yes" if member.voter else "no",
         ", ".join(free),
+        str(member.waiting),
         str(member.sent),
         str(member.served),
         f"{member.round_trip_s * 1e3:.2f} ms" if member.round_trip_s else "",

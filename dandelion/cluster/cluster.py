@@ -16,22 +16,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
 from functools import partial
 from pathlib import Path
 
+from dandelion.asynchronous.store import KeptStore
 from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.control_end import ControlEnd
+from dandelion.cluster.departure import Departure
 from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.doors import Door, bound_socket
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.executor import RemoteEngines
 from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.kept_keeper import KeptKeeper
 from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
@@ -39,10 +40,13 @@ from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membershi
 from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
+from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
+from dandelion.cluster.shares import UsedElsewhere
 from dandelion.cluster.status import members_of
+from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
@@ -50,13 +54,11 @@ from dandelion.node.attachment import NodeParts
 TICK_S = 0.05
 SILENT_NS = 2 * DEAD_NS
 """After so long without a message of a node, its calls here are ended."""
-DRAIN_S = 5.0
-"""How long calls of other nodes may take when this one leaves."""
 
 log = logging.getLogger("dandelion.cluster")
 
 
-class Cluster(NodeSide):
+class Cluster(NodeSide, Departure):
     """One node's part of a cluster. Use it for one node.
 
     Args:
@@ -92,12 +94,15 @@ class Cluster(NodeSide):
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
         self._round_trips: dict[str, int] = {}
+        self._used = UsedElsewhere()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = self._left = False
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
-        self.thread = 0
+        self.thread = self._wanted = 0
+        self._kept = KeptKeeper(self.name, self.voters, self._membership, self._links, self._spawn)
+        self.elsewhere = self._kept.elsewhere
         self._file: LogFile | None = None
 
     # --- the node's side --------------------------------------------------------------------------
@@ -118,6 +123,10 @@ class Cluster(NodeSide):
         self.catalog = ClusterCatalog(catalog, self.name, self.source)
         return self.catalog
 
+    def wrap_store(self, store: KeptStore) -> KeptStore:
+        """See `ClusterPart.wrap_store`."""
+        return self._kept.wrap(store, self._post)
+
     def start(self, parts: NodeParts) -> None:
         """See `ClusterPart.start`."""
         self.thread = threading.get_ident()
@@ -131,11 +140,12 @@ class Cluster(NodeSide):
             replica, self._file, self.catalog, self.source, self._post, self._send_ballot
         )
         self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
+        self._kept.start(parts.kept)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
         if self._discovery is not None:
             resources = {group.backend: group.engines for group in self.load(0).groups}
-            self._discovery.start(self.name, resources, self._found)
+            self._discovery.start(self.name, resources, self._found, lambda: self._wanted)
         self._tick()
 
     def _found(self, name: str) -> None:
@@ -151,59 +161,6 @@ class Cluster(NodeSide):
         if threading.get_ident() == self.thread:
             raise refused_on_loop()
 
-    def close(self) -> None:
-        """See `ClusterPart.close`."""
-        if not self.thread:
-            self._socket.close()
-            if self._file is not None:
-                self._file.close()
-            return
-        if self._discovery is not None:
-            self._discovery.close()
-        self._post(self._drain)
-        deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
-            idle: Future[bool] = Future()
-            self._post(lambda idle=idle: idle.set_result(self._is_idle()))  # type: ignore[misc]
-            if idle.result(DRAIN_S):
-                break
-            time.sleep(0.02)  # not on the loop; calls of others end meanwhile
-        ended: Future[None] = Future()
-        self._post(partial(self._leave, ended))
-        try:
-            ended.result(DRAIN_S)
-        except Late:
-            log.error("the cluster was not left in time")
-        self._log.close()
-
-    def _drain(self) -> None:
-        self._draining = True
-        for name in list(self._placement.views):
-            self._placement.views[name].open = False
-
-    def _is_idle(self) -> bool:
-        links: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
-        return not any(link.under_way for link in links)
-
-    def _leave(self, ended: Future[None]) -> None:
-        self._left = True
-        if self._ticker is not None:
-            self._ticker.cancel()
-        self._door.close()
-        for task in list(self._tasks):
-            task.cancel()
-        self._ending = asyncio.get_running_loop().create_task(self._end(ended))
-
-    async def _end(self, ended: Future[None]) -> None:
-        """End all connections."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in list(self._links.values()):
-            link.leave()
-        for end in [*self._links.values(), *self._in_links.values()]:
-            end.close("this node shuts down", politely=True)
-        await self._door.wait_closed()
-        ended.set_result(None)
-
     def check_acknowledges(self) -> None:
         """See `ClusterPart.check_acknowledges`."""
         if not self._has_majority.is_set():
@@ -217,7 +174,13 @@ class Cluster(NodeSide):
         """See `ClusterPart.info`."""
         links = (self._links, self._in_links, self._round_trips)
         members = members_of(
-            self.name, self.voters, self.load(0), self._membership, self._placement, *links
+            self.name,
+            self.voters,
+            self.load(0),
+            self.used_ns(),
+            self._membership,
+            self._placement,
+            *links,
         )
         ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
         return ClusterInfo(
@@ -230,6 +193,8 @@ class Cluster(NodeSide):
             self._lost,
             self._sent_bytes + sum([end.sent_bytes for end in ends]),
             self._received_bytes + sum([end.received_bytes for end in ends]),
+            self._kept.copies,
+            self._kept.taken_over,
         )
 
     # --- time and members -------------------------------------------------------------------------
@@ -243,6 +208,8 @@ class Cluster(NodeSide):
             if now_ns - link.heard_ns > SILENT_NS:
                 link.close("it sent no heartbeat")
         self._log.tick()
+        self._kept.tick(now_ns / 1e9)
+        self._wanted = self._placement.wanted(self.load(0)) if self._discovery else 0
 
     def _act(self) -> None:
         """Carry out what membership decided."""
@@ -308,6 +275,8 @@ class Cluster(NodeSide):
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
         self._log.linked(name, link)
+        self._kept.linked(name, link)
+        self._used.joined(name)
         self._placement.joined(name)
         self._placement.loaded(name, load)
         log.info("node %s is a member", name)
@@ -319,7 +288,11 @@ class Cluster(NodeSide):
         for other in pong.members:
             self._membership.learned(other)
         self._placement.loaded(name, pong.load)
+        self._placement.used(name, pong.used_ns)
         self._log.heard_length(name, pong.registered)
+        scheduler = self.parts.runtime.scheduler
+        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.served_ns):
+            scheduler.used_elsewhere(tenant, backend, used_ns)
         self._act()
 
     def _answered(self, name: str, backend: str, refused: bool, message: Done | Failed) -> None:
@@ -359,10 +332,11 @@ class Cluster(NodeSide):
             if self._in_links.get(link.peer) is link:
                 del self._in_links[link.peer]
             return
-        if self._links.get(link.peer) is not link:
+        if not isinstance(link, OutLink) or self._links.get(link.peer) is not link:
             return
         del self._links[link.peer]
-        self._lost += link.lost_calls if isinstance(link, OutLink) else 0
+        self._kept.unlinked(link.peer, link)
+        self._lost += link.lost_calls
         self._round_trips.pop(link.peer, None)
         self._placement.left(link.peer)
         if not self._left:
@@ -391,6 +365,10 @@ class Cluster(NodeSide):
     def ballot(self, peer: str, content: bytes) -> None:
         """See `Hub`."""
         self._log.received(peer, content, self._links.get(peer) or self._in_links.get(peer))
+
+    async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
+        """See `Hub`."""
+        return await self._kept.answer(peer, content, data)
 
     def registered(self) -> int:
         """See `Host`."""

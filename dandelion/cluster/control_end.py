@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Protocol
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import Ballot, BlobAt, GetBlob, Message, Refuse, RegionSize
+from dandelion.cluster.messages import (
+    Ballot,
+    BlobAt,
+    GetBlob,
+    Message,
+    Question,
+    Refuse,
+    RegionSize,
+    Reply,
+)
+from dandelion.cluster.questions import Answer, Questions
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError
 from dandelion.executors import Surroundings
@@ -33,6 +43,9 @@ class Hub(Protocol):
     def ballot(self, peer: str, content: bytes) -> None:
         """A message of the catalogue's log came."""
 
+    async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
+        """Answer a question of another node."""
+
 
 class ControlEnd:
     """One end of a link.
@@ -48,6 +61,7 @@ class ControlEnd:
         self.peer = peer
         self.exchange = exchange
         self.control = control
+        self.questions = Questions(peer, control, exchange, hub.answer)
         self._hub = hub
         self._wanted: dict[int, Callable[[Bytes | None], None]] = {}
         self._serving_blobs = 0
@@ -76,6 +90,7 @@ class ControlEnd:
         self.closed = True
         self.control.close(reason, politely)
         self.exchange.close(reason)
+        self.questions.close(reason)
         wanted, self._wanted = self._wanted, {}
         for done in wanted.values():
             done(None)
@@ -93,6 +108,8 @@ class ControlEnd:
             self._blob_at(message)
         elif isinstance(message, Ballot):
             self._hub.ballot(self.peer, message.content)
+        elif isinstance(message, Question | Reply):
+            self.questions.received(message, data)
         elif isinstance(message, Refuse):
             raise BadPeer(f"{self.peer} refused: {message.reason[:500]}")
         else:

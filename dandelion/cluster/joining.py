@@ -34,5 +34,5 @@ def joined(settings: Settings) -> Cluster:
         raise BackendUnavailable(
             "ray", f"{error.name} is not installed", "pip install 'dandelion-engine[cluster]'"
         ) from None
-    discovery: Discovery = ray_control.RayControl(settings.cluster)
+    discovery: Discovery = ray_control.RayControl(settings.cluster, settings.cluster_reserve)
     return Cluster(given, discovery)

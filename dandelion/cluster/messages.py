@@ -15,6 +15,7 @@ from caller    answer                       meaning
 `StopRun`      -                            its result is not needed
 `Ballot`       `Ballot`                     replication of the catalogue, see `replication`
 `GetBlob`      `BlobAt`                     where a blob can be pulled from; either side may ask
+`Question`     `Reply`                      asynchronous invocations, see `kept_messages`
 `Leave`        -                            the node shuts down
 ============== ============================ =======================================================
 
@@ -129,6 +130,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
         members: names of the nodes that it knows.
         registered: length of its catalogue's log.
         draining: it takes no more calls.
+        used_ns: how long each tenant has used engines there, by tenant and backend.
+        served_ns: what of it was for calls of the reader.
     """
 
     number: Count
@@ -136,6 +139,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     members: tuple[Name, ...] = ()
     registered: Count = 0
     draining: bool = False
+    used_ns: dict[str, dict[str, Count]] = {}
+    served_ns: dict[str, dict[str, Count]] = {}
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
@@ -291,6 +296,27 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, tag="ballot"):
     content: bytes
 
 
+class Question(msgspec.Struct, frozen=True, array_like=True, tag="question"):
+    """About asynchronous invocations, see `kept_messages`; answered by a `Reply`.
+
+    Attributes:
+        number: unique on the connection.
+        regions: of the sender, that have the data in order; none if the frame has it.
+    """
+
+    number: Count
+    content: bytes
+    regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The answer; its parts are those of the question."""
+
+    number: Count
+    content: bytes
+    regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
+
+
 class Pull(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pull"):
     """Send a part of a region."""
 
@@ -347,6 +373,8 @@ Message: TypeAlias = (
     | GetBlob
     | BlobAt
     | Ballot
+    | Question
+    | Reply
     | Pull
     | Piece
     | Gone

@@ -20,7 +20,9 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dandelion.cluster.discovery import wanted_nodes
 from dandelion.cluster.messages import EngineGroup, Load
+from dandelion.cluster.shares import Used
 
 PARTNERS = 16
 NS_PER_BYTE = 1.0
@@ -44,6 +46,7 @@ class View:
         open: it takes calls.
         refused: it refused a call since it last said what it has.
         turn: when it last got a call, as a count.
+        used_ns: how long tenants have used its engines, by tenant and backend.
     """
 
     groups: dict[str, EngineGroup] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class View:
     refused: bool = False
     waiting: int = 0
     turn: int = 0
+    used_ns: Used = field(default_factory=dict)
 
     def free(self, backend: str) -> int:
         """How many more calls it takes for all that is known."""
@@ -127,6 +131,31 @@ class Placement:
                 view.unseen = {b: -(-n * left // total) for b, n in view.unseen.items()}
         view.seen = load.received
         self._free.clear()
+
+    def wanted(self, own: Load) -> int:
+        """Return how many nodes the calls of the cluster would keep busy.
+
+        Args:
+            own: what this node has.
+        """
+        loads = [own.groups, *[tuple(v.groups.values()) for v in self.views.values() if v.open]]
+        waiting = own.waiting + sum([view.waiting for view in self.views.values()])
+        engines: dict[str, int] = {}
+        free: dict[str, int] = {}
+        for group in (group for groups in loads for group in groups):
+            engines[group.backend] = engines.get(group.backend, 0) + group.engines
+            free[group.backend] = free.get(group.backend, 0) + group.free
+        used = [b for b, count in engines.items() if count]
+        if not used:
+            return wanted_nodes(len(loads), 0, 0, waiting)
+        fullest = min(used, key=lambda backend: free[backend] / engines[backend])
+        return wanted_nodes(len(loads), engines[fullest], free[fullest], waiting)
+
+    def used(self, name: str, used_ns: Used) -> None:
+        """A node said how long tenants have used its engines."""
+        view = self.views.get(name)
+        if view is not None:
+            view.used_ns = used_ns
 
     def free(self, backend: str) -> int:
         """How many more calls the partners take together."""

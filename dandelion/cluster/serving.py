@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.instance_walk import InstanceWalk
 from dandelion.cluster.messages import (
     Define,
     Done,
@@ -33,10 +33,7 @@ from dandelion.cluster.messages import (
     Undefine,
 )
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
-from dandelion.data import ItemSet, Origin
-from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import Cancel, Complete, CompositionPlan, Fail, Instruction, Walk
-from dandelion.dispatcher import Run as RunInstance
+from dandelion.dispatcher import CompositionPlan
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
@@ -60,7 +57,6 @@ RUNS_LIMIT = 65536
 """Calls that one other node may have here at once."""
 _REFUSALS = (NoEngine, BackendUnavailable, NodeLost, Overloaded)
 """Errors of calls that did not begin, since this node lacks something."""
-_POLICY = Partitioning("fixed", 1, 1)
 _ids = itertools.count(1)
 
 
@@ -69,6 +65,9 @@ class Host(Hub, Protocol):
 
     def load(self, received: int) -> Load:
         """Tell what this node has."""
+
+    def used_ns(self) -> dict[str, dict[str, int]]:
+        """Tell how long tenants have used engines here, by tenant and backend."""
 
     def members(self) -> tuple[str, ...]:
         """Names of the nodes that this one knows."""
@@ -102,51 +101,6 @@ class Host(Hub, Protocol):
         """Another node shuts down."""
 
 
-class InstanceWalk(Walk):
-    """The walk of one instance, whose sets and origin are known."""
-
-    def __init__(self, plan: CompositionPlan, origin: Origin | None, attempt: int) -> None:
-        super().__init__(plan, _POLICY)
-        self._origin_item = origin
-        self._attempt = attempt
-        self._inputs: InstanceSets = ()
-
-    @property
-    def in_flight(self) -> int:
-        return int(not self.done)
-
-    def expects(self, instance: int) -> bool:
-        return not self.done
-
-    def start(self, inputs: Sequence[ItemSet | None]) -> list[Instruction]:
-        application = self.plan.applications[0]
-        spec = application.target
-        assert isinstance(spec, FunctionSpec), "it is the plan of a function"
-        self._inputs = tuple(inputs)
-        origin, attempt = self._origin_item, self._attempt
-        return [RunInstance(0, spec, self._inputs, application, 0, origin, attempt)]
-
-    def finished(self, instance: int, outputs: InstanceSets) -> list[Instruction]:
-        if self.done:
-            return []
-        self.done = True
-        return [Complete(outputs)]
-
-    def failed(self, instance: int, error: DandelionError) -> list[Instruction]:
-        return [] if self.done else self._end(error)
-
-    def cancel(self, error: DandelionError) -> list[Instruction]:
-        return [] if self.done else [Cancel(0), *self._end(error)]
-
-    def _end(self, error: DandelionError) -> list[Instruction]:
-        self.done = True
-        return [Fail(error)]
-
-    def held(self) -> tuple[int, int]:
-        sets = [one for one in self._inputs if one is not None]
-        return sum([one.size_bytes for one in sets]), sum(map(len, sets))
-
-
 class _Served:
     """A call of the other node. `invocation` is None until its inputs are here."""
 
@@ -172,6 +126,7 @@ class InLink(ControlEnd):
     Attributes:
         count: of calls that came.
         heard_ns: when its last message came; it sends heartbeats.
+        used_ns: how long its calls were on engines, by tenant and backend.
     """
 
     def __init__(self, peer: str, control: Frames, exchange: Exchange, host: Host) -> None:
@@ -180,6 +135,7 @@ class InLink(ControlEnd):
         self._functions: dict[int, _Known] = {}
         self._runs: dict[int, _Served] = {}
         self.count = 0
+        self.used_ns: dict[str, dict[str, int]] = {}
         self.heard_ns = time.monotonic_ns()
 
     @property
@@ -194,8 +150,17 @@ class InLink(ControlEnd):
         elif isinstance(message, Ping):
             host = self._host
             load = host.load(self.count)
-            pong = Pong(message.number, load, host.members(), host.registered(), host.draining)
-            self.control.send(pong)
+            self.control.send(
+                Pong(
+                    message.number,
+                    load,
+                    host.members(),
+                    host.registered(),
+                    host.draining,
+                    host.used_ns(),
+                    self.used_ns,
+                )
+            )
         elif isinstance(message, Define):
             self._define(message)
         elif isinstance(message, Undefine):
@@ -292,6 +257,7 @@ class InLink(ControlEnd):
                 sum([s.size_bytes for s in inputs if s is not None]),
                 message.priority,
                 served=True,
+                served_ns=self.used_ns.setdefault(tenant.name, {}),
                 trace=Trace(id_, known.spec.name, now_ns, tenant.name),
             )
             pure = known.spec.kind == "compute" or known.spec.idempotent

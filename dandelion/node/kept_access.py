@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
+import time
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from dandelion.asynchronous.handle import AsyncKeptAccess, KeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.data import ItemSet, Sets
-from dandelion.errors import Cancelled, InvalidInput
+from dandelion.errors import Cancelled, InvalidInput, Unknown
+from dandelion.node.attachment import ClusterPart
 from dandelion.node.invoker import Invoker
 from dandelion.node.kept_service import KeptOutcome, KeptService
+from dandelion.node.kept_views import WAIT_LIMIT_S
 from dandelion.node.loop import NodeLoop
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ class NodeKept:
         service: of the node.
         loop: of the node.
         invoker: of the node, which knows whether it runs.
-        check_acknowledges: raises if the node may promise nothing now.
+        cluster: whose other nodes may run what this one does not.
     """
 
     def __init__(
@@ -33,9 +35,9 @@ class NodeKept:
         service: KeptService,
         loop: NodeLoop,
         invoker: Invoker,
-        check_acknowledges: Callable[[], None] | None = None,
+        cluster: ClusterPart | None = None,
     ) -> None:
-        self._check_acknowledges = check_acknowledges
+        self._cluster = cluster
         self._service = service
         self._loop = loop
         self._invoker = invoker
@@ -44,31 +46,84 @@ class NodeKept:
         self, request: KeptRequest, sets: Mapping[str, ItemSet | None], *, tenant: str
     ) -> KeptView:
         """Accept an asynchronous invocation."""
-        if self._check_acknowledges is not None:
-            self._check_acknowledges()
-        return await self._here(self._service.submit(request, sets, tenant))
+        if self._cluster is not None:
+            self._cluster.check_acknowledges()
+        return await self._here(self._submit(request, sets, tenant))
+
+    async def _submit(
+        self, request: KeptRequest, sets: Mapping[str, ItemSet | None], tenant: str
+    ) -> KeptView:
+        if self._cluster is not None and request.key:
+            digest = await self._service.digest(request, sets)
+            id_ = self._cluster.elsewhere.earlier(tenant, request.key, digest)
+            if id_ is not None and self._service.lives.find(id_, tenant) is None:
+                return (await self._watch(id_, tenant, after="", wait_s=0.0, end=True)).view
+        return await self._service.submit(request, sets, tenant)
 
     async def watch(
         self, id_: str, *, tenant: str, after: str = "", wait_s: float = 0.0, end: bool = False
     ) -> Watched:
         """Tell about one, at once or when there is something new."""
-        watch = self._service.views.watch(id_, tenant, after=after, wait_s=wait_s, end=end)
-        return await self._here(watch)
+        return await self._here(self._watch(id_, tenant, after=after, wait_s=wait_s, end=end))
+
+    async def _watch(
+        self, id_: str, tenant: str, *, after: str, wait_s: float, end: bool
+    ) -> Watched:
+        until_s = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
+        while True:
+            left_s = max(0.0, until_s - time.monotonic())
+            try:
+                watch = self._service.views.watch
+                return await watch(id_, tenant, after=after, wait_s=left_s, end=end)
+            except Unknown:
+                if self._cluster is None:
+                    raise
+            watch_there = self._cluster.elsewhere.watch
+            found = await watch_there(id_, tenant, after=after, wait_s=left_s, end=end)
+            if found is not None:
+                return found
 
     async def result(self, id_: str, *, tenant: str) -> KeptOutcome:
         """Give the result of one."""
-        return await self._here(self._service.result(id_, tenant))
+        return await self._here(self._result(id_, tenant))
+
+    async def _result(self, id_: str, tenant: str) -> KeptOutcome:
+        while True:
+            try:
+                return await self._service.result(id_, tenant)
+            except Unknown:
+                if self._cluster is None:
+                    raise
+            found = await self._cluster.elsewhere.result(id_, tenant)
+            if found is not None:
+                return found
 
     async def cancel(self, id_: str, *, tenant: str) -> KeptView:
         """End one, or forget it if it has ended."""
-        return await self._here(_at_once(partial(self._service.cancel, id_, tenant)))
+        return await self._here(self._cancel(id_, tenant))
+
+    async def _cancel(self, id_: str, tenant: str) -> KeptView:
+        while True:
+            try:
+                return self._service.cancel(id_, tenant)
+            except Unknown:
+                if self._cluster is None:
+                    raise
+            found = await self._cluster.elsewhere.cancel(id_, tenant)
+            if found is not None:
+                return found
 
     async def list(
         self, *, tenant: str, state: KeptState | None = None, after: str = "", limit: int = 100
     ) -> KeptPage:
-        """List those of a tenant, newest first."""
-        work = partial(self._service.views.list, tenant, state, after, limit)
-        return await self._here(_at_once(work))
+        """List those of a tenant, newest first; in a cluster those of all nodes that answer."""
+        return await self._here(self._list(tenant, state, after, limit))
+
+    async def _list(self, tenant: str, state: KeptState | None, after: str, limit: int) -> KeptPage:
+        page = self._service.views.list(tenant, state, after, limit)
+        if self._cluster is None:
+            return page
+        return await self._cluster.elsewhere.list_all(page, tenant, state, after, limit)
 
     def blocking(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one of the coroutines above, and block until it is done.
@@ -135,7 +190,3 @@ class BlockingKept(KeptAccess):
 
     def cancel(self, id_: str) -> KeptView:
         return self._kept.blocking(self._inner.cancel(id_))
-
-
-async def _at_once(work: Callable[[], T]) -> T:
-    return work()

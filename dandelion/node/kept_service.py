@@ -11,7 +11,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -158,8 +158,20 @@ class KeptService:
             self.lives.recovered(records, time.time())
             self._pump()
 
+    def adopt(self, records: Sequence[KeptRecord]) -> None:
+        """Go on with invocations of another node, which the store has by now; on the loop."""
+        self._loop = asyncio.get_running_loop()
+        self.lives.recovered(records, time.time())
+        self._pump()
+
+    def abandon(self, ids: Iterable[str], error: DandelionError) -> None:
+        """Another node has taken these: end attempts, and forget them; on the loop."""
+        self.lives.abandoned(ids, error, time.time())
+        self._pump()
+
     def closing(self, idle: Future[None]) -> None:
         """Take attempts back, and resolve a future when the store has everything; on the loop."""
+        self._store.closing()
         self.lives.closing()
         self._pump()
         self._runner.close()
@@ -198,10 +210,7 @@ class KeptService:
         plan = await self._invoker.plan(request.name, request.version, tenant)
         positional(plan, sets)
         size = size_of(sets)
-        digest = ""
-        if request.key:
-            work = partial(_digest, request, sets)
-            digest = await self._read_soon(work) if size > _THREAD_BYTES else work()
+        digest = await self.digest(request, sets) if request.key else ""
         callback = CallbackRecord(request.callback) if request.callback else None
         record = KeptRecord(
             id=secrets.token_hex(16),
@@ -224,6 +233,14 @@ class KeptService:
         if waits is not None:
             await waits
         return self.views.view(self.views.found(id_, tenant))
+
+    async def digest(self, request: KeptRequest, sets: Mapping[str, ItemSet | None]) -> str:
+        """Digest everything that makes two requests the same."""
+        work = partial(_digest, request, sets)
+        if size_of(sets) <= _THREAD_BYTES:
+            return work()
+        found: str = await self._read_soon(work)
+        return found
 
     def _check(self, request: KeptRequest, tenant: str) -> None:
         if not self._invoker.running:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dandelion.capacity import ClusterInfo
 from dandelion.node.info import NodeInfo
 from dandelion.node.observer import BUCKETS_S, InvocationCounts
 
@@ -74,9 +75,16 @@ class _Snapshot(Collector):
             "lost_calls": "Calls that were lost with the node that ran them.",
             "sent_bytes": "Bytes sent to other nodes.",
             "received_bytes": "Bytes received from other nodes.",
+            "taken_over": "Asynchronous invocations of lost nodes that this one went on with.",
         }
         for name, text in documented.items():
             yield CounterMetricFamily(f"dandelion_cluster_{name}", text, getattr(cluster, name))
+        yield GaugeMetricFamily(
+            "dandelion_cluster_kept_copies",
+            "Asynchronous invocations of any node of which this one has a copy.",
+            cluster.kept_copies,
+        )
+        yield from _nodes(cluster)
 
     def _durations(self) -> Metric:
         durations = HistogramMetricFamily(
@@ -262,3 +270,41 @@ def exposition(info: NodeInfo) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Snapshot(info))
     return generate_latest(registry)
+
+
+def _nodes(cluster: ClusterInfo) -> Iterator[Metric]:
+    """Give what is known of each node of a cluster, with the label ``node``."""
+    engines = GaugeMetricFamily(
+        "dandelion_cluster_engines",
+        "How many calls a node runs at the same time.",
+        labels=["node", "backend"],
+    )
+    free = GaugeMetricFamily(
+        "dandelion_cluster_free_engines",
+        "How many more calls a node would begin.",
+        labels=["node", "backend"],
+    )
+    waiting = GaugeMetricFamily(
+        "dandelion_cluster_waiting_calls", "Calls that wait on a node.", labels=["node"]
+    )
+    round_trip = GaugeMetricFamily(
+        "dandelion_cluster_round_trip_seconds", "Of the last heartbeat.", labels=["node"]
+    )
+    up = GaugeMetricFamily(
+        "dandelion_cluster_node_up", "1 if a node takes calls.", labels=["node", "state"]
+    )
+    used = CounterMetricFamily(
+        "dandelion_cluster_tenant_engine_seconds",
+        "How long tenants have used the engines of a node.",
+        labels=["node", "tenant"],
+    )
+    for member in cluster.members:
+        for backend, count in sorted(member.engines.items()):
+            engines.add_metric([member.name, backend], count)
+            free.add_metric([member.name, backend], member.free.get(backend, 0))
+        waiting.add_metric([member.name], member.waiting)
+        round_trip.add_metric([member.name], member.round_trip_s)
+        up.add_metric([member.name, member.state], member.state in ("self", "alive"))
+        for tenant, used_s in sorted(member.used_s.items()):
+            used.add_metric([member.name, tenant], used_s)
+    yield from (engines, free, waiting, round_trip, up, used)

@@ -230,8 +230,7 @@ class Node:
             self._pool,
             callbacks,
         )
-        acknowledges = None if cluster is None else cluster.check_acknowledges
-        self.kept = NodeKept(self._kept, self._loop, self._invoker, acknowledges)
+        self.kept = NodeKept(self._kept, self._loop, self._invoker, cluster)
         self._registering = threading.Lock()
         self._closing = threading.Lock()
         self._changed = threading.Condition()
@@ -252,7 +251,8 @@ class Node:
 
     def _opened_store(self, catalog: str) -> KeptStore:
         try:
-            return open_kept_store(catalog)
+            store = open_kept_store(catalog)
+            return store if self._cluster is None else self._cluster.wrap_store(store)
         except BaseException:
             self._all.close()
             if self._cluster is not None:
@@ -296,6 +296,7 @@ class Node:
                     self._spaces,
                     self.settings.caps,
                     self._forget_removed,
+                    self._kept,
                 )
             )
 

@@ -72,5 +72,11 @@ class Policy(abc.ABC):
     def ended(self, call: CallState, engine: EngineState, duration_ns: int) -> None:
         """A call has ended after this time on its engine."""
 
+    def used_elsewhere(self, flow: Flow, lane: Lane, used_ns: int) -> None:
+        """The tenant of a flow that waits has used engines like those of the lane on other nodes.
+
+        The keys of its queues may become larger only.
+        """
+
     def tenant_changed(self, tenant: Tenant) -> None:
         """A tenant is new, or its weight changed."""

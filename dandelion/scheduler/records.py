@@ -58,6 +58,7 @@ class Tenant:
         counted: items of the last count.
         parked: its queues that may send no calls until others of its calls end.
         prioritized: how many of its waiting calls have a priority other than 0.
+        used_ns: time of its calls on engines of this node, by backend; a counter.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Tenant:
     prioritized: int = 0
     share_constants: bool = True
     paused: int = 0
+    used_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -288,6 +290,7 @@ class InvocationState(msgspec.Struct, eq=False):
         resuming: its walk stopped after a slice and has its next turn in the queue.
         span: its span, if it has one; the scheduler does not use it.
         served: it is one call of an invocation of another node, and runs on engines of this one.
+        served_ns: if it is served, receives the time on engines, by backend; its node's counters.
     """
 
     id: str
@@ -308,6 +311,7 @@ class InvocationState(msgspec.Struct, eq=False):
     resuming: bool = False
     span: InvocationSpan | None = None
     served: bool = False
+    served_ns: dict[str, int] | None = None
 
 
 class EnginePhase(enum.Enum):

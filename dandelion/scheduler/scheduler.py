@@ -203,6 +203,12 @@ class Scheduler:
         self.tenants[tenant.name] = tenant
         self.calls.sending.tenant_changed(tenant, now_ns)
 
+    def used_elsewhere(self, name: str, backend: str, used_ns: int) -> None:
+        """A tenant has used engines of a backend for so long on other nodes of the cluster."""
+        tenant = self.tenants.get(name)
+        if tenant is not None and tenant.waiting:
+            self.calls.sending.used_elsewhere(tenant, backend, used_ns)
+
     # --- private: nothing below is an event -----------------------------------------------------
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:

@@ -101,6 +101,14 @@ class Sending:
         if self._lines.waiting:
             self.feed_all(now_ns)
 
+    def used_elsewhere(self, tenant: Tenant, backend: str, used_ns: int) -> None:
+        """A tenant has used engines of other nodes: its waiting calls count that much more."""
+        for lane in self._engines.lanes.values():
+            if any(backend in engine.device for engine in lane.engines):
+                flows = [flow for flow in lane.queues if flow.tenant is tenant]
+                for flow in flows:
+                    self.policy.used_elsewhere(flow, lane, used_ns // len(flows))
+
     def due(self, now_ns: int) -> None:
         """Queue the calls that have waited long enough for others."""
         for flow in self.batches.due(now_ns):
@@ -296,6 +304,12 @@ class Sending:
             duration_ns = 0
         engine.measured(duration_ns)
         flow.measured(duration_ns)
+        if not engine.remote:
+            used_ns, backend = flow.tenant.used_ns, engine.device[0]
+            used_ns[backend] = used_ns.get(backend, 0) + duration_ns
+            served_ns = call.invocation.served_ns
+            if served_ns is not None:
+                served_ns[backend] = served_ns.get(backend, 0) + duration_ns
         if engine.pool is not None:
             engine.pool.ended(call, engine, duration_ns, now_ns)
         self.policy.ended(call, engine, duration_ns)

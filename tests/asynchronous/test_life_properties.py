@@ -180,6 +180,31 @@ class LifeMachine(RuleBasedStateMachine):
         self.lives.tick(self.now)
         self.carry_out()
 
+    # --- other nodes --------------------------------------------------------------------------
+
+    @precondition(lambda self: self.lives.books.all)
+    @rule(at=pick, back=st.booleans())
+    def taken(self, at: int, back: bool) -> None:
+        """Another node takes one over, and perhaps is lost: it comes back as it was stored."""
+        known = sorted(self.lives.books.all)
+        id_ = known[at % len(known)]
+        self.lives.abandoned([id_], Cancelled("taken over"), self.now)
+        assert id_ not in self.lives.books.all
+        self.carry_out()
+        self.steps = deque(s for s in self.steps if _id_of(s) != id_)
+        self.running = [one for one in self.running if one != id_]
+        self.ends.pop(id_, None)
+        stored = [record for record in self.disk.load() if record.id == id_]
+        if back and stored:
+            self.accepted.add(id_)
+            self.forgotten.discard(id_)
+            self.lives.recovered(stored, self.now)
+        else:
+            self.disk.write([Drop(id_)])
+            self.forgotten.add(id_)
+        self.has_lost_erasures = True  # what comes back may be too much
+        self.carry_out()
+
     # --- the process --------------------------------------------------------------------------
 
     @rule(written=st.integers(0, 3))
@@ -270,6 +295,10 @@ LifeMachine.TestCase.settings = settings(
     max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestLife = LifeMachine.TestCase
+
+
+def _id_of(action: Save | Erase) -> str:
+    return action.record.id if isinstance(action, Save) else action.id
 
 
 def run_to_end(lives: KeptLives, disk: MemoryKeptStore, kills: str) -> dict[str, int]:

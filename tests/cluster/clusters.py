@@ -58,23 +58,33 @@ def nodes(
     secrets: Sequence[bytes] | None = None,
     joined: bool = True,
     catalogs: Sequence[str] | None = None,
+    own: Sequence[dict[str, object]] | None = None,
     **given: object,
 ) -> Iterator[list[Node]]:
-    """Run nodes of one cluster in this process, one for each list of drivers."""
+    """Run nodes of one cluster in this process, one for each list of drivers.
+
+    Args:
+        drivers: of each node.
+        secrets, catalogs, own: of each node; `own` are further settings.
+        joined: wait until they know each other.
+        given: settings of all.
+    """
     addresses = free_addresses(len(drivers))
     keys = secrets or [SECRET] * len(drivers)
     with contextlib.ExitStack() as opened:
         made = []
-        for number, (address, own, key) in enumerate(zip(addresses, drivers, keys, strict=True)):
+        for number, (address, mine, key) in enumerate(zip(addresses, drivers, keys, strict=True)):
             cluster = Cluster(ClusterSettings(address, key, peers=tuple(addresses)))
             if catalogs:
                 given["catalog"] = catalogs[number]
-            made.append(opened.enter_context(Node(settings(**given), own, cluster)))
+            further = own[number] if own else {}
+            node = Node(settings(**{**given, **further}), mine, cluster)
+            made.append(opened.enter_context(node))
         if joined:
             for node in made:
                 wait_until(lambda node=node: alive(node) == len(made) - 1)  # type: ignore[misc]
             for node in made:
-                assert node.wait_ready(10)
+                assert node.wait_ready(60)
             wait_until(lambda: _know_engines(made))
         yield made
 

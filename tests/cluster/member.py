@@ -3,7 +3,8 @@
 For each line ``NAME ADDRESS PEER,...`` it forks a process with a node, which takes less time than
 to start one, and prints the id of the process. A node has one engine ``work`` that takes 5 ms for a
 call, and the pipes ``FOLDER/NAME.in`` and ``FOLDER/NAME.out``: there it writes a line when it is
-ready, and carries out commands, one a line: ``register``, ``invoke NUMBER SIZE``, ``alive``.
+ready, and carries out commands, one a line: ``register``, ``invoke NUMBER SIZE``, ``alive``,
+``submit COUNT`` (asynchronously), ``results ID ...``, ``kept``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -48,6 +51,23 @@ def invoke(node: Node, number: int, size: int) -> dict[str, object]:
     got = {(i.name, i.key, bytes(i.data)) for i in found or ()}
     right = got == {(i.name, i.key, bytes(i.data).upper()) for i in items}
     return {"right": right, "s": time.monotonic() - began_s}
+
+
+def submit(node: Node, number: int) -> str:
+    """Submit asynchronously; return the id."""
+    items = tuple(Item(f"i{k}", k, b"text %d %d" % (number, k)) for k in range(5))
+    return node.submit("fan", x=ItemSet("x", items)).id
+
+
+def result(node: Node, id_: str) -> list[object]:
+    """Wait for a result; return its text, and when it ended."""
+    handle = node.submitted(id_)
+    try:
+        found = handle.result(20)["y"]
+    except DandelionError as error:
+        return [f"{type(error).__name__}: {error}", 0]
+    assert found is not None
+    return [[bytes(item.data).decode() for item in found], handle.view().ended_s]
 
 
 def main() -> None:
@@ -90,6 +110,17 @@ def serve(address: str, peers: tuple[str, ...], given: TextIO, out: TextIO) -> N
                 answer = invoke(node, int(rest[0]), int(rest[1]))
             elif word == "alive":
                 answer = {"alive": alive(node), "records": len(node.records())}
+            elif word == "submit":
+                with ThreadPoolExecutor(16) as pool:
+                    ids = list(pool.map(partial(submit, node), range(int(rest[0]))))
+                ended = [node.submitted(id_).state().has_ended for id_ in ids]
+                answer = {"ids": ids, "ended": sum(ended)}
+            elif word == "results":
+                with ThreadPoolExecutor(64) as pool:
+                    answer = {"results": list(pool.map(partial(result, node), rest))}
+            elif word == "kept":
+                page = node.kept.blocking(node.kept.list(tenant="default", limit=1000))
+                answer = {"kept": [view.id for view in page.invocations]}
             else:
                 return
             print(json.dumps(answer), file=out, flush=True)

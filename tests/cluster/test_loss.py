@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,14 +26,15 @@ class Members:
     Args:
         folder: for pipes.
         peers: addresses of all nodes.
+        prefix: of the command that starts the process.
     """
 
-    def __init__(self, folder: Path, peers: list[str]) -> None:
+    def __init__(self, folder: Path, peers: list[str], prefix: Sequence[str] = ()) -> None:
         self.folder, self.peers = folder, peers
         self.count = 0
         self.made: list[Member] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.member", str(folder)],
+            [*prefix, sys.executable, "-m", "tests.cluster.member", str(folder)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
@@ -143,3 +144,25 @@ def test_a_node_that_is_stopped_is_given_up_and_joins_again(members: Members) ->
         wait_until(lambda one=one: one.ask("alive")["alive"] == 2, 5)  # type: ignore[misc]
     assert a.ask("register") == {"registered": True}
     assert b.ask("invoke 5 50")["right"]
+
+
+def test_asynchronous_invocations_of_a_killed_node_end_once_elsewhere(members: Members) -> None:
+    a, b, owner = members.made[0], members.made[1], members.made[-1]
+    submitted = owner.ask("submit 200")
+    owner.signal(signal.SIGKILL)
+    ids = submitted["ids"]
+    assert isinstance(ids, list)
+    assert int(str(submitted["ended"])) < 150
+    asked = " ".join(["results", *ids])
+    a.write(asked)
+    b.write(asked)
+    found, there = a.read()["results"], b.read()["results"]
+    assert isinstance(found, list)
+    wanted = [[f"TEXT {number} {k}" for k in range(5)] for number in range(200)]
+    assert [texts for texts, _ in found] == wanted
+    assert found == there  # also when they ended
+    again = members.start(owner.address)
+    assert again.read() == {"ready": True}
+    assert again.ask(asked)["results"] == found
+    for one in (a, b, again):
+        assert sorted(one.ask("kept")["kept"]) == sorted(ids)  # type: ignore[call-overload]

@@ -31,6 +31,16 @@ def test_calls_are_spread_over_what_is_free() -> None:
     assert placement.choose("cpu", "f") == "a"
 
 
+def test_as_many_nodes_are_wanted_as_calls_would_keep_busy() -> None:
+    placement = three(a=4, b=4)
+    assert placement.wanted(load(4)) == 1
+    placement.loaded("a", load(0))
+    assert placement.wanted(load(1)) == 2  # 7 of 12 engines
+    placement.loaded("b", load(0, waiting=10))
+    assert placement.wanted(load(0)) == 6  # 22 calls, 4 for each
+    assert Placement("me").wanted(Load()) == 1
+
+
 def test_calls_that_a_node_has_not_seen_yet_count() -> None:
     placement = three(a=2)
     assert placement.choose("cpu", "f") == "a"

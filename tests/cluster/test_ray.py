@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dandelion.cluster import Cluster, ClusterSettings
+from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import (
@@ -37,7 +38,7 @@ def test_two_nodes_find_each_other_and_the_actors_end_with_them() -> None:
             wait_until(lambda: members() == sorted([first.name, second.name]), 60)
             found: list[str] = []
             third_control = RayControl("auto")  # of a node that knows no other
-            third_control.start(free_addresses(1)[0], {"null": 1}, found.append)
+            third_control.start(free_addresses(1)[0], {"null": 1}, found.append, lambda: 0)
             wait_until(lambda: {first.name, second.name} <= set(found), 60)
             third_control.close()
             other.register(function("work"))
@@ -45,3 +46,34 @@ def test_two_nodes_find_each_other_and_the_actors_end_with_them() -> None:
             assert text_of(one.invoke("work", x=b"a")["y"]) == "a"
         wait_until(lambda: members() == [first.name], 20)
         wait_until(lambda: alive(one) == 0)
+
+
+def test_a_node_reserves_what_it_uses_and_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.autoscaler import sdk
+
+    from dandelion.cluster.ray_control import RayControl
+
+    asked: list[list[dict[str, float]]] = []
+    monkeypatch.setattr(sdk, "request_resources", lambda bundles: asked.append(bundles))
+    ray.init(num_cpus=3, resources={"dandelion": 1}, include_dashboard=False, namespace="dandelion")
+    try:
+        free = ray.available_resources
+        reserve = {"CPU": 2.0, "dandelion": 1.0}
+        name = free_addresses(1)[0]
+        wanted = [2]
+        control = RayControl("auto", reserve)
+        control.start(name, {"null": 1}, lambda other: None, lambda: wanted[0])
+        wait_until(lambda: free().get("CPU") == 1 and not free().get("dandelion"), 60)
+        wait_until(lambda: asked == [[reserve] * 2], 30)
+        wanted[0] = 1
+        wait_until(lambda: asked[1:] == [[reserve]], 30)
+        late = RayControl("auto", reserve)
+        with pytest.raises(BackendUnavailable, match="is not free"):
+            late._strategy()
+        control.close()
+        wait_until(lambda: free().get("CPU") == 3 and free().get("dandelion") == 1, 30)
+    finally:
+        ray.shutdown()
+    with pytest.raises(InvalidInput, match="CPU=0"):
+        RayControl("auto", {"CPU": 0})

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dandelion.cluster import Cluster, ClusterSettings
 from dandelion.data import SetSpec, item_set
 from dandelion.documents import python_function
 from dandelion.frontend.server import BackgroundServer
@@ -93,7 +94,8 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     settings = Settings(backends=("null", "process"), engines={"process": 1}, arena_bytes=64 << 20)
-    with Node(settings) as started:
+    cluster = Cluster(ClusterSettings("127.0.0.1:0", b"a secret of sixteen bytes"))
+    with Node(settings, cluster=cluster) as started:
         assert started.wait_ready(60)
         started.register(SPLIT, SIZE, COUNT, TWICE, TEXT, function("echo", ("a",), ("b",)))
         yield started
@@ -296,3 +298,12 @@ def test_it_asks_for_a_token(browser: Any, node: Node, tmp_path: Any) -> None:
     finally:
         node.settings = plain
         browser.get_log("browser")  # 401
+
+
+def test_the_nodes_of_a_cluster_are_shown(page: Page, node: Node) -> None:
+    info = node.cluster()
+    assert info is not None
+    page.open("#/cluster")
+    page.wait(lambda: info.node in page.text and "this node" in page.text)
+    node.invoke("Sizes", text="a bc")
+    page.wait(lambda: "default" in page.text)  # by itself, within a second

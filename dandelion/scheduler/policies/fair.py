@@ -12,6 +12,11 @@ lacks, a flow whose constants it has goes first, if it is at most so much and th
 ahead. So flows keep to engines while many wait. A flow that comes back from idle starts `STICKY_NS`
 behind the clock, so it is next. Further idle time is not credited.
 
+In a cluster, what a tenant uses on other nodes is added to the tags of its flows that wait here, in
+equal parts, up to `LEAD_NS` ahead of the clock. So its share counts over all nodes where it
+competes with others, and a tenant that had other nodes for itself is not kept from this one for
+long.
+
 Source: start-time fair queueing, Goyal, Vin, Cheng (1996); MQFQ-Sticky, arXiv 2507.08954.
 """
 
@@ -23,6 +28,8 @@ from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
 
 STICKY_NS = 5_000_000.0
+LEAD_NS = 10_000_000_000.0
+"""A tenant waits at most so much engine time longer for what it has used on other nodes."""
 COPIED_BYTES_PER_NS = 10.0
 """The rate at which constants are copied to a device, roughly."""
 FIRST_CALL_NS = 1_000_000.0
@@ -63,6 +70,12 @@ class Fair(Policy):
                 lane.clock = start
             if lane in tags:
                 tags[lane] += call.expected_ns
+
+    def used_elsewhere(self, flow: Flow, lane: Lane, used_ns: int) -> None:
+        weight = flow.tenant.weight
+        tag = flow.tags[lane]
+        limit = lane.clock + LEAD_NS / max(1.0, weight)
+        flow.tags[lane] = max(tag, min(tag + used_ns / weight, limit))
 
     def ended(self, call: CallState, engine: EngineState, duration_ns: int) -> None:
         flow = call.turn or call.flow

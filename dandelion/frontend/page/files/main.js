@@ -2,6 +2,7 @@
 
 import { events, Problem } from "./api.js";
 import { showCatalogue, showEntry } from "./catalogue.js";
+import { Cluster } from "./cluster.js";
 import { element } from "./dom.js";
 import { Engines, Functions } from "./functions.js";
 import { Invocations, showInvocation } from "./invocations.js";
@@ -9,6 +10,7 @@ import { Invocations, showInvocation } from "./invocations.js";
 const view = document.getElementById("view");
 const status = document.getElementById("status");
 const invocations = new Invocations(), functions = new Functions(), engines = new Engines();
+const cluster = new Cluster();
 const live = [invocations, functions, engines];
 let latest = null, turn = 0;
 
@@ -31,6 +33,7 @@ async function route() {
   try {
     if (kind === "functions") functions.show(place);
     else if (kind === "engines") await engines.show(place);
+    else if (kind === "cluster") await cluster.show(place);
     else if (kind === "catalogue" && name) await showEntry(place, name);
     else if (kind === "catalogue") await showCatalogue(place);
     else if (name) await showInvocation(place, name, invocations.list);

@@ -1,0 +1,277 @@
+"""A node's part of keeping asynchronous invocations in a cluster; see `kept_copies`.
+
+It joins the node's store, the journals, taking over, and what nodes ask each other. On the node's
+loop, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from dandelion.asynchronous.records import KeptMark, KeptRecord
+from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
+from dandelion.cluster.handshake import BadPeer
+from dandelion.cluster.kept_copies import KeptCopies, data_part, mark_of
+from dandelion.cluster.kept_elsewhere import KeptElsewhere
+from dandelion.cluster.kept_journals import KeptJournals, taken_over
+from dandelion.cluster.kept_messages import (
+    Asked,
+    AskLife,
+    DataOf,
+    Life,
+    Offer,
+    Prepare,
+    Promise,
+    ReadData,
+    Wanted,
+    Write,
+    Written,
+    decode_answer,
+    decode_asked,
+    encode_kept,
+)
+from dandelion.cluster.kept_store import ReplicatedKeptStore, Writes
+from dandelion.cluster.kept_takeover import KeptTakeover
+from dandelion.cluster.link import OutLink
+from dandelion.cluster.membership import Membership
+from dandelion.cluster.questions import Answer
+from dandelion.data import Bytes
+from dandelion.errors import DandelionError, Unknown
+from dandelion.node.kept_service import KeptService
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+log = logging.getLogger("dandelion.cluster")
+
+
+class KeptKeeper:
+    """Copies of the asynchronous invocations of all nodes, and those of this one.
+
+    Args:
+        name: of this node.
+        voters: names of all voters, which have copies.
+        membership, links: the other nodes.
+        spawn: has something done in the background, on the loop.
+
+    Attributes:
+        elsewhere: finds what other nodes run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        voters: Sequence[str],
+        membership: Membership,
+        links: Mapping[str, OutLink],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        self._life = secrets.token_hex(8)
+        self._token = f"{name}#{self._life}"
+        self._voters = voters
+        self._membership = membership
+        self._links = links
+        self._spawn = spawn
+        self._copies = KeptCopies()
+        self._lives: dict[str, str] = {}
+        self._journals: KeptJournals | None = None
+        self._takeover: KeptTakeover | None = None
+        self._service: KeptService | None = None
+        self.elsewhere = KeptElsewhere(self._copies, membership, links)
+
+    # --- the node's side --------------------------------------------------------------------------
+
+    def wrap(
+        self, store: KeptStore, post: Callable[[Callable[[], None]], None]
+    ) -> ReplicatedKeptStore:
+        """Give the store that the node uses. Called once, before the start."""
+        for number, record in enumerate(store.load()):
+            if record.mark is None:  # from before the node was in a cluster
+                journal = f"{self._token.rpartition('#')[0]}#0#0"
+                data = "" if data_part(record) is None else "0"
+                mark = KeptMark(journal, (0, journal.rpartition("#")[0]), number, data)
+                record = msgspec.structs.replace(record, mark=mark)
+            self._copies.put(record)
+            self._copies.accept(mark_of(record).journal, mark_of(record).ballot)
+        self._journals = KeptJournals(
+            self._token, self._voters, self._copies, store, self._abandon, self._spawn
+        )
+        journals = self._journals
+
+        def begin(steps: Sequence[StoreStep]) -> Future[Writes]:
+            begun: Future[Writes] = Future()
+
+            def write() -> None:
+                try:
+                    begun.set_result(journals.write(steps))
+                except Exception as error:  # for the thread that waits
+                    begun.set_exception(error)
+
+            post(write)
+            return begun
+
+        def give_up(steps: Sequence[StoreStep]) -> None:
+            new = [s for s in steps if isinstance(s, Put) and s.part is Part.INPUTS]
+            begin([Drop(step.record.id) for step in new])
+
+        return ReplicatedKeptStore(store, begin, give_up, journals.close)
+
+    def start(self, service: KeptService) -> None:
+        """Begin; `wrap` was called."""
+        assert self._journals is not None, "the node has wrapped its store"
+        self._service = service
+        self.elsewhere.service = service
+        self._takeover = KeptTakeover(
+            self._token,
+            self._voters,
+            self._copies,
+            self._journals,
+            self._membership,
+            self._links,
+            self._lives,
+            service.adopt,
+            self._spawn,
+        )
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        if self._takeover is not None:
+            self._takeover.look(now_s)
+
+    @property
+    def copies(self) -> int:
+        """How many invocations of any node this one has a copy of."""
+        return len(self._copies.records)
+
+    @property
+    def taken_over(self) -> int:
+        """How many invocations of other nodes this one has gone on with."""
+        return 0 if self._takeover is None else self._takeover.count
+
+    def _abandon(self, ids: list[str]) -> None:
+        if self._service is not None:
+            self._service.abandon(ids, taken_over())
+
+    # --- other nodes ------------------------------------------------------------------------------
+
+    def linked(self, name: str, link: OutLink) -> None:
+        """There is a link to another node."""
+        self._lives.pop(name, None)
+        self._spawn(self._greet(name, link))
+
+    async def _greet(self, name: str, link: OutLink) -> None:
+        try:
+            content, _ = await link.questions.ask(encode_kept(AskLife()))
+            self._lives[name] = f"{name}#{decode_answer(content, Life).life}"
+        except (DandelionError, BadPeer) as error:
+            log.warning("node %s: %s", name, error)
+            return
+        if name in self._voters and self._journals is not None:
+            await self._journals.follow_up(name, link)
+
+    def unlinked(self, name: str, link: OutLink) -> None:
+        """A link to another node has ended."""
+        if self._journals is not None:
+            self._journals.unlinked(name, link)
+
+    async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
+        """Answer a question of another node."""
+        try:
+            return await self._answer(decode_asked(content), data)
+        except (DandelionError, BadPeer) as error:
+            log.warning("a question of %s cannot be answered: %s", peer, error)
+        except Exception:  # a bug; the asker finds that there is no answer
+            log.exception("a question of %s cannot be answered", peer)
+        return Answer(b"")
+
+    async def _answer(self, asked: Asked, data: Bytes) -> Answer:
+        if isinstance(asked, AskLife):
+            return Answer(encode_kept(Life(self._life)))
+        if isinstance(asked, Write):
+            return Answer(encode_kept(await self._write(asked, data)))
+        if isinstance(asked, Offer):
+            return Answer(encode_kept(await self._offered(asked)))
+        if isinstance(asked, Prepare):
+            return Answer(encode_kept(self._prepare(asked)))
+        if isinstance(asked, ReadData):
+            return await self._read(asked)
+        return await self.elsewhere.answer(asked)
+
+    async def _write(self, asked: Write, data: Bytes) -> Written:
+        if not self._accepts(asked.journal, asked.ballot):
+            return Written(self._copies.ballot(asked.journal))
+        assert self._journals is not None, "it has links"
+        view = memoryview(data).cast("B")
+        at = 0
+        local: list[StoreStep] = []
+        for step in asked.steps:
+            chunk, at = view[at : at + step.size], at + step.size
+            record = step.record
+            if record is None:
+                if self._copies.drop(asked.journal, step.id, step.version):
+                    local.append(Drop(step.id))
+                continue
+            if _ID.fullmatch(step.id) is None:  # stores make names of files of it
+                raise BadPeer("an id of an invocation is none")
+            if at > view.nbytes or record.id != step.id or record.mark is None:
+                raise BadPeer("a version of an invocation is not whole")
+            if record.mark.journal != asked.journal:
+                raise BadPeer("a version belongs to another journal")
+            known = self._copies.records.get(step.id)
+            has_data = known is not None and mark_of(known).data == record.mark.data
+            if record.mark.data and step.part is None and not has_data:
+                if known is not None and mark_of(known).version >= record.mark.version:
+                    continue
+                return Written(problem="the data of a version is missing here")
+            if self._copies.put(record):
+                chunks = () if step.part is None else (bytes(chunk),)
+                local.append(Put(record, step.part, chunks))
+        try:
+            if local:
+                await self._journals.store(local)
+        except DandelionError as error:
+            return Written(problem=str(error))
+        return Written()
+
+    def _accepts(self, journal: str, ballot: tuple[int, str]) -> bool:
+        """Whether a ballot is taken; if so, this node holds the journal no longer."""
+        if not self._copies.accept(journal, ballot):
+            return False
+        assert self._journals is not None, "it has links"
+        self._journals.fence(journal, ballot)
+        return True
+
+    async def _offered(self, asked: Offer) -> Wanted:
+        if not self._accepts(asked.journal, asked.ballot):
+            return Wanted(self._copies.ballot(asked.journal))
+        assert self._journals is not None, "it has links"
+        wanted, gone = self._copies.compare(asked.journal, asked.records)
+        for id_, version in gone.items():
+            self._copies.drop(asked.journal, id_, version)
+        if gone:
+            await self._journals.store([Drop(id_) for id_ in gone])
+        return Wanted(None, wanted)
+
+    def _prepare(self, asked: Prepare) -> Promise:
+        if not self._copies.prepare(asked.journal, asked.ballot):
+            return Promise(self._copies.ballot(asked.journal))
+        assert self._journals is not None, "it has links"
+        self._journals.fence(asked.journal, asked.ballot)
+        records = tuple([self._copies.records[id_] for id_ in self._copies.ids(asked.journal)])
+        return Promise(None, records, self._copies.dropped(asked.journal))
+
+    async def _read(self, asked: ReadData) -> Answer:
+        assert self._journals is not None, "it has links"
+        record: KeptRecord | None = self._copies.records.get(asked.id)
+        if record is None or mark_of(record).data != asked.data:
+            return Answer(encode_kept(DataOf(False)))
+        try:
+            data = await self._journals.read(asked.id, asked.part)
+        except Unknown:
+            return Answer(encode_kept(DataOf(False)))
+        return Answer(encode_kept(DataOf(True)), () if data is None else (data,))
