@@ -42,6 +42,7 @@ from dandelion.cluster.placement import Placement
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
+from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.cluster.status import members_of
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
@@ -115,7 +116,8 @@ class Cluster(NodeSide):
         folder = Path(path).expanduser() if scheme != "memory" else None
         self._file = LogFile(folder, bool(catalog.records()))
         self.source = BlobSource(post)
-        self.catalog = ClusterCatalog(catalog, self.name, self.source)
+        staged = StagedBlobs(folder)
+        self.catalog = ClusterCatalog(catalog, self.name, self.source, staged)
         return self.catalog
 
     def start(self, parts: NodeParts) -> None:
@@ -224,7 +226,7 @@ class Cluster(NodeSide):
             self.name,
             members,
             self._membership.has_majority,
-            len(self._log.replica.log),
+            self._log.length,
             self._sent,
             self._served + sum([link.count for link in self._in_links.values()]),
             self._lost,
@@ -394,7 +396,7 @@ class Cluster(NodeSide):
 
     def registered(self) -> int:
         """See `Host`."""
-        return len(self._log.replica.log)
+        return self._log.length
 
     def members(self) -> tuple[str, ...]:
         """See `Host`."""

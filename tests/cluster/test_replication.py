@@ -23,8 +23,11 @@ from dandelion.cluster.ballots import (
     decode_ballot,
     decode_saved,
     encode_ballot,
+    encode_saved,
 )
-from dandelion.cluster.replication import CATCH_UP_BYTES, MS, Replica
+from dandelion.cluster.log_tail import CATCH_UP_BYTES
+from dandelion.cluster.replication import Replica
+from dandelion.cluster.rounds import MS
 
 
 @dataclass
@@ -56,7 +59,7 @@ class Network:
         self.lives[name] += 1
         if not self.durable:
             self.stored[name] = []
-        saved: list[Saved] = [decode_saved(data) for data in self.stored[name]]
+        saved: list[Saved] = [one for d in self.stored[name] for one in decode_saved(d)]
         self.replicas[name] = Replica(name, self.names, self.lives[name] * 1000, saved)
 
     def stop(self, name: str) -> None:
@@ -66,7 +69,7 @@ class Network:
         replica = self.replicas[name]
         while True:
             changes = replica.take()
-            self.stored[name] += [encode_ballot(one) for one in changes.saved]
+            self.stored[name].append(encode_saved(changes.saved))
             self.settled.update(i for i in changes.settled if " " not in i)
             self.failed.update(i for i in changes.failed if " " not in i)
             own = False
@@ -108,12 +111,12 @@ class Network:
             self.carry_out(name)
             other = self.random.choice(self.names)
             if other in self.replicas and not {name, other} & self.cut:
-                replica.heard_length(other, len(self.replicas[other].log))
+                replica.heard_length(other, self.replicas[other].length)
                 self.carry_out(name)
         self.check()
 
     def check(self) -> None:
-        logs = [[c.id for c in r.log] for r in self.replicas.values()]
+        logs = [[c.id for c in r.tail.commands] for r in self.replicas.values()]
         longest = max(logs, key=len, default=[])
         for log in logs:
             assert log == longest[: len(log)], "two nodes have different logs"
@@ -127,13 +130,13 @@ class Network:
                 self.start(name)
         for _ in range(limit):
             self.step()
-            logs = {len(r.log) for r in self.replicas.values()}
+            logs = {r.length for r in self.replicas.values()}
             busy = any(r._proposals or r.lost for r in self.replicas.values())
             if len(logs) == 1 and not busy and not self.flying:
                 break
         else:
             raise AssertionError("they do not agree in the end")
-        return [c.id for c in self.replicas["n0"].log if c.kind != NOTHING]
+        return [c.id for c in self.replicas["n0"].tail.commands if c.kind != NOTHING]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -178,7 +181,7 @@ def test_a_minority_acknowledges_nothing() -> None:
     for _ in range(50):
         network.step()
     assert network.settled == {"together"}
-    assert network.replicas["n0"].log == []
+    assert network.replicas["n0"].length == 0
     assert network.settle()[0] == "together"
 
 
@@ -203,8 +206,8 @@ def test_a_voter_that_lost_its_memory_votes_only_about_new_places() -> None:
         network.step()
     replica = network.replicas["n1"]
     assert not replica.lost
-    assert replica.log[0].id == "a"
-    assert len(replica.log) >= 3
+    assert replica.tail.commands[0].id == "a"
+    assert replica.length >= 3
 
 
 def test_of_a_node_that_is_no_voter_the_commands_count_and_not_the_votes() -> None:
@@ -225,11 +228,11 @@ def test_stored_votes_come_back() -> None:
     network.propose("n0", "a")
     for _ in range(20):
         network.step()
-    assert any(isinstance(decode_saved(d), SavedVote) for d in network.stored["n1"])
+    assert any(isinstance(s, SavedVote) for d in network.stored["n1"] for s in decode_saved(d))
     network.stop("n1")
     network.start("n1")
     assert not network.replicas["n1"].lost
-    assert [c.id for c in network.replicas["n1"].log] == ["a"]
+    assert [c.id for c in network.replicas["n1"].tail.commands] == ["a"]
 
 
 def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
@@ -268,17 +271,17 @@ def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
 
     nodes["a"].propose(Command("next", "register", b""), 0)
     exchange("a", "b")
-    assert nodes["a"].log[0].id == "kept"
+    assert nodes["a"].tail.commands[0].id == "kept"
 
 
 def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
     voter = Replica("a", ["a"], 1)
     for number in range(10):
-        voter.log.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
-    voter.log.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
+        voter.tail.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
+    voter.tail.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
     late = Replica("b", ["a"], 1)
-    while len(late.log) < len(voter.log):
-        voter.received("b", CatchUp(len(late.log)), 0)
+    while late.length < voter.length:
+        voter.received("b", CatchUp(late.length), 0)
         ((_, message),) = voter.take().sent
         assert isinstance(message, Chosen)
         assert len(message.commands) in (1, 3)
