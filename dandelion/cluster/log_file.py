@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion.cluster.ballots import (
+    NO_BALLOT,
     Command,
     Saved,
     SavedBase,
@@ -131,10 +132,13 @@ class LogFile:
 
     @staticmethod
     def _read_applied(data: bytes) -> int:
-        slots = [data[i : i + _SLOT.size] for i in range(0, len(data), _SLOT.size)]
-        whole = [_SLOT.unpack(slot) for slot in slots if len(slot) == _SLOT.size]
-        found = [place for place, check in whole if check == zlib.crc32(place.to_bytes(8, "big"))]
-        if not found and len(slots) > 1:
+        found = []
+        for at in range(0, len(data), _SLOT.size):
+            slot = data[at : at + _SLOT.size].ljust(_SLOT.size, b"\0")
+            place, check = _SLOT.unpack(slot)
+            if check == zlib.crc32(slot[:8]) or not any(slot):
+                found.append(place)
+        if data and not found:
             raise ValueError("cluster.applied is damaged")
         return max(found, default=0)
 
@@ -160,8 +164,9 @@ class LogFile:
                 length = one.place + 1
         if self.snapshot is not None:
             if self.snapshot[0] > length:
-                self.saved = [SavedBase(self.snapshot[0])]
-                self.saved.append(SavedVote(self.snapshot[0], (0, ""), (0, ""), None))
+                place = self.snapshot[0]
+                self.saved = [SavedBase(place), SavedVote(place, NO_BALLOT, NO_BALLOT, None)]
+                self.rewrite(self.saved)  # before there are votes about that place
         elif not base <= self.applied <= length:
             raise ValueError(
                 f"cluster.applied says that {self.applied} changes are in the catalogue, "
@@ -236,7 +241,8 @@ class LogFile:
         """The catalogue has the commands before a place now; when it returns, that is stored."""
         self.applied = place
         if self._applied_fd >= 0:
-            slot = _SLOT.pack(place, zlib.crc32(place.to_bytes(8, "big")))
+            number = place.to_bytes(8, "little")
+            slot = _SLOT.pack(place, zlib.crc32(number))
             os.pwrite(self._applied_fd, slot, place % 2 * _SLOT.size)
             os.fdatasync(self._applied_fd)
 
