@@ -114,6 +114,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         sent_calls, served_calls: counters of calls that went to others, and came from them.
         lost_calls: of those that went, how many were lost with their node.
         sent_bytes, received_bytes: counters of all connections.
+        problem: why this node acknowledges no changes though it could; empty if there is none.
     """
 
     node: str
@@ -125,6 +126,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     lost_calls: int
     sent_bytes: int
     received_bytes: int
+    problem: str = ""
 
 
 class ArenaCapacity(msgspec.Struct, frozen=True):

@@ -209,18 +209,21 @@ class ClusterCatalog(Catalog):
         for id_ in waiting:
             self._settle(id_, error)
 
-    def is_staged(self, command: Command, is_current: bool) -> bool:
-        """Tell whether all blobs of a command will be here when it is carried out.
+    def keeps_blobs(self, place: int, command: Command, is_current: bool) -> bool:
+        """Keep the blobs of a command that are here, until one at its place is carried out.
 
         Args:
-            command: for the next place.
+            place: of the command, the next one.
+            command: that this node is to vote for.
             is_current: all commands before it are carried out. Else one of them may remove a blob
                 that is in the catalogue now.
+
+        Returns:
+            Whether these are all that it needs; else `stage` is to be called.
         """
-        return all(
-            digest in self.staged or (is_current and self.own.has_blob(digest))
-            for digest in map(Digest, command.blobs)
-        )
+        digests = [Digest(digest) for digest in command.blobs]
+        self.staged.use(place, command.id, digests)
+        return all(d in self.staged or (is_current and self.own.has_blob(d)) for d in digests)
 
     def stage(self, place: int, id_: str, blobs: Iterable[str]) -> None:
         """Store blobs of a command before it is accepted here; in a thread.

@@ -208,6 +208,7 @@ class Cluster(NodeSide):
 
     def check_acknowledges(self) -> None:
         """See `ClusterPart.check_acknowledges`."""
+        self.catalog.check_current()
         if not self._has_majority.is_set():
             raise CatalogUnavailable(
                 "cluster",
@@ -232,6 +233,7 @@ class Cluster(NodeSide):
             self._lost,
             self._sent_bytes + sum([end.sent_bytes for end in ends]),
             self._received_bytes + sum([end.received_bytes for end in ends]),
+            "" if self.catalog.blocked is None else str(self.catalog.blocked),
         )
 
     # --- time and members -------------------------------------------------------------------------

@@ -203,9 +203,9 @@ class LogDriver:
         """Tell whether a message can be taken now; else it is when blobs are stored here."""
         if not isinstance(message, Accept) or not message.command.blobs:
             return True
-        is_current = self._carried == message.place
-        if message.place != self.replica.length or self._catalog.is_staged(
-            message.command, is_current
+        place, command = message.place, message.command
+        if place != self.replica.length or self._catalog.keeps_blobs(
+            place, command, self._carried == place
         ):
             return True
         self._threads.stage(partial(self._stage, name, message))

@@ -86,9 +86,9 @@ def test_code_of_registrations_that_are_never_chosen_is_dropped(
     def staged(place: int, id_: str, number: int) -> Command:
         made.announced({digests[number]: 100}, Peer(codes[number]))
         command = Command(id_, "register", b"", {digests[number]: 100})
-        assert not catalog.is_staged(command, True)
+        assert not catalog.keeps_blobs(place, command, True)
         catalog.stage(place, id_, command.blobs)
-        assert catalog.is_staged(command, True)
+        assert catalog.keeps_blobs(place, command, True)
         return command
 
     spec = FunctionSpec(
@@ -101,8 +101,8 @@ def test_code_of_registrations_that_are_never_chosen_is_dropped(
     staging.carried_out(1)
     assert catalog.own.has_blob(digests[0])
     assert len(staging) == 0
-    assert catalog.is_staged(command, True)
-    assert not catalog.is_staged(command, False)  # a command before it may remove the blob
+    assert catalog.keeps_blobs(1, command, True)
+    assert not catalog.keeps_blobs(1, command, False)  # a command before it may remove the blob
 
     monkeypatch.setattr("dandelion.cluster.staged_blobs.LIMIT_BYTES", 150)
     staged(1, "b 3", 1)
